@@ -1,0 +1,1 @@
+"""Selection, stability, comparison: functions from tables to tables."""

@@ -1,0 +1,78 @@
+"""Frozen typed configuration, read from YAML, with errors that name the file, the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mlmclm.errors import UserError, unknown
+
+
+class Frozen(BaseModel):
+    """Base of every configuration object: immutable, unknown keys are errors, no silent coercion of floats to integers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file; a missing or malformed file is a `UserError` that names it and the line."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def parse(model: type[Config], value: Any, *, where: str) -> Config:
+    """Builds `model` from plain values; `where` (a file or an option) starts each message.
+
+    Raises:
+        UserError: one message for all that is wrong.
+    """
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected a mapping of keys to values, got {type(value).__name__}.")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(model, item, where) for item in error.errors())) from error
+
+
+def load_config(model: type[Config], path: Path) -> Config:
+    """`parse` of a YAML file."""
+    return parse(model, read_yaml(path), where=str(path))
+
+
+def _explain(model: type[BaseModel], item: Any, where: str) -> str:
+    """One line for one pydantic error."""
+    location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    key = ".".join(str(part) for part in location)
+    if item["type"] == "extra_forbidden":
+        return str(unknown("key", key, _keys_at(model, location[:-1]), where=where))
+    if item["type"] == "missing":
+        return f"{where}: key {key!r} is missing."
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{where}: {key}: {message} (got {item['input']!r})."
+
+
+def _keys_at(model: type[BaseModel], location: list[Any]) -> list[str]:
+    """The allowed keys of the nested model at `location`, with their full dotted names."""
+    current: Any = model
+    for part in location:
+        if isinstance(part, int) or not isinstance(current, type) or not issubclass(current, BaseModel):
+            break
+        field = current.model_fields.get(part)
+        if field is None:
+            break
+        candidates = [field.annotation, *get_args(field.annotation)]
+        current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), current)
+    prefix = "".join(f"{part}." for part in location)
+    return [f"{prefix}{name}" for name in current.model_fields] if isinstance(current, type) else []

@@ -1,0 +1,1 @@
+"""Reading text, tokenising, packing, batch order, masking."""

@@ -1,0 +1,133 @@
+"""Files that are whole or absent, and hashes that mean the same thing everywhere."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import EnvironmentFault, UserError
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces; floats as Python's shortest round-trip form; NaN is refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def stable_hash(value: Any) -> str:
+    """SHA-256 (hex) of a JSON-able value's canonical form: equal values hash equal in every process and on every machine."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes a file whole or not at all (temporary file in the same folder, fsync, rename).
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable; nothing is left behind.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise disk_fault(error, path) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of indented JSON with sorted keys."""
+    write_atomic(path, json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Reads JSON; a file that isn't there or isn't JSON is a `UserError` that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}).") from error
+
+
+def disk_fault(error: OSError, path: Path) -> EnvironmentFault:
+    """The `EnvironmentFault` for a failed write: says which path, and what to do when the disk is full."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentFault(
+            f"{path}: the disk is full. Free some space, or choose another folder with --store, and run the same command "
+            "again: what is finished is kept."
+        )
+    return EnvironmentFault(f"{path}: cannot write ({error.strerror or error}).")
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `target` that becomes `target` on success, and vanishes on any error.
+
+    If `target` appears meanwhile (another process was faster with the same content), the temporary one is dropped.
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable.
+    """
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        temporary.chmod(0o755)
+        yield temporary
+        try:
+            temporary.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    except OSError as error:
+        raise disk_fault(error, target) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def only_one(path: Path, what: str) -> Iterator[None]:
+    """Holds an advisory lock on `path`; the kernel drops it when the process dies, however it dies.
+
+    Raises:
+        UserError: another live process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.seek(0)
+            raise UserError(
+                f"{what} is already being worked on by process {handle.read().strip() or '?'} (lock {path}). "
+                "Wait for it, or choose another --store."
+            ) from error
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield

@@ -1,0 +1,1 @@
+"""One cell: model, task, learning rate, seed -> scores. No Ray in it."""

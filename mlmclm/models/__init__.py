@@ -1,0 +1,1 @@
+"""Sizes, building, attention mode, Hugging Face export."""

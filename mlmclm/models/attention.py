@@ -1,0 +1,93 @@
+"""Attention for models of transformers: one set of weights, bidirectional or causal, chosen at each call.
+
+Importing this module registers the implementation `mlmclm`; `use_attention(model)` selects it. The model's forward then takes
+`is_causal=True` (a decoder) or False (an encoder) and passes it down to every layer.
+
+On the CPU at short lengths the products are written out: torch's fused CPU kernel spends three times as long in its backward
+pass (measured at 128 tokens, 64-wide heads, bf16: 10.4 ms against 3.0 ms forward and backward).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+NAME = "mlmclm"
+LONGEST_WRITTEN_OUT = 512
+"""Longest sequence for which the score matrix is materialised on the CPU."""
+
+
+def use_attention(model: nn.Module) -> None:
+    """Selects this module's attention in a transformers model."""
+    model.set_attn_implementation(NAME)  # type: ignore[operator]
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention, the signature that transformers calls.
+
+    Args:
+        query: [batch, heads, length, head width]; key and value may have fewer heads (grouped queries).
+        attention_mask: None, or what `sdpa` would get (boolean, True where attention is allowed, broadcastable to
+            [batch, heads, length, length]).
+        is_causal: True hides later positions; None or False hides nothing beyond `attention_mask`.
+
+    Returns:
+        [batch, length, heads, head width], and None in place of attention weights.
+    """
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    groups = query.shape[1] // key.shape[1]
+    if query.device.type == "cpu" and query.shape[2] <= LONGEST_WRITTEN_OUT and query.shape[2] == key.shape[2]:
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        output = _written_out(query, key, value, attention_mask, bool(is_causal), scale, dropout)
+    else:
+        output = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=attention_mask,
+            dropout_p=dropout,
+            is_causal=bool(is_causal) and attention_mask is None,
+            scale=scale,
+            enable_gqa=groups > 1,
+        )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _written_out(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
+) -> Tensor:
+    """softmax(scale q k') v by two batched products; all tensors [batch, heads, length, width], all of one head count."""
+    batch, heads, length, width = query.shape
+    scores = torch.bmm(
+        (query * scale).reshape(batch * heads, length, width), key.reshape(batch * heads, length, width).transpose(1, 2)
+    )  # [batch * heads, length, length]
+    if causal:
+        hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu_(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    if mask is not None:
+        scores = scores.view(batch, heads, length, length)
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        scores = scores.view(batch * heads, length, length)
+    weights = functional.softmax(scores, dim=-1).to(value.dtype)
+    if dropout:
+        weights = functional.dropout(weights, dropout)
+    return torch.bmm(weights, value.reshape(batch * heads, length, width)).view(batch, heads, length, width)
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, AttentionMaskInterface._global_mapping["sdpa"])

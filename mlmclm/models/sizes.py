@@ -1,0 +1,54 @@
+"""Named model sizes: EuroBERT's block (Llama's, with bidirectional attention) at several widths and depths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Size:
+    """A EuroBERT shape. The vocabulary is the tokenizer's, the longest sequence the recipe's."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    """Width of the feed-forward layer."""
+    heads: int
+    key_value_heads: int
+
+
+SIZES: dict[str, Size] = {
+    # Small enough for two CPU cores; named by their parameters without LM head.
+    "1m": Size(2, 96, 288, 2, 2),
+    "2m": Size(4, 128, 384, 2, 2),
+    "7m": Size(6, 256, 768, 4, 4),
+    "25m": Size(8, 384, 1152, 6, 6),
+    # The study's (arXiv 2507.00994 and its pretraining code; the 1b row from a recap of the paper).
+    "210m": Size(12, 768, 3072, 12, 12),
+    "610m": Size(26, 1152, 4096, 18, 6),
+    "1b": Size(28, 1728, 5120, 18, 6),
+}
+
+STUDY_VOCABULARY = 128_256
+"""Rows of the embedding in the study's models (Llama 3's vocabulary)."""
+
+
+def parameters(size: Size, vocabulary: int) -> int:
+    """Number of parameters without the LM head, in closed form: embedding, layers, final norm; no biases."""
+    head_width = size.hidden // size.heads
+    attention = 2 * size.hidden * size.hidden + 2 * size.hidden * size.key_value_heads * head_width
+    feed_forward = 3 * size.hidden * size.intermediate
+    return vocabulary * size.hidden + size.layers * (attention + feed_forward + 2 * size.hidden) + size.hidden
+
+
+def training_flops(size: Size, *, tokens: int, labelled: int, length: int, vocabulary: int, causal: bool) -> int:
+    """Model FLOPs of training: 6 per weight and token in the blocks, 6 per weight and labelled token in the LM head, attention as computed.
+
+    Args:
+        tokens: tokens that go through the blocks.
+        labelled: tokens at which the loss is taken, the only ones whose logits are computed.
+        length: block length; attention costs 12 * length * hidden per token and layer, half of it when causal.
+    """
+    blocks = parameters(size, 0) - size.hidden * (2 * size.layers + 1)
+    attention = 12 * size.layers * length * size.hidden // (2 if causal else 1)
+    return tokens * (6 * blocks + attention) + 6 * labelled * vocabulary * size.hidden

@@ -1,0 +1,1 @@
+"""Objectives, schedule, DeepSpeed engine, worker loop, checkpoints, Ray Train launch."""

@@ -1,0 +1,1 @@
+"""Figures, HTML, model cards."""

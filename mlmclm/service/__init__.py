@@ -1,0 +1,1 @@
+"""Start and stop Ray and the MLflow server; health."""

@@ -1,0 +1,1 @@
+"""Names and their grammar, plans, and the study file."""

@@ -1,0 +1,172 @@
+"""A model's name is its plan: `610m-clm-10k-mlm40-42k` says all in which two models of a study differ.
+
+Grammar (the study's, arXiv 2507.00994; `untrained` is this project's addition):
+
+    name       = size "-untrained"
+               | size 1*("-" objective "-" ["dec"] steps) ["-" step]
+    objective  = "clm" | "mlm" ratio            ratio in per cent, 1 to 99
+    steps      = total optimiser steps at the phase's end; a multiple of 1,000 is written with k (42k)
+    dec        = the phase ends with its learning-rate decay; the next one starts from the decayed weights
+    step       = an intermediate checkpoint, written in full (1000)
+
+`parse` and `str` are inverse: a plan has exactly one name, and a name that says the same in another way is refused with the
+one to use.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mlmclm.errors import UserError, unknown
+from mlmclm.models.sizes import SIZES
+
+_GRAMMAR = "SIZE-OBJECTIVE-STEPS, SIZE-OBJECTIVE-STEPS-OBJECTIVE-TOTAL or SIZE-untrained, such as 2m-clm-150-mlm40-600"
+
+
+@dataclass(frozen=True, order=True)
+class Objective:
+    """What a step's loss is: the next token (`clm`), or the hidden ones at a mask ratio in per cent (`mlm40`)."""
+
+    kind: str
+    """`clm` or `mlm`."""
+    mask_percent: int = 0
+    """Share of tokens that are masked, in per cent; 0 for `clm`."""
+
+    def __str__(self) -> str:
+        return f"mlm{self.mask_percent}" if self.kind == "mlm" else "clm"
+
+    @property
+    def causal(self) -> bool:
+        """Whether a position sees earlier positions only."""
+        return self.kind == "clm"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One objective, up to a total number of steps."""
+
+    objective: Objective
+    until: int
+    """Total optimiser steps at the end of the phase, counted from initialisation."""
+    decayed: bool = False
+    """`dec` in the name: the phase ends with its decay although another follows."""
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A parsed name."""
+
+    size: str
+    phases: tuple[Phase, ...] = ()
+    """Empty for an untrained model."""
+    checkpoint: int | None = None
+    """The step of an intermediate checkpoint, or None for the end."""
+
+    def __str__(self) -> str:
+        if not self.phases:
+            return f"{self.size}-untrained"
+        parts = [self.size]
+        for phase in self.phases:
+            parts += [str(phase.objective), ("dec" if phase.decayed else "") + format_steps(phase.until)]
+        if self.checkpoint is not None:
+            parts.append(str(self.checkpoint))
+        return "-".join(parts)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the named weights."""
+        if self.checkpoint is not None:
+            return self.checkpoint
+        return self.phases[-1].until if self.phases else 0
+
+    @property
+    def last_objective(self) -> Objective | None:
+        """The objective of the last step taken, or None for an untrained model."""
+        for phase in self.phases:
+            if self.steps <= phase.until:
+                return phase.objective
+        return None
+
+
+def format_steps(steps: int) -> str:
+    """42000 -> `42k`, 600 -> `600`."""
+    return f"{steps // 1000}k" if steps % 1000 == 0 else str(steps)
+
+
+def parse(name: str) -> ModelName:
+    """The plan that a name stands for.
+
+    Raises:
+        UserError: an unknown size or objective, a mask ratio outside 1 to 99, steps that don't increase, or another
+            spelling of a plan than the one that `str` gives.
+    """
+    size, *rest = name.split("-")
+    if size not in SIZES:
+        raise unknown("size", size, SIZES, where=f"model {name!r}")
+    if not rest:
+        raise UserError(f"model {name!r}: the objective and the number of steps are missing; expected {_GRAMMAR}.")
+    if rest == ["untrained"]:
+        return ModelName(size)
+    phases: list[Phase] = []
+    checkpoint: int | None = None
+    position = 0
+    while position < len(rest):
+        if phases and rest[position][:1].isdigit():
+            checkpoint = _intermediate(name, rest[position], phases)
+            if position + 1 < len(rest):
+                raise UserError(f"model {name!r}: {rest[position + 1]!r} follows the intermediate step; nothing may.")
+            break
+        objective = parse_objective(rest[position], where=f"model {name!r}")
+        if position + 1 == len(rest):
+            raise UserError(f"model {name!r}: the number of steps after {rest[position]!r} is missing; expected {_GRAMMAR}.")
+        decayed, until = _steps(name, rest[position + 1])
+        if phases and until <= phases[-1].until:
+            raise UserError(
+                f"model {name!r}: steps must increase from phase to phase (they are totals), but {until} comes after {phases[-1].until}."
+            )
+        phases.append(Phase(objective, until, decayed))
+        position += 2
+    if phases[-1].decayed:
+        raise UserError(
+            f"model {name!r}: 'dec' says that another phase starts from the decayed weights, but none follows; the last phase always decays."
+        )
+    for before, after in zip(phases, phases[1:], strict=False):
+        if before.objective == after.objective and not before.decayed:
+            raise UserError(
+                f"model {name!r}: two phases of {before.objective} without a decay between them are one; leave out "
+                f"'{before.objective}-{format_steps(before.until)}-'."
+            )
+    parsed = ModelName(size, tuple(phases), checkpoint)
+    if str(parsed) != name:
+        raise UserError(f"model {name!r}: a plan has one name only; write {str(parsed)!r}.")
+    return parsed
+
+
+def parse_objective(text: str, *, where: str) -> Objective:
+    """`clm` or `mlm` with a ratio of 1 to 99 per cent; anything else is a `UserError` that starts with `where`."""
+    if text == "clm":
+        return Objective("clm")
+    match = re.fullmatch(r"mlm(\d+)", text)
+    if match is None:
+        raise unknown("objective", text, ["clm", "mlm15", "mlm20", "mlm30", "mlm40", "mlm50"], where=where)
+    percent = int(match.group(1))
+    if not 1 <= percent <= 99:
+        raise UserError(f"{where}: the mask ratio of {text!r} is {percent} %; allowed: 1 to 99.")
+    return Objective("mlm", percent)
+
+
+def _steps(name: str, text: str) -> tuple[bool, int]:
+    match = re.fullmatch(r"(dec)?(\d+)(k?)", text)
+    if match is None or int(match.group(2)) == 0:
+        raise UserError(f"model {name!r}: {text!r} is not a number of steps; allowed: such as 600, 42k or dec42k.")
+    return match.group(1) is not None, int(match.group(2)) * (1000 if match.group(3) else 1)
+
+
+def _intermediate(name: str, text: str, phases: list[Phase]) -> int:
+    _, step = _steps(name, text)
+    if step >= phases[-1].until:
+        raise UserError(
+            f"model {name!r}: the intermediate checkpoint {step} must lie before the end at step {phases[-1].until}."
+        )
+    return step

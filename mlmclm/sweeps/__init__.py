@@ -1,0 +1,1 @@
+"""Space, cells and keys, ledger, the Tune trainable, launch."""

@@ -1,0 +1,1 @@
+"""One declaration a task; one file a family."""
