@@ -16,6 +16,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from mlmclm.models.packing import Packing, packed_attention
+
 NAME = "mlmclm"
 LONGEST_WRITTEN_OUT = 512
 """Longest sequence for which the score matrix is materialised on the CPU."""
@@ -35,6 +37,7 @@ def attention_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    packing: Packing | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention, the signature that transformers calls.
@@ -44,11 +47,14 @@ def attention_forward(
         attention_mask: None, or what `sdpa` would get (boolean, True where attention is allowed, broadcastable to
             [batch, heads, length, length]).
         is_causal: True hides later positions; None or False hides nothing beyond `attention_mask`.
+        packing: where the sequences of a concatenated batch lie; attention is then within each, and `attention_mask` unused.
 
     Returns:
         [batch, length, heads, head width], and None in place of attention weights.
     """
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if packing is not None:
+        return packed_attention(query, key, value, packing, causal=bool(is_causal), scale=scale, dropout=dropout), None
     groups = query.shape[1] // key.shape[1]
     if query.device.type == "cpu" and query.shape[2] <= LONGEST_WRITTEN_OUT and query.shape[2] == key.shape[2]:
         if groups > 1:

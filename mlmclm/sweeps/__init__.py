@@ -1,1 +1,1 @@
-"""Space, cells and keys, ledger, the Tune trainable, launch."""
+"""The grid of model x task x learning rate x seed: its space, its cells, the ledger of results, and the Ray Tune run."""

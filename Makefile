@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STORE ?= store
+
+.PHONY: quickstart test test-all lint bench install
+
+# The whole study at small scale on this machine's own documentation; run again, it trains nothing again.
+quickstart: $(VENV)/.installed
+	$(BIN)/mlmclm study examples/quickstart.yaml --store $(STORE)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check mlmclm tests benchmarks
+	$(BIN)/ruff format --check mlmclm tests benchmarks
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.run
+
+install: $(VENV)/.installed
+
+# torch comes first: the CPU build where there is no NVIDIA GPU (several GB less), the default build elsewhere.
+$(VENV)/.installed: pyproject.toml constraints.txt scripts/install.sh
+	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV)
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) dev
+	touch $@

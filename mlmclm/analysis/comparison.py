@@ -1,0 +1,213 @@
+"""Model against model, on a task, on a family and on the mean over tasks; and the claim that pretraining helps.
+
+Every model is taken at its own best learning rate. Models of one study fine-tune with the same seeds, which fix the
+order of the data and the new head, but from different weights; whether this makes their scores move together is
+unknown, so nothing is paired: the interval of a difference is Welch's. Pairing would narrow it where they do move
+together, and mislead where they don't.
+
+The mean over tasks weighs every task the same. Its variance is the sum of the tasks' own (fine-tuning runs on
+different tasks are independent), with Welch-Satterthwaite degrees of freedom; see `intervals.contrast`. These
+intervals cover the noise of fine-tuning seeds. They do not cover that of pretraining (one run a model), nor that of
+the finite test sets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from mlmclm.analysis.intervals import NAN, contrast, holm
+from mlmclm.analysis.results import Record, cells_by_pair, records, table
+
+ALL_TASKS = "all tasks"
+
+OVERALL_COLUMNS = {
+    "kind": "object",
+    "scope": "object",
+    "model": "object",
+    "tasks": "int64",
+    "tasks_scored": "int64",
+} | dict.fromkeys(("mean", "low", "high", "error", "freedom"), "float64")
+COMPARISON_COLUMNS = {
+    "kind": "object",
+    "scope": "object",
+    "model_a": "object",
+    "model_b": "object",
+    "tasks": "int64",
+    "tasks_scored": "int64",
+    **dict.fromkeys(("difference", "low", "high", "error", "freedom", "p", "p_holm"), "float64"),
+}
+CLAIM_COLUMNS = {
+    "model": "object",
+    "verdict": "object",
+    "holds": "bool",
+    "difference": "float64",
+    "low": "float64",
+    "high": "float64",
+    "on_mean": "bool",
+    "tasks": "int64",
+    "tasks_required": "int64",
+    "tasks_ahead": "int64",
+    "tasks_clear": "int64",
+}
+
+Scores = dict[tuple[str, str], list[float]]
+
+
+def chosen_scores(chosen: pd.DataFrame) -> Scores:
+    """The test scores over seeds of every (model, task) at its chosen learning rate."""
+    return {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
+
+
+def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
+    """What models are compared on, as (kind, scope, tasks): every task, every family with several tasks, and all tasks.
+
+    Args:
+        families: the family of each task, by the task's name.
+    """
+    found = [("task", task, [task]) for task in sorted(families)]
+    for family in sorted(set(families.values())):
+        members = sorted(task for task, own in families.items() if own == family)
+        if len(members) > 1 and len(members) < len(families):
+            found.append(("family", family, members))
+    return [*found, ("all", ALL_TASKS, sorted(families))]
+
+
+def overall_table(
+    chosen: pd.DataFrame, models: Sequence[str], families: dict[str, str], *, confidence: float = 0.95
+) -> pd.DataFrame:
+    """The mean over tasks of every model, for all tasks (kind "all") and for every family with several tasks (kind
+    "family").
+
+    A model that lacks a score on a task of the scope has no mean there (NaN), since a mean over fewer tasks would not
+    compare; `tasks_scored` tells.
+    """
+    scores = chosen_scores(chosen)
+    rows = []
+    for kind, scope, tasks in scopes(families):
+        if kind == "task":
+            continue
+        for model in sorted(models):
+            groups = [scores.get((model, task), []) for task in tasks]
+            estimate = contrast(groups, [1 / len(tasks)] * len(tasks), confidence=confidence)
+            rows.append(
+                {
+                    "kind": kind,
+                    "scope": scope,
+                    "model": model,
+                    "tasks": len(tasks),
+                    "tasks_scored": sum(bool(group) for group in groups),
+                    "mean": estimate.value,
+                    "low": estimate.low,
+                    "high": estimate.high,
+                    "error": estimate.error,
+                    "freedom": estimate.freedom,
+                }
+            )
+    return table(rows, OVERALL_COLUMNS)
+
+
+def comparison_table(
+    chosen: pd.DataFrame, models: Sequence[str], families: dict[str, str], *, confidence: float = 0.95
+) -> pd.DataFrame:
+    """Every pair of models on every scope: model_a minus model_b, model_a before model_b in the alphabet.
+
+    `low` and `high` bound Welch's interval (NaN where a model has one seed on a task), `p` is its two-sided p value
+    and `p_holm` the same after Holm's correction over the pairs of models within the scope. The difference is NaN
+    unless both models have a score on every task of the scope.
+    """
+    scores = chosen_scores(chosen)
+    rows: list[Record] = []
+    for kind, scope, tasks in scopes(families):
+        members: list[Record] = []
+        for a, b in itertools.combinations(sorted(models), 2):
+            groups = [scores.get((model, task), []) for model in (a, b) for task in tasks]
+            weights = [1 / len(tasks)] * len(tasks) + [-1 / len(tasks)] * len(tasks)
+            estimate = contrast(groups, weights, confidence=confidence)
+            members.append(
+                {
+                    "kind": kind,
+                    "scope": scope,
+                    "model_a": a,
+                    "model_b": b,
+                    "tasks": len(tasks),
+                    "tasks_scored": sum(bool(scores.get((a, task)) and scores.get((b, task))) for task in tasks),
+                    "difference": estimate.value,
+                    "low": estimate.low,
+                    "high": estimate.high,
+                    "error": estimate.error,
+                    "freedom": estimate.freedom,
+                    "p": estimate.p,
+                }
+            )
+        for row, adjusted in zip(members, holm([row["p"] for row in members]), strict=True):
+            rows.append(row | {"p_holm": adjusted})
+    return table(rows, COMPARISON_COLUMNS)
+
+
+def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
+    """The comparisons of one model with all others, turned so that `model_a` is that model."""
+    turned = []
+    for row in records(comparisons):
+        if row["model_b"] == model:
+            signs = {"difference": -row["difference"], "low": -row["high"], "high": -row["low"]}
+            turned.append(row | signs | {"model_a": model, "model_b": row["model_a"]})
+        elif row["model_a"] == model:
+            turned.append(row)
+    return turned
+
+
+def claim_table(
+    comparisons: pd.DataFrame, models: Sequence[str], baseline: str, *, share_of_tasks: float = 0.75
+) -> pd.DataFrame:
+    """Does every pretrained model beat the untrained baseline? One row a model other than the baseline.
+
+    The claim holds for a model when its mean over tasks is above the baseline's by more than the interval (`on_mean`:
+    the lower end is above 0) and, also by more than the interval, on at least `share_of_tasks` of the tasks (three of
+    four). `tasks_ahead` counts tasks with any positive difference, `tasks_clear` those whose interval is above 0.
+    `verdict` is "holds"; "in part" where only some of it does; "does not hold"; or "unknown" where a score or an
+    interval is lacking (a task not run, one seed) and what is there does not decide.
+    """
+    rows = []
+    mine = against(comparisons, baseline)
+    for model in sorted(set(models) - {baseline}):
+        facts = [row for row in mine if row["model_b"] == model]
+        overall = next((row for row in facts if row["kind"] == "all"), None)
+        by_task = [row for row in facts if row["kind"] == "task"]
+        # Turned towards the baseline above: its lower end is minus the model's upper end.
+        low, high, difference = (
+            (-overall["high"], -overall["low"], -overall["difference"]) if overall else (NAN, NAN, NAN)
+        )
+        ahead, clear = sum(-row["difference"] > 0 for row in by_task), sum(-row["high"] > 0 for row in by_task)
+        required = math.ceil(share_of_tasks * len(by_task))
+        on_mean = low > 0
+        lacking = math.isnan(low) or any(math.isnan(row["high"]) for row in by_task)
+        open_tasks = sum(math.isnan(row["high"]) for row in by_task)
+        holds = bool(on_mean and clear >= required)
+        if holds:
+            verdict = "holds"
+        elif lacking and (on_mean or math.isnan(low)) and clear + open_tasks >= required:
+            verdict = "unknown"
+        elif on_mean or (clear >= required and ahead):
+            verdict = "in part"
+        else:
+            verdict = "does not hold"
+        rows.append(
+            {
+                "model": model,
+                "verdict": verdict,
+                "holds": holds,
+                "difference": difference,
+                "low": low,
+                "high": high,
+                "on_mean": bool(on_mean),
+                "tasks": len(by_task),
+                "tasks_required": required,
+                "tasks_ahead": ahead,
+                "tasks_clear": clear,
+            }
+        )
+    return table(rows, CLAIM_COLUMNS)

@@ -1,0 +1,177 @@
+"""Results of cells as one table, and how much of the grid is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from mlmclm.errors import UserError
+
+CELL_COLUMNS = {
+    "key": "object",
+    "model": "object",
+    "task": "object",
+    "family": "object",
+    "metric": "object",
+    "learning_rate": "float64",
+    "seed": "int64",
+    "status": "object",
+    "validation": "float64",
+    "test": "float64",
+    "diverged_step": "Int64",
+    "steps": "Int64",
+    "tokens": "Int64",
+    "parameters": "Int64",
+}
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells that a study asks for: every model on every task at every learning rate with every seed."""
+
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    learning_rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+
+def table(rows: Sequence[Record], columns: dict[str, str]) -> pd.DataFrame:
+    """A data frame with exactly these columns and types, also when there are no rows."""
+    return pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns.items()})
+
+
+def records(frame: pd.DataFrame) -> list[Record]:
+    """The rows as dictionaries, in order."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict(orient="records")]
+
+
+def results_table(results: Iterable[Record]) -> pd.DataFrame:
+    """One row a cell from the result files' JSON, sorted by model, task, learning rate and seed.
+
+    Columns: key, model, task, family, metric, learning_rate, seed, status ("ok" or "diverged"), validation and test
+    (the task's main metric as a fraction; NaN where the cell diverged or lacks the split), diverged_step, steps,
+    tokens, parameters. The same result given twice counts once. What a cell cost in time is left out: it is not a
+    property of the result.
+
+    Raises:
+        UserError: two different results for one (model, task, learning rate, seed), a result without a needed entry,
+            or a score that is not finite.
+    """
+    rows: dict[tuple[str, str, float, int], Record] = {}
+    for result in results:
+        row = _row(result)
+        place = (row["model"], row["task"], row["learning_rate"], row["seed"])
+        if place in rows and rows[place]["key"] != row["key"]:
+            model, task, rate, seed = place
+            raise UserError(
+                f"two results for model {model!r}, task {task!r}, learning rate {rate:g}, seed {seed} (keys "
+                f"{rows[place]['key']} and {row['key']}): they come from different weights, data or protocols, so they "
+                "cannot be in one analysis."
+            )
+        rows[place] = row
+    return table([rows[place] for place in sorted(rows)], CELL_COLUMNS)
+
+
+def _row(result: Record) -> Record:
+    try:
+        metric, diverged = result["metric"], result["status"] == "diverged"
+        if result["status"] not in ("ok", "diverged"):
+            raise UserError(f"result {result['key']}: unknown status {result['status']!r}. Allowed: ok, diverged.")
+        scores = {} if diverged else result["scores"]
+        return {
+            "key": result["key"],
+            "model": result["model"],
+            "task": result["task"],
+            "family": result["family"],
+            "metric": metric,
+            "learning_rate": float(result["learning_rate"]),
+            "seed": int(result["seed"]),
+            "status": result["status"],
+            "validation": _score(result, scores, "validation", metric),
+            "test": _score(result, scores, "test", metric),
+            "diverged_step": result.get("diverged_step"),
+            "steps": result.get("steps"),
+            "tokens": result.get("tokens"),
+            "parameters": result.get("parameters"),
+        }
+    except KeyError as error:
+        raise UserError(
+            f"result {result.get('key', '(without a key)')}: no entry {error}; it is not the result of a cell."
+        ) from error
+
+
+def _score(result: Record, scores: dict[str, dict[str, float]], split: str, metric: str) -> float:
+    if split not in scores or scores[split] is None:
+        return math.nan
+    score = float(scores[split][metric])
+    if not math.isfinite(score):
+        raise UserError(f"result {result['key']}: {split} {metric} is {score}, not a finite number.")
+    return score
+
+
+def scored(cell: Record) -> bool:
+    """Whether a row of the table can take part in choosing: it ended well and has both a validation and a test
+    score."""
+    return cell["status"] == "ok" and math.isfinite(cell["validation"]) and math.isfinite(cell["test"])
+
+
+def observed_grid(cells: pd.DataFrame) -> Grid:
+    """The smallest full grid that holds every cell of the table: what counts as asked for when nobody says."""
+    return Grid(
+        models=tuple(sorted(set(cells["model"]))),
+        tasks=tuple(sorted(set(cells["task"]))),
+        learning_rates=tuple(sorted(set(cells["learning_rate"]))),
+        seeds=tuple(sorted(set(cells["seed"]))),
+    )
+
+
+def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
+    """How much of the grid is there: one row a (model, task) with expected, present, scored, diverged and missing
+    cells.
+
+    A cell outside the grid is present without being expected; `missing` counts expected cells without any result.
+    """
+    expected = {(rate, seed) for rate in grid.learning_rates for seed in grid.seeds}
+    by_pair = cells_by_pair(cells)
+    pairs = sorted({(model, task) for model in grid.models for task in grid.tasks} | set(by_pair))
+    rows = []
+    for model, task in pairs:
+        group = by_pair.get((model, task), [])
+        asked = expected if model in grid.models and task in grid.tasks else set()
+        rows.append(
+            {
+                "model": model,
+                "task": task,
+                "expected": len(asked),
+                "present": len(group),
+                "scored": sum(scored(cell) for cell in group),
+                "diverged": sum(cell["status"] == "diverged" for cell in group),
+                "missing": len(asked - {(cell["learning_rate"], cell["seed"]) for cell in group}),
+            }
+        )
+    columns = {"model": "object", "task": "object"} | dict.fromkeys(
+        ("expected", "present", "scored", "diverged", "missing"), "int64"
+    )
+    return table(rows, columns)
+
+
+def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
+    """The rows of the cells table grouped by (model, task), each group by rising learning rate and seed."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for cell in sorted(records(cells), key=lambda row: (row["model"], row["task"], row["learning_rate"], row["seed"])):
+        groups.setdefault((cell["model"], cell["task"]), []).append(cell)
+    return groups
+
+
+def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
+    """The cells of one (model, task) grouped by learning rate, rising."""
+    rates: dict[float, list[Record]] = {}
+    for cell in sorted(group, key=lambda row: (row["learning_rate"], row["seed"])):
+        rates.setdefault(cell["learning_rate"], []).append(cell)
+    return rates

@@ -1,0 +1,241 @@
+"""Which learning rate is best, and the score at it.
+
+Two rules, both deciding on validation and reporting on test:
+
+- `mean` (default): the rate with the highest mean over seeds of the validation score; all seeds use it.
+- `per_seed`: every seed uses the rate with its own highest validation score, then mean and interval over seeds. This
+  is the other reading of the study (arXiv 2507.00994 leaves it open); it is optimistic, as each seed takes its own
+  luck.
+
+What decides in doubt:
+
+- **Ties** (means within 1e-12) go to the smaller rate.
+- **Lost seeds.** A cell without a score is lost, whether it diverged or was not run. Under `mean` only the rates with
+  the fewest lost seeds are eligible: those with none lost if there are any, since a mean over the survivors would
+  flatter a rate that breaks. Where every cell is lost there is no best rate, and the table says so. Under `per_seed`
+  a seed chooses among its own scored cells.
+- **The edge.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so. Higher
+  rates that were tried and diverged do bound it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import pandas as pd
+
+from mlmclm.analysis.intervals import NAN, deviation, mean, student
+from mlmclm.analysis.results import Grid, Record, by_rate, cells_by_pair, scored, table
+from mlmclm.errors import unknown
+
+Rule = Literal["mean", "per_seed"]
+RULES: tuple[Rule, ...] = ("mean", "per_seed")
+TIE = 1e-12
+
+CHOSEN_COLUMNS = {
+    "model": "object",
+    "task": "object",
+    "family": "object",
+    "metric": "object",
+    "seed": "int64",
+    "learning_rate": "float64",
+    "validation": "float64",
+    "test": "float64",
+}
+CURVE_COLUMNS = {"model": "object", "task": "object", "metric": "object", "learning_rate": "float64"} | {
+    "n": "int64",
+    "diverged": "int64",
+    "missing": "int64",
+    **{f"{split}_{name}": "float64" for split in ("validation", "test") for name in ("mean", "low", "high", "sd")},
+}
+BEST_COLUMNS = {
+    "model": "object",
+    "task": "object",
+    "family": "object",
+    "metric": "object",
+    "rule": "object",
+    "learning_rate": "float64",
+    "learning_rates": "object",
+    "edge": "object",
+    "n": "int64",
+    "diverged": "int64",
+    "missing": "int64",
+    "validation_mean": "float64",
+    "test_mean": "float64",
+    "test_sd": "float64",
+    "test_low": "float64",
+    "test_high": "float64",
+    "note": "object",
+}
+
+
+def check_rule(rule: str) -> Rule:
+    """The rule of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    for known in RULES:
+        if rule == known:
+            return known
+    raise unknown("rule for the best learning rate", rule, RULES)
+
+
+def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) -> pd.DataFrame:
+    """Score against learning rate: one row a (model, task, learning rate) that has any cell.
+
+    `n` is the number of scored seeds, `diverged` and `missing` the others; mean, Student's interval and standard
+    deviation over the scored seeds, of validation and of test.
+    """
+    rows = []
+    for (model, task), group in cells_by_pair(cells).items():
+        for rate, members in by_rate(group).items():
+            good = [cell for cell in members if scored(cell)]
+            row: Record = {
+                "model": model,
+                "task": task,
+                "metric": members[0]["metric"],
+                "learning_rate": rate,
+                "n": len(good),
+            }
+            row["diverged"] = sum(cell["status"] == "diverged" for cell in members)
+            row["missing"] = len(set(grid.seeds) - {cell["seed"] for cell in members})
+            for split in ("validation", "test"):
+                values = [cell[split] for cell in good]
+                interval = student(values, confidence=confidence)
+                row |= {f"{split}_mean": interval.value, f"{split}_low": interval.low, f"{split}_high": interval.high}
+                row[f"{split}_sd"] = deviation(values)
+            rows.append(row)
+    return table(rows, CURVE_COLUMNS)
+
+
+def best_rate(group: Sequence[Record], seeds: Sequence[int]) -> float | None:
+    """The best learning rate of one (model, task) by the rule `mean`; None where no cell has a score.
+
+    Args:
+        group: the cells of one (model, task).
+        seeds: the seeds asked for; one without a cell at a rate is lost there.
+    """
+    scores = {
+        rate: [cell["validation"] for cell in members if scored(cell)] for rate, members in by_rate(group).items()
+    }
+    wanted = set(seeds) | {cell["seed"] for cell in group}
+    lost = {rate: len(wanted) - len(values) for rate, values in scores.items() if values}
+    if not lost:
+        return None
+    eligible = {rate: mean(scores[rate]) for rate, count in lost.items() if count == min(lost.values())}
+    return _first_best(eligible)
+
+
+def _first_best(scores: dict[float, float]) -> float:
+    top = max(scores.values())
+    return min(rate for rate, score in scores.items() if score >= top - TIE)
+
+
+def chosen_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
+    """The scored cells at the chosen learning rates, one row a (model, task, seed): all that later comparisons look
+    at."""
+    rows: list[Record] = []
+    for group in cells_by_pair(cells).values():
+        good = [cell for cell in group if scored(cell)]
+        if rule == "mean":
+            best = best_rate(group, grid.seeds)
+            rows += [cell for cell in good if cell["learning_rate"] == best]
+        else:
+            for seed in sorted({cell["seed"] for cell in good}):
+                own = [cell for cell in good if cell["seed"] == seed]
+                best = _first_best({cell["learning_rate"]: cell["validation"] for cell in own})
+                rows += [cell for cell in own if cell["learning_rate"] == best]
+    return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], cell["seed"])), CHOSEN_COLUMNS)
+
+
+def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confidence: float = 0.95) -> pd.DataFrame:
+    """The best learning rate of every (model, task) of the grid and the test score at it.
+
+    Columns: `learning_rate` (NaN where there is none, or where seeds chose different ones), `learning_rates` (the
+    same as text, with counts where they differ), `edge` ("", "lowest", "highest", or "only" when one rate was tried),
+    `n` scored seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), mean of
+    validation, mean, standard deviation and Student interval of test, and `note`.
+    """
+    groups = cells_by_pair(cells)
+    chosen = cells_by_pair(chosen_table(cells, grid, rule=rule))
+    labels = {task: (group[0]["family"], group[0]["metric"]) for (_, task), group in groups.items()}
+    rows = []
+    for model, task in sorted({(model, task) for model in grid.models for task in grid.tasks} | set(groups)):
+        group, picked = groups.get((model, task), []), chosen.get((model, task), [])
+        family, metric = labels.get(task, ("", ""))
+        test = [cell["test"] for cell in picked]
+        interval = student(test, confidence=confidence)
+        taken = Counter(cell["learning_rate"] for cell in picked)
+        diverged, missing = _lost_seeds(group, picked, grid.seeds, rule)
+        rows.append(
+            {
+                "model": model,
+                "task": task,
+                "family": family,
+                "metric": metric,
+                "rule": rule,
+                "learning_rate": next(iter(taken)) if len(taken) == 1 else NAN,
+                "learning_rates": _rates_text(taken),
+                "edge": _edge(set(taken), {cell["learning_rate"] for cell in group}),
+                "n": len(picked),
+                "diverged": diverged,
+                "missing": missing,
+                "validation_mean": mean([cell["validation"] for cell in picked]),
+                "test_mean": interval.value,
+                "test_sd": deviation(test),
+                "test_low": interval.low,
+                "test_high": interval.high,
+                "note": _note(group, picked),
+            }
+        )
+    return table(rows, BEST_COLUMNS)
+
+
+def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: Sequence[int], rule: Rule) -> tuple[int, int]:
+    """Seeds without a score at the chosen rate (under `per_seed`: at any rate) as (diverged, not run)."""
+    rates = (
+        {cell["learning_rate"] for cell in picked}
+        if rule == "mean" and picked
+        else {cell["learning_rate"] for cell in group}
+    )
+    lost = (set(seeds) | {cell["seed"] for cell in group}) - {cell["seed"] for cell in picked}
+    diverged = {
+        cell["seed"] for cell in group if cell["status"] == "diverged" and cell["learning_rate"] in rates
+    } & lost
+    return len(diverged), len(lost - diverged)
+
+
+def _edge(taken: set[float], tried: set[float]) -> str:
+    if not taken:
+        return ""
+    if len(tried) == 1:
+        return "only"
+    if max(tried) in taken:
+        return "highest"
+    return "lowest" if min(tried) in taken else ""
+
+
+def _rates_text(taken: Counter[float]) -> str:
+    if len(taken) == 1:
+        return rate_text(next(iter(taken)))
+    return ", ".join(f"{rate_text(rate)} ({count})" for rate, count in sorted(taken.items()))
+
+
+def _note(group: Sequence[Record], picked: Sequence[Record]) -> str:
+    if not group:
+        return "no cell was run"
+    if not picked:
+        return "every cell diverged" if all(cell["status"] == "diverged" for cell in group) else "no cell has a score"
+    return "one seed: no interval" if len(picked) == 1 else ""
+
+
+def rate_text(rate: float) -> str:
+    """A learning rate as it is written in configurations: 3e-4, 1.5e-5."""
+    if not math.isfinite(rate) or rate == 0:
+        return f"{rate:g}"
+    mantissa, exponent = f"{rate:.5e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

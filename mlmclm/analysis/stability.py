@@ -1,0 +1,118 @@
+"""How much the score depends on the seed and on the learning rate.
+
+The paper plots the score's sensitivity to the fine-tuning learning rate (figure 5 of arXiv 2507.00994) without
+stating the statistic, so these are this project's own definitions. All use test scores, as fractions of 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from mlmclm.analysis.intervals import NAN, deviation, deviation_interval, mean
+from mlmclm.analysis.results import Record, by_rate, cells_by_pair, scored, table
+
+NEAR_BEST = 0.01
+
+STABILITY_COLUMNS = {
+    "model": "object",
+    "task": "object",
+    "cells": "int64",
+    "diverged": "int64",
+    "share_diverged": "float64",
+} | dict.fromkeys(
+    (
+        "sd_seeds",
+        "sd_seeds_low",
+        "sd_seeds_high",
+        "sd_seeds_pooled",
+        "sd_seeds_pooled_low",
+        "sd_seeds_pooled_high",
+        "sd_rates",
+        "range_rates",
+        "relative_sd_rates",
+        "gain_at_stake",
+        "regret",
+        "share_near_best",
+    ),
+    "float64",
+)
+
+
+def stability_table(
+    cells: pd.DataFrame, chosen: pd.DataFrame, *, baseline: str | None = None, confidence: float = 0.95
+) -> pd.DataFrame:
+    """One row a (model, task) that has any cell.
+
+    Columns:
+        cells, diverged, share_diverged: results there, how many of them diverged, and the share.
+        sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate, with its chi-square interval.
+        sd_seeds_pooled (_low, _high): the same pooled over all learning rates, sqrt(sum (n_r - 1) s_r^2 / sum (n_r -
+            1)): the noise of a seed wherever one is on the grid, estimated from many more cells.
+        sd_rates: standard deviation over learning rates of the mean over scored seeds. Rates at which every seed
+            diverged have no mean and are left out: read it beside share_diverged.
+        range_rates: highest minus lowest of those means.
+        relative_sd_rates: sd_rates / the mean of those means (a coefficient of variation).
+        gain_at_stake: sd_rates / (score at the chosen rate - the baseline's score at its own): which part of what
+            pretraining gained an unlucky choice of rate puts at stake. NaN without a baseline, for the baseline, and
+            where nothing was gained.
+        regret: the highest mean minus the mean over learning rates, diverged cells counting as a score of 0: what one
+            loses on average by picking a rate of the grid blindly.
+        share_near_best: share of the learning rates, diverged ones included, whose mean (diverged cells as 0) is
+            within one point (0.01) of the highest.
+    """
+    picked = {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
+    rows = []
+    for (model, task), group in cells_by_pair(cells).items():
+        diverged = sum(cell["status"] == "diverged" for cell in group)
+        row: Record = {
+            "model": model,
+            "task": task,
+            "cells": len(group),
+            "diverged": diverged,
+            "share_diverged": diverged / len(group),
+        }
+        row |= _over_seeds(group, picked.get((model, task), []), confidence) | _over_rates(group)
+        gain = NAN
+        if baseline is not None and model != baseline:
+            gain = mean(picked.get((model, task), [])) - mean(picked.get((baseline, task), []))
+        row["gain_at_stake"] = row["sd_rates"] / gain if gain > 0 else NAN
+        rows.append(row)
+    return table(rows, STABILITY_COLUMNS)
+
+
+def _over_seeds(group: list[Record], picked: list[float], confidence: float) -> Record:
+    sd = deviation(picked)
+    low, high = deviation_interval(sd, len(picked) - 1, confidence=confidence)
+    sets = [[cell["test"] for cell in members if scored(cell)] for members in by_rate(group).values()]
+    freedom = sum(len(values) - 1 for values in sets if values)
+    squares = math.fsum((len(values) - 1) * deviation(values) ** 2 for values in sets if len(values) > 1)
+    pooled = math.sqrt(squares / freedom) if freedom else NAN
+    pooled_low, pooled_high = deviation_interval(pooled, freedom, confidence=confidence)
+    return {
+        "sd_seeds": sd,
+        "sd_seeds_low": low,
+        "sd_seeds_high": high,
+        "sd_seeds_pooled": pooled,
+        "sd_seeds_pooled_low": pooled_low,
+        "sd_seeds_pooled_high": pooled_high,
+    }
+
+
+def _over_rates(group: list[Record]) -> Record:
+    rates = by_rate(group)
+    means = [mean([cell["test"] for cell in members if scored(cell)]) for members in rates.values()]
+    means = [value for value in means if not math.isnan(value)]
+    # Whoever picks such a rate gets nothing from the runs that broke, so they count as 0 here and are not left out.
+    kept = [[cell for cell in members if scored(cell) or cell["status"] == "diverged"] for members in rates.values()]
+    floored = [mean([cell["test"] if scored(cell) else 0.0 for cell in members]) for members in kept if members]
+    top = max(floored, default=NAN)
+    average = mean(means)
+    return {
+        "sd_rates": deviation(means),
+        "range_rates": max(means) - min(means) if means else NAN,
+        "relative_sd_rates": deviation(means) / average if average > 0 else NAN,
+        "regret": top - mean(floored),
+        "share_near_best": mean([float(value >= top - NEAR_BEST) for value in floored]) if means else NAN,
+    }

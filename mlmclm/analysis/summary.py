@@ -1,0 +1,66 @@
+"""The analysis as plain values, for programs: metrics of a (model, task), and a summary that is JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.study import Analysis
+
+_BEST = ("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "test_low", "test_high")
+_STABILITY = (
+    "share_diverged",
+    "sd_seeds",
+    "sd_seeds_pooled",
+    "sd_rates",
+    "range_rates",
+    "relative_sd_rates",
+    "gain_at_stake",
+    "regret",
+    "share_near_best",
+)
+
+
+def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
+    """The numbers of each (model, task) by name, as a tracker wants them: all finite, what is unknown left out.
+
+    Names: best_learning_rate, seeds, validation_mean, test_mean, test_sd, test_low, test_high, cells_missing and the
+    columns of `stability.stability_table`.
+    """
+    renamed = {"learning_rate": "best_learning_rate", "n": "seeds"}
+    metrics: dict[tuple[str, str], dict[str, float]] = {}
+    for row in records(analysis.best):
+        metrics[row["model"], row["task"]] = {renamed.get(name, name): float(row[name]) for name in _BEST}
+    for row in records(analysis.stability):
+        metrics[row["model"], row["task"]] |= {name: float(row[name]) for name in _STABILITY}
+    for row in records(analysis.coverage):
+        metrics[row["model"], row["task"]]["cells_missing"] = float(row["missing"])
+    return {
+        pair: {name: value for name, value in own.items() if math.isfinite(value)}
+        for pair, own in sorted(metrics.items())
+    }
+
+
+def summary(analysis: Analysis) -> dict[str, Any]:
+    """The study's outcome as JSON-able values (None where a number is unknown): cells, overall, best, stability,
+    claims."""
+    return {
+        "rule": analysis.rule,
+        "confidence": analysis.confidence,
+        "baseline": analysis.baseline,
+        "cells": {"present": len(analysis.cells), "diverged": analysis.diverged, "missing": analysis.missing},
+        "overall": _plain(analysis.overall),
+        "best": _plain(analysis.best),
+        "stability": _plain(analysis.stability),
+        "claims": _plain(analysis.claims),
+    }
+
+
+def _plain(frame: pd.DataFrame) -> list[Record]:
+    return [
+        {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+        for row in records(frame)
+    ]

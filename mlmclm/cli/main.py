@@ -1,0 +1,81 @@
+"""The command `mlmclm`: one verb a file, and one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import click
+import typer
+
+from mlmclm import __version__
+from mlmclm.cli import data, plan, pretrain, report, study, sweep, ui
+from mlmclm.errors import MlmclmError
+from mlmclm.files import disk_fault
+from mlmclm.progress import console
+
+app = typer.Typer(
+    name="mlmclm",
+    help="How should this text encoder be pretrained, and how surely do we know? Pretrains models that differ in their objective only, "
+    "fine-tunes each over a grid of learning rate x seed x task, and reports best rate, score with interval, and stability.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+for module in (study, data, plan, pretrain, sweep, report, ui):
+    module.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mlmclm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of every verb."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command line; exits with 0, 1 (the environment's fault), 2 (the user's mistake) or 130 (interrupted)."""
+    words = sys.argv[1:] if arguments is None else arguments
+    # `--debug` is accepted anywhere, since it is typed after something went wrong.
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        code = app(args=words, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except MlmclmError as error:
+        sys.exit(_failed(error, str(error), error.exit_code, debug))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort) as error:
+        sys.exit(_failed(error, "interrupted; what is finished is kept, the same command goes on from it.", 130, debug))
+    except OSError as error:
+        sys.exit(_failed(error, _os_message(error), 1, debug))
+    except Exception as error:
+        text = f"an error that mlmclm did not expect: {type(error).__name__}: {error}. What is finished is kept. Run again with --debug for the traceback."
+        sys.exit(_failed(error, text, 1, debug))
+
+
+def _os_message(error: OSError) -> str:
+    from pathlib import Path
+
+    return str(disk_fault(error, Path(error.filename or ".")))
+
+
+def _failed(error: BaseException, text: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    console.print(f"mlmclm: {text}", markup=False, soft_wrap=True)
+    return code

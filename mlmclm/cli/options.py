@@ -1,0 +1,53 @@
+"""Options that several verbs take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlmclm.pipeline import Place
+
+StudyArgument = Annotated[
+    Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.", show_default=False)
+]
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        envvar="MLMCLM_DATA",
+        help="Folder of local data sets that stand in for the Hugging Face Hub.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        help="Address of a running Ray cluster; by default the one of the surrounding Ray job, or RAY_ADDRESS, else Ray is started on this machine.",
+        show_default=False,
+    ),
+]
+
+DEFAULT_STORE = Path("store")
+
+
+def place(store: Path, data: Path | None) -> Place:
+    """The `Place` of the options; a missing data folder is an error here, before anything is computed."""
+    from mlmclm.errors import UserError
+
+    if data is not None and not data.is_dir():
+        raise UserError(f"--data {data}: no such folder.")
+    return Place(store.resolve(), data.resolve() if data is not None else None)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))

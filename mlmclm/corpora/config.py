@@ -1,0 +1,60 @@
+"""What a corpus and its tokenizer are, as plain frozen values."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from mlmclm.configuration import Frozen
+
+
+class CorpusConfig(Frozen):
+    """Which text to read, and how much of it.
+
+    `source` is `pydocs` (the documentation of this Python environment), a local file or folder (Parquet, JSON, JSON lines or
+    text; looked up as given and under the data root), or the name of a Hugging Face data set.
+    """
+
+    source: str = Field(min_length=1)
+    config_name: str | None = None
+    revision: str | None = None
+    split: str = "train"
+    validation_split: str | None = None
+    """The split that the validation blocks come from; absent: the source's own validation part where it has one (`pydocs`, or a
+    folder with validation files), else a share of the documents of `split`."""
+    text_column: str = "text"
+    streaming: bool = False
+    """Take documents in the order of the stream instead of choosing them by hash; nothing is downloaded whole."""
+    validation_fraction: float = Field(default=0.01, gt=0.0, lt=1.0)
+    """Share of documents held out (chosen by a hash of the text), where the source has no validation part of its own."""
+    max_documents: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Upper bound of the training tokens; whole blocks only, so that the number reached is rounded down to blocks."""
+    max_validation_tokens: int | None = Field(default=262_144, ge=1)
+    """Upper bound of the validation tokens: a validation loss over 262,144 tokens is known to about 0.005 nats."""
+    seed: int = 0
+    """Changes which documents `max_documents` and `max_tokens` choose, and which are held out."""
+
+
+class TokenizerConfig(Frozen):
+    """Where the tokenizer comes from: exactly one of `name`, `path` and `train_vocab_size`."""
+
+    name: str | None = Field(default=None, min_length=1)
+    """A model on the Hugging Face hub."""
+    revision: str | None = None
+    """The hub's revision of `name`."""
+    path: str | None = Field(default=None, min_length=1)
+    """A `tokenizer.json`, a folder with one or with GPT-2's `vocab.json` and `merges.txt`, or tiktoken ranks (`.model`)."""
+    train_vocab_size: int | None = Field(default=None, ge=300, le=1_000_000)
+    """Train a byte-level BPE of this size (256 bytes and special tokens included) on the corpus."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        """Exactly one origin, and a revision only for a hub name."""
+        given = [key for key in ("name", "path", "train_vocab_size") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of name, path and train_vocab_size is needed, got {given or 'none'}")
+        if self.revision is not None and self.name is None:
+            raise ValueError("revision goes with name only")
+        return self

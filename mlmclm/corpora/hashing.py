@@ -1,0 +1,45 @@
+"""Counter-based pseudo-random numbers: pure functions of integers, the same on every machine and in any split of the work."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+UInt64 = NDArray[np.uint64]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+
+
+def splitmix64(value: UInt64) -> UInt64:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection of 64-bit integers, elementwise."""
+    mixed = value + _GAMMA
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def fold(*values: int | UInt64) -> UInt64:
+    """Hashes a sequence of integers or broadcastable arrays into 64-bit words, in order; negative integers wrap.
+
+    Shape: the broadcast of the arguments (at least one dimension, so that overflow wraps silently).
+    """
+    state = np.zeros(1, dtype=np.uint64)
+    for value in values:
+        word = np.array([value & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) if isinstance(value, int) else value
+        state = splitmix64(state ^ splitmix64(word))
+    return state
+
+
+def unit_interval(words: UInt64) -> NDArray[np.float64]:
+    """Uniform doubles in [0, 1) from the upper 53 bits of each word."""
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def text_hash(text: str, *, purpose: str, seed: int) -> int:
+    """A 64-bit hash of a text; another `purpose` or `seed` gives an independent one."""
+    salt = f"{purpose}:{seed}".encode()[:16]
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, salt=salt).digest(), "big")

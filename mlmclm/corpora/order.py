@@ -1,0 +1,54 @@
+"""Which blocks make up the global batch of a step: a pure function, so that resuming is a number.
+
+An epoch is a keyed pseudo-random permutation of the blocks: a Feistel network over the smallest power of four that holds them,
+with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Memory is proportional to the batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlmclm.corpora.hashing import UInt64, fold
+
+_ROUNDS = 6
+
+
+def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
+    """The blocks of the global batch at `step` (from 0), int64 [batch_size].
+
+    Sample `step * batch_size + j` of an endless sequence: `n_blocks` samples are one epoch, each in a new order; a batch may
+    span two epochs.
+
+    Raises:
+        ValueError: no blocks, an empty batch or a negative step.
+    """
+    if n_blocks < 1 or batch_size < 1 or step < 0:
+        raise ValueError(f"need n_blocks >= 1, batch_size >= 1 and step >= 0, got {n_blocks}, {batch_size}, {step}")
+    samples = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
+    epochs, positions = np.divmod(samples, n_blocks)
+    rows = np.empty(batch_size, dtype=np.int64)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        rows[here] = permute(positions[here], n_blocks, seed=seed, epoch=int(epoch))
+    return rows
+
+
+def permute(positions: NDArray[np.int64], n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Images of `positions` (int64 [k], each in [0, n)) under the permutation of [0, n) keyed by (seed, epoch)."""
+    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    values = positions.astype(np.uint64)
+    outside = np.ones(values.shape, dtype=np.bool_)
+    while outside.any():
+        values[outside] = _feistel(values[outside], half, mask, seed, epoch)
+        outside = values >= np.uint64(n)
+    return values.astype(np.int64)
+
+
+def _feistel(values: UInt64, half: np.uint64, mask: np.uint64, seed: int, epoch: int) -> UInt64:
+    """One pass of a balanced Feistel network over 2 * half bits, elementwise: a bijection."""
+    left, right = values >> half, values & mask
+    for round_number in range(_ROUNDS):
+        left, right = right, left ^ (fold(seed, epoch, round_number, right) & mask)
+    return (left << half) | right

@@ -1,0 +1,210 @@
+"""EuroBERT's and Llama's block over a packed row as one autograd function, for the CPU.
+
+At a few hundred units of width a transformers block spends more time in element-wise passes over activations (casts of
+autocast, norms, rotations) than in matrix products. Here the block is computed in the compute type from end to end, with the
+query, key and value projections as one product, the gate and up projections as another, and a written-out backward. Weights
+stay where transformers keeps them; the result equals the model's own forward to rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mlmclm.models.packing import Packing, attend, attend_backward
+
+SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
+"""Classes of transformers whose block is exactly the one computed here (where `fits` says so)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a block's computation needs beside tensors."""
+
+    heads: int
+    key_heads: int
+    width: int
+    scale: float
+    epsilon: float
+    causal: bool
+
+
+def fits(model: nn.Module) -> bool:
+    """Whether `run_blocks` computes what this transformers base model's forward does."""
+    config = model.config
+    return (
+        type(model).__name__ in SUPPORTED
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and not config.mlp_bias
+        and not (model.training and config.attention_dropout)
+    )
+
+
+def run_blocks(model: nn.Module, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
+    """Final hidden states [T, hidden] of a model that `fits`, in the type of its weights.
+
+    Args:
+        input_ids: int64 [1, T].
+    """
+    config = model.config
+    hidden = model.embed_tokens(input_ids[0])  # type: ignore[operator]  # [T, hidden]
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)  # type: ignore[operator]  # [1, T, width]
+    half = cos.shape[-1] // 2
+    cos, sin = (part[0, :, None, :half].to(dtype) for part in (cos, sin))  # [T, 1, width / 2]
+    with torch.autocast("cpu", enabled=False):
+        for layer in model.layers:  # type: ignore[union-attr]
+            attention, mlp = layer.self_attn, layer.mlp
+            shape = Shape(
+                heads=config.num_attention_heads,
+                key_heads=config.num_key_value_heads,
+                width=attention.head_dim,
+                scale=attention.scaling,
+                epsilon=layer.input_layernorm.variance_epsilon,
+                causal=causal,
+            )
+            projections = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
+            hidden = _Block.apply(  # type: ignore[no-untyped-call]
+                hidden,
+                layer.input_layernorm.weight,
+                torch.cat(projections).to(dtype),  # [(heads + 2 key heads) * width, hidden]
+                attention.o_proj.weight.to(dtype),
+                layer.post_attention_layernorm.weight,
+                torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).to(dtype),  # [2 * intermediate, hidden]
+                mlp.down_proj.weight.to(dtype),
+                cos,
+                sin,
+                packing,
+                shape,
+            )
+        final: Tensor = _Norm.apply(hidden, model.norm.weight, model.norm.variance_epsilon)  # type: ignore
+    return final
+
+
+class _Norm(torch.autograd.Function):
+    """RMSNorm over the last dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        inverse = _inverse_rms(x, epsilon)
+        ctx.save_for_backward(x, weight, inverse)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, inverse = ctx.saved_tensors
+        grad_x, grad_weight = _norm_backward(grad, x, weight, inverse)
+        return grad_x, grad_weight, None
+
+
+class _Block(torch.autograd.Function):
+    """x + attention(norm(x)), then the same with the gated feed-forward layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_1: Tensor,
+        qkv_weight: Tensor,
+        out_weight: Tensor,
+        weight_2: Tensor,
+        gate_up_weight: Tensor,
+        down_weight: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        packing: Packing,
+        shape: Shape,
+    ) -> Tensor:
+        dtype = qkv_weight.dtype
+        inverse_1 = _inverse_rms(x, shape.epsilon)
+        normed_1 = (x * inverse_1).mul_(weight_1).to(dtype)
+        qkv = functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width)  # [T, heads + 2 key heads, width]
+        turning = shape.heads + shape.key_heads
+        turned = _rotate(qkv[:, :turning], cos, sin)
+        query, key, value = turned[:, : shape.heads], turned[:, shape.heads :], qkv[:, turning:]
+        attended, kept = attend(query, key, value, packing, shape.causal, shape.scale, 0.0)
+        attended = attended.view(len(x), -1)
+        middle = x + functional.linear(attended, out_weight)
+        inverse_2 = _inverse_rms(middle, shape.epsilon)
+        normed_2 = (middle * inverse_2).mul_(weight_2).to(dtype)
+        gate, up = functional.linear(normed_2, gate_up_weight).chunk(2, dim=-1)  # [T, intermediate] each
+        active = functional.silu(gate)
+        ctx.save_for_backward(
+            x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, cos, sin, inverse_1, normed_1,
+            attended, middle, inverse_2, normed_2, gate, up, active, *kept.tensors,
+        )  # fmt: skip
+        ctx.packing, ctx.shape, ctx.kept = packing, shape, kept.without_tensors()
+        return middle + functional.linear(active * up, down_weight)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (
+            x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, cos, sin, inverse_1, normed_1,
+            attended, middle, inverse_2, normed_2, gate, up, active, *tensors,
+        ) = ctx.saved_tensors  # fmt: skip
+        shape: Shape = ctx.shape
+        dtype = qkv_weight.dtype
+
+        out = grad.to(dtype)
+        grad_down = out.t() @ (active * up)
+        grad_product = out @ down_weight  # [T, intermediate]
+        grad_gate_up = torch.empty(len(x), gate_up_weight.shape[0], dtype=dtype)
+        half = grad_product.shape[1]
+        torch.mul(grad_product, active, out=grad_gate_up[:, half:])
+        grad_gate_up[:, :half] = torch.ops.aten.silu_backward(grad_product.mul_(up), gate)
+        grad_gate_up_weight = grad_gate_up.t() @ normed_2
+        through, grad_weight_2 = _norm_backward(grad_gate_up @ gate_up_weight, middle, weight_2, inverse_2)
+        grad = through.add_(grad)
+
+        out = grad.to(dtype)
+        grad_out_weight = out.t() @ attended
+        grad_attended = (out @ out_weight).view(len(x), shape.heads, shape.width)
+        kept = ctx.kept.with_tensors(tensors)
+        grad_query, grad_key, grad_value = attend_backward(grad_attended, ctx.packing, shape.scale, kept)
+        grad_turned = _rotate(torch.cat((grad_query, grad_key), dim=1), cos, -sin)
+        grad_qkv = torch.cat((grad_turned, grad_value), dim=1).view(len(x), -1)
+        grad_qkv_weight = grad_qkv.t() @ normed_1
+        through, grad_weight_1 = _norm_backward(grad_qkv @ qkv_weight, x, weight_1, inverse_1)
+        return (
+            through.add_(grad), grad_weight_1, grad_qkv_weight, grad_out_weight, grad_weight_2, grad_gate_up_weight,
+            grad_down, None, None, None, None,
+        )  # fmt: skip
+
+
+def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
+    """[T, 1] fp32: 1 / sqrt(mean(x^2) + epsilon)."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    inverse: Tensor = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    return inverse.to(x.dtype)
+
+
+def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of RMSNorm with respect to its input [T, hidden] and its weight [hidden]."""
+    grad = grad.to(x.dtype)
+    normal = x * inverse
+    grad_weight = (grad * normal).sum(0)
+    scaled = grad * weight
+    projection = torch.linalg.vecdot(scaled, normal).div_(x.shape[-1]).unsqueeze(1)  # [T, 1]
+    return scaled.addcmul_(normal, projection, value=-1).mul_(inverse), grad_weight
+
+
+def _rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [T, heads, width] by angles [T, 1, width / 2] (halves of a vector are the two coordinates)."""
+    first, second = vectors.chunk(2, dim=-1)
+    turned = torch.empty(vectors.shape, dtype=vectors.dtype)
+    turned_first, turned_second = turned.chunk(2, dim=-1)
+    torch.mul(first, cos, out=turned_first)
+    turned_first.addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=turned_second)
+    turned_second.addcmul_(first, sin)
+    return turned

@@ -1,0 +1,55 @@
+"""Running a transformers base model over packed sequences: token ids in, hidden states or one vector a sequence out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mlmclm.models.block import fits, run_blocks
+from mlmclm.models.packing import Packing
+
+
+def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing, padding: int = 0) -> Tensor:
+    """int64 [1, T]: the sequences' token ids end to end, then `padding`."""
+    ids = np.full((1, packing.padded_tokens), padding, dtype=np.int64)
+    np.concatenate(sequences, out=ids[0, : packing.tokens], casting="same_kind")
+    return torch.from_numpy(ids).to(packing.device)
+
+
+def encode(model: nn.Module, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
+    """Final hidden states of a transformers base model (EuroBERT, Llama) over a packed batch.
+
+    Args:
+        model: selected by `mlmclm.models.attention.use_attention`; its weights say nothing of the direction.
+        input_ids: [1, T] of `pack_ids`.
+        causal: hide later positions of the same sequence.
+
+    Returns:
+        [T, hidden]; rows from `packing.tokens` on are padding.
+    """
+    if packing.device.type == "cpu" and fits(model):
+        return run_blocks(model, input_ids, packing, causal=causal)
+    output = model(
+        input_ids=input_ids,
+        position_ids=packing.position_ids,
+        # A four-dimensional mask is passed on as it is, so that transformers builds none over the whole row.
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.device),
+        use_cache=False,
+        is_causal=causal,
+        packing=packing,
+    )
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden
+
+
+def pool(hidden: Tensor, packing: Packing, how: str) -> Tensor:
+    """One vector a sequence, [S, hidden]: the `mean` of its tokens, its first token (`bos`) or its `last`."""
+    if how == "mean":
+        sums = hidden.new_zeros(len(packing.lengths), hidden.shape[-1], dtype=torch.float32)
+        sums = sums.index_add(0, packing.sequence_of_token, hidden[: packing.tokens].float())
+        return sums / torch.from_numpy(packing.lengths).to(hidden.device).unsqueeze(1)
+    return hidden.index_select(0, packing.first_tokens if how == "bos" else packing.last_tokens)

@@ -1,0 +1,165 @@
+"""The DeepSpeed engine of one worker: exact losses over the global batch, and states that any number of workers can take up.
+
+Weights, gradients and optimiser state are fp32 and reduced in fp32; matrix products run in bf16 by an autocast *inside* the
+model's forward pass. (DeepSpeed's own `bf16` block would start the masters from rounded weights, and its `torch_autocast` block
+would reduce gradients in bf16.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as distributed
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_set_full_optimizer_state
+from torch import Tensor, nn
+
+from mlmclm.models.build import PretrainingModel
+from mlmclm.pretraining.states import TrainingState
+from mlmclm.studies.recipe import Recipe
+
+logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+LARGEST_BUCKET = 50_000_000
+"""Elements that ZeRO reduces or gathers at once; its default of 5e8 allocates gigabytes that a small model never fills."""
+
+
+def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, Any]:
+    """DeepSpeed's configuration for a recipe on `world` workers; `parameters` is the model's number of them."""
+    share = recipe.batch // world
+    micro = recipe.micro_batch or share
+    bucket = min(parameters, LARGEST_BUCKET)
+    config: dict[str, Any] = {
+        "train_batch_size": recipe.batch,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": share // micro,
+        "gradient_clipping": recipe.clip,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        "zero_optimization": {
+            "stage": recipe.zero_stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "overlap_comm": False,
+        },
+    }
+    if recipe.zero_stage == 3:
+        config["zero_optimization"] |= {"stage3_prefetch_bucket_size": bucket, "stage3_max_live_parameters": bucket}
+        config["zero_optimization"].pop("allgather_bucket_size")
+    return config
+
+
+class Engine:
+    """One worker's part of the training of one model."""
+
+    def __init__(self, model: PretrainingModel, recipe: Recipe, state: TrainingState) -> None:
+        """Takes up `state`: its weights, moments and step count; collective over all workers."""
+        self.recipe = recipe
+        self.world = distributed.get_world_size()
+        self.rank = distributed.get_rank()
+        model.model.load_state_dict(state.weights)
+        self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
+        optimiser = torch.optim.AdamW(
+            model.parameters(),
+            lr=0.0,  # set before each step; at 0, an engine that steps while it starts changes nothing
+            betas=recipe.adam_betas,
+            eps=recipe.adam_eps,
+            weight_decay=recipe.weight_decay,
+            fused=True,
+        )
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimiser, config=deepspeed_config(recipe, self.world, parameters), dist_init_required=False
+        )
+        self.device = self.engine.device
+        self.micro = self.engine.train_micro_batch_size_per_gpu()
+        self.accumulation = self.engine.gradient_accumulation_steps()
+        self._take_up(state)
+
+    def step(self, batches: Sequence[tuple[Tensor, Tensor]], *, causal: bool, rate: float) -> tuple[Tensor, Tensor, int, float]:
+        """One optimiser step.
+
+        Args:
+            batches: (input_ids, labels) of this worker's micro batches, int64 [micro, length].
+
+        Returns:
+            This worker's summed loss, the global number of labelled tokens as a tensor, this worker's number of tokens, and the
+            norm of the whole gradient before clipping.
+        """
+        labelled = torch.tensor(sum(int((labels != -100).sum()) for _, labels in batches), device=self.device)
+        distributed.all_reduce(labelled)
+        for group in self._torch_optimiser().param_groups:
+            group["lr"] = rate
+        total = torch.zeros((), device=self.device)
+        # DeepSpeed averages over workers and micro batches; what is wanted is the sum over the global batch by its labelled tokens.
+        scale = self.world * self.accumulation / max(1, int(labelled))
+        for input_ids, labels in batches:
+            loss = self.engine(input_ids.to(self.device), labels.to(self.device), causal)
+            total += loss.detach()
+            self.engine.backward(loss * scale)
+            if self.recipe.zero_stage == 0 and self.engine.is_gradient_accumulation_boundary():
+                gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+                norm = float(nn.utils.get_total_norm(gradients))
+            self.engine.step()
+        if self.recipe.zero_stage != 0:
+            norm = float(self.engine.get_global_grad_norm())
+        tokens = sum(input_ids.numel() for input_ids, _ in batches)
+        return total, labelled, tokens, norm
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]], *, causal: bool) -> float:
+        """Mean loss in nats over the labelled tokens of all workers' batches; every worker must have the same number of them."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.engine.eval()
+        for input_ids, labels in batches:
+            sums[0] += self.engine(input_ids.to(self.device), labels.to(self.device), causal)
+            sums[1] += (labels != -100).sum()
+        self.engine.train()
+        distributed.all_reduce(sums)
+        return float(sums[0] / sums[1])
+
+    def state(self, step: int) -> TrainingState:
+        """The whole state, on the CPU; collective, and every worker gets it."""
+        weights, first, second = {}, {}, {}
+        for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
+            if self.recipe.zero_stage == 0:
+                moments = self._torch_optimiser().state[parameter]
+                parts = (parameter.detach(), moments["exp_avg"], moments["exp_avg_sq"])
+            else:
+                parts = (
+                    safe_get_full_fp32_param(parameter),
+                    safe_get_full_optimizer_state(parameter, "exp_avg"),
+                    safe_get_full_optimizer_state(parameter, "exp_avg_sq"),
+                )
+            weights[name], first[name], second[name] = (part.detach().to("cpu", torch.float32, copy=True) for part in parts)
+        return TrainingState(step, weights, first, second)
+
+    def _torch_optimiser(self) -> torch.optim.Optimizer:
+        return self.engine.optimizer if self.recipe.zero_stage == 0 else self.engine.optimizer.optimizer
+
+    def _take_up(self, state: TrainingState) -> None:
+        """Gives Adam the state's moments and step count; zeros at step 0, whatever DeepSpeed did while starting."""
+        optimiser = self._torch_optimiser()
+        if self.recipe.zero_stage == 3:
+            parameters = list(self.engine.optimizer.fp32_partitioned_groups_flat)
+        else:
+            parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            optimiser.state[parameter] = {
+                "step": torch.tensor(float(state.step), device=self.device),
+                "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
+                "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
+            }
+        if self.recipe.zero_stage in (1, 2):
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+        if not state.first:
+            return
+        for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
+            for key, value in (("exp_avg", state.first[name]), ("exp_avg_sq", state.second[name])):
+                if self.recipe.zero_stage == 0:
+                    optimiser.state[parameter][key].copy_(value)
+                else:
+                    safe_set_full_optimizer_state(parameter, value.to(self.device), key)

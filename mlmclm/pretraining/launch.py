@@ -1,0 +1,155 @@
+"""One stage as a Ray Train run: starts it, follows it, and goes on where a killed one stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.files import read_json
+from mlmclm.pretraining import states
+from mlmclm.studies.plans import Stage, State
+from mlmclm.studies.recipe import Recipe
+
+Observer = Callable[[list[dict[str, Any]]], None]
+"""Called with the lines of metrics that a running stage has written since the last call."""
+
+
+def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, tuple[State, ...]]:
+    """What is left of a stage: the furthest state on its way to start from, and the states still to be made."""
+    absent = [state for state in stage.states if not states.exists(store, state.key(fingerprint))]
+    if not absent:
+        return stage.end, ()
+    ready = [state for state in stage.states if state.step < absent[0].step]
+    return (ready[-1] if ready else stage.start), tuple(absent)
+
+
+def run_stage(
+    stage: Stage, *, store: Path, corpus: Path, recipe: Recipe, fingerprint: str, observer: Observer | None = None
+) -> None:
+    """Trains what is missing of a stage; needs a Ray session. States that are there are not trained again.
+
+    Args:
+        corpus: folder of the prepared corpus.
+        fingerprint: `studies.plans.fingerprint` of the recipe and the corpus.
+
+    Raises:
+        UserError: the loss is no longer finite.
+        EnvironmentFault: the workers failed more often than the recipe allows, or the cluster has no room for them.
+    """
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from mlmclm.pretraining.worker import StageJob, train_stage
+    from mlmclm.workers import worker_environment
+
+    start, wanted = missing_states(stage, store, fingerprint)
+    if not wanted:
+        return
+    use_gpu = ray.cluster_resources().get("GPU", 0) >= recipe.workers
+    _check_room(ray.cluster_resources(), recipe.workers)
+    name = stage.end.key(fingerprint)
+    folder = store / "runs" / name
+    job = StageJob(
+        title=stage.title,
+        size=stage.end.size,
+        store=str(store.resolve()),
+        run_folder=str(folder.resolve()),
+        corpus=str(corpus.resolve()),
+        legs=stage.end.legs,
+        start_key=start.key(fingerprint) if start.legs else None,
+        deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
+        recipe=recipe,
+        fingerprint=fingerprint,
+    )
+    job.stop_path.unlink(missing_ok=True)
+    trainer = TorchTrainer(
+        train_stage,
+        train_loop_config={"job": job},
+        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=use_gpu, resources_per_worker={"GPU": 1} if use_gpu else {"CPU": 1}),
+        run_config=RunConfig(
+            name=stage.title.replace(" ", "-"),
+            storage_path=str((folder / "ray_train").resolve()),
+            failure_config=FailureConfig(max_failures=recipe.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            worker_runtime_env={"env_vars": worker_environment()},
+        ),
+    )  # fmt: skip
+    try:
+        with _followed(job.metrics_path, observer):
+            trainer.fit()
+    except MlmclmError:
+        raise
+    except Exception as error:
+        raise EnvironmentFault(
+            f"pretraining stage {stage.title!r} failed: {_first_line(error)}. Its checkpoints are kept in {folder}; the same command goes on from them."
+        ) from error
+    if job.stop_path.is_file():
+        stopped = read_json(job.stop_path)
+        raise UserError(
+            f"pretraining stage {stage.title!r}: the loss is not finite at step {stopped['step']} (learning rate {stopped['learning_rate']:.3g}). "
+            f"Lower peak_learning_rate (now {recipe.peak_learning_rate:.3g}) or lengthen warmup_steps; the last good checkpoint is kept in {folder}."
+        )
+    left = missing_states(stage, store, fingerprint)[1]
+    if left:
+        raise EnvironmentFault(f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs.")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_room(resources: dict[str, float], workers: int) -> None:
+    if resources.get("CPU", 0) < workers and resources.get("GPU", 0) < workers:
+        raise UserError(
+            f"the recipe asks for {workers} workers, but the cluster has {resources.get('CPU', 0):.0f} CPUs and {resources.get('GPU', 0):.0f} GPUs; "
+            "lower recipe.workers or add nodes."
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    """The last cause's message, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+@contextmanager
+def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
+    """Hands new lines of a metrics file to `observer` twice a second while the body runs, and what is left at its end."""
+    if observer is None:
+        yield
+        return
+    stop, seen = threading.Event(), 0
+
+    def look() -> None:
+        nonlocal seen
+        records = states.read_metrics(path)
+        if len(records) < seen:  # a restart dropped lines behind its checkpoint
+            seen = 0
+        if len(records) > seen:
+            observer(records[seen:])
+            seen = len(records)
+
+    def follow() -> None:
+        while not stop.wait(0.5):
+            look()
+
+    thread = threading.Thread(target=follow, name="mlmclm-follow", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        look()
+
+
+def prepare_environment() -> None:
+    """Settings that Ray Train reads in the driver's process; call before the first `run_stage`."""
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # `report` waits for the controller's next look

@@ -1,0 +1,50 @@
+"""From rows of tokens to inputs and labels: the next token for CLM, the masked ones for MLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlmclm.corpora.masking import mask_tokens
+from mlmclm.studies.names import Objective
+
+UNLABELLED = -100
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How an objective labels tokens; the same object on every worker gives the same labels."""
+
+    objective: Objective
+    mask_id: int
+    special_ids: tuple[int, ...]
+    seed: int
+
+    def __call__(
+        self, tokens: npt.NDArray[np.int64], *, rows: npt.NDArray[np.int64], step: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Inputs and labels of some rows of step `step`'s global batch.
+
+        Args:
+            tokens: [rows, length].
+            rows: [rows], each row's index within the global batch.
+
+        Returns:
+            input_ids and labels, int64 [rows, length]; a label belongs to the position whose output predicts it (for CLM
+            position t is labelled with token t + 1), and is -100 where there is none.
+        """
+        if self.objective.causal:
+            labels = np.full_like(tokens, UNLABELLED)
+            labels[:, :-1] = tokens[:, 1:]
+            return tokens, labels
+        return mask_tokens(
+            tokens,
+            rows=rows,
+            ratio=self.objective.mask_percent / 100,
+            mask_id=self.mask_id,
+            special_ids=self.special_ids,
+            seed=self.seed,
+            step=step,
+        )

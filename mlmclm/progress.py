@@ -1,0 +1,90 @@
+"""Progress that a person can follow: a bar with rate and time left in a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+console = Console(stderr=True, highlight=False)
+"""Where everything goes that isn't a result; results go to standard output."""
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class Bar:
+    """One piece of work with a known or unknown total; use as a context manager.
+
+    In a terminal it is drawn in place; otherwise (a job's log, a file) a line is printed at most every
+    `SECONDS_BETWEEN_LINES`, and one at the end.
+    """
+
+    def __init__(self, title: str, total: int | None = None, *, unit: str = "") -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self.done = 0
+        self._first = 0
+        self._note = ""
+        self._started = self._printed = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._started = self._printed = time.monotonic()
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[count]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=console,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task(self.title, total=self.total, count="", note="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        elif kind is None:
+            self._line()
+
+    def start_at(self, done: int) -> None:
+        """Work that was finished before: it counts as done but not in the rate."""
+        self._first = done
+        self.update(done)
+
+    def update(self, done: int, total: int | None = None, note: str = "") -> None:
+        """Shows that `done` of `total` is finished."""
+        self.done, self._note = done, note
+        self.total = total if total is not None else self.total
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, total=self.total, count=self._count(), note=note)
+        elif time.monotonic() - self._printed >= SECONDS_BETWEEN_LINES:
+            self._line()
+
+    def _count(self) -> str:
+        of = f"/{self.total:,}" if self.total is not None else ""
+        return f"{self.done:,}{of} {self.unit}".rstrip()
+
+    def _line(self) -> None:
+        self._printed = time.monotonic()
+        seconds = self._printed - self._started
+        rate = (self.done - self._first) / seconds if seconds > 0 else 0.0
+        left = ""
+        if self.total and rate > 0 and self.done < self.total:
+            left = f", {(self.total - self.done) / rate:.0f} s left"
+        note = f", {self._note}" if self._note else ""
+        console.print(f"{self.title}: {self._count()}, {seconds:.0f} s{left}{note}", soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal."""
+    console.print(text, soft_wrap=True)

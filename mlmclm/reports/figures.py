@@ -1,0 +1,393 @@
+"""The report's figures as Plotly specifications; the page draws them, in light or dark colours, from plain JSON.
+
+Colours are the colour-blind-safe set of Okabe and Ito (2008), one a model and the same in every figure, with a line
+style where they repeat; the untrained baseline is grey and dashed.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import plotly.graph_objects as go
+
+from mlmclm.analysis.comparison import against
+from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.selection import rate_text
+from mlmclm.analysis.study import Analysis
+from mlmclm.reports import text
+from mlmclm.reports.facts import ModelFacts, TaskFacts
+
+PALETTE = (
+    ("#0072b2", "#56aeea"),
+    ("#d55e00", "#ff8a3d"),
+    ("#009e73", "#2fcf9f"),
+    ("#b5578f", "#e08bc0"),
+    ("#b27d00", "#f0b429"),
+    ("#5b5bd6", "#9d9dff"),
+    ("#7a6a53", "#c4b296"),
+)
+BASELINE = ("#6b7280", "#9aa3b2")
+INK = ("#1c2530", "#e6e9ee")
+FAINT = ("#5a6675", "#9aa5b4")
+GRID = ("#e3e7ec", "#2a323d")
+DASHES = ("solid", "dash", "dot", "dashdot")
+BAND = 0.14
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One panel: where it goes, what it says, and how to draw it."""
+
+    id: str
+    title: str
+    alt: str
+    spec: dict[str, Any] = field(repr=False)
+    height: int = 280
+
+
+@dataclass(frozen=True)
+class Style:
+    """A model's colour (light, dark) and line."""
+
+    light: str
+    dark: str
+    dash: str
+
+
+def styles(names: Sequence[str], baseline: str | None) -> dict[str, Style]:
+    """The style of each model, in the order given; the baseline has its own."""
+    found = {}
+    place = 0
+    for name in names:
+        if name == baseline:
+            found[name] = Style(*BASELINE, "dash")
+        else:
+            found[name] = Style(*PALETTE[place % len(PALETTE)], DASHES[place // len(PALETTE) % len(DASHES)])
+            place += 1
+    return found
+
+
+def dark_colours() -> dict[str, str]:
+    """What each colour of the specifications becomes on a dark page."""
+    pairs = [*PALETTE, BASELINE, INK, FAINT, GRID]
+    return dict(pairs) | {_faded(light): _faded(dark) for light, dark in pairs}
+
+
+def _faded(colour: str) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{BAND})"
+
+
+def _layout(**more: Any) -> dict[str, Any]:
+    axis = {"gridcolor": GRID[0], "zeroline": False, "linecolor": GRID[0], "tickcolor": GRID[0], "automargin": True}
+    small = {"title": {"font": {"size": 12}}}
+    base = {
+        "template": {"layout": {"xaxis": small, "yaxis": small}},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": FAINT[0]},
+        "margin": {"l": 46, "r": 12, "t": 8, "b": 40},
+        "showlegend": False,
+        "hovermode": "closest",
+        "dragmode": False,
+    }
+    x, y = axis | more.pop("xaxis", {}), axis | more.pop("yaxis", {})
+    return base | {"xaxis": x, "yaxis": y} | more
+
+
+def _spec(traces: list[Any], **layout: Any) -> dict[str, Any]:
+    # Through Plotly's own classes, so that a wrong property fails here and not silently in a reader's browser.
+    made: dict[str, Any] = go.Figure(data=traces, layout=_layout(**layout)).to_plotly_json()
+    return made
+
+
+def _known(rows: Sequence[Record], name: str) -> list[Record]:
+    return [row for row in rows if not math.isnan(row[name])]
+
+
+def _rate_axis(rates: Sequence[float]) -> dict[str, Any]:
+    low, high = math.log10(min(rates)), math.log10(max(rates))
+    margin = max(0.06 * (high - low), 0.08)
+    return {
+        "type": "log",
+        "tickvals": list(rates),
+        "ticktext": [rate_text(rate) for rate in rates],
+        "range": [low - margin, high + margin],
+        "title": {"text": "learning rate", "standoff": 8},
+        "tickangle": 0 if len(rates) < 5 else -40,
+    }
+
+
+def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
+    """Test score against learning rate, one panel a task: mean over seeds, band = interval, ring = chosen, cross =
+    all seeds diverged."""
+    figures = []
+    curves, best = records(analysis.curves), records(analysis.best)
+    for number, task in enumerate(tasks):
+        rows = [row for row in curves if row["task"] == task.name]
+        if not rows:
+            continue
+        floor = min((row["test_mean"] for row in _known(rows, "test_mean")), default=0.0)
+        traces: list[Any] = []
+        for model, look in looks.items():
+            own = [row for row in rows if row["model"] == model]
+            traces += _curve(model, look, own, floor)
+            chosen = {row["learning_rate"] for row in best if row["model"] == model and row["task"] == task.name}
+            ring = [row for row in _known(own, "test_mean") if row["learning_rate"] in chosen]
+            traces += [
+                go.Scatter(
+                    x=[row["learning_rate"] for row in ring],
+                    y=[row["test_mean"] * 100 for row in ring],
+                    mode="markers",
+                    marker={"size": 13, "color": "rgba(0,0,0,0)", "line": {"width": 2, "color": look.light}},
+                    hoverinfo="skip",
+                    meta=model,
+                )
+            ]
+        rates = sorted({row["learning_rate"] for row in rows})
+        figures.append(
+            Figure(
+                f"rates-{number}",
+                task.title,
+                f"Line chart: {task.title}, test {text.metric(task.metric)} against learning rate for each model; "
+                "the same numbers are in the table below.",
+                _spec(
+                    traces, xaxis=_rate_axis(rates), yaxis={"title": {"text": text.metric(task.metric), "standoff": 6}}
+                ),
+            )
+        )
+    return figures
+
+
+def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> list[Any]:
+    known = _known(rows, "test_mean")
+    band = _known(rows, "test_low")
+    lost = [row for row in rows if math.isnan(row["test_mean"]) and row["diverged"]]
+    traces = []
+    if len(band) > 1:
+        forth, back = band, band[::-1]
+        traces.append(
+            go.Scatter(
+                x=[row["learning_rate"] for row in [*forth, *back]],
+                y=[row["test_high"] * 100 for row in forth] + [row["test_low"] * 100 for row in back],
+                mode="lines",
+                fill="toself",
+                fillcolor=_faded(look.light),
+                line={"width": 0, "color": "rgba(0,0,0,0)"},
+                hoverinfo="skip",
+                meta=model,
+            )
+        )
+    traces.append(
+        go.Scatter(
+            x=[row["learning_rate"] for row in known],
+            y=[row["test_mean"] * 100 for row in known],
+            mode="lines+markers",
+            line={"color": look.light, "width": 2, "dash": look.dash},
+            marker={"size": 6, "color": look.light},
+            text=[
+                f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}<br>"
+                f"{text.plural(row['n'], 'seed')}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
+                for row in known
+            ],
+            customdata=[rate_text(row["learning_rate"]) for row in known],
+            hovertemplate=f"<b>{html.escape(model)}</b><br>learning rate %{{customdata}}<br>%{{text}}<extra></extra>",
+            meta=model,
+        )
+    )
+    if lost:
+        traces.append(
+            go.Scatter(
+                x=[row["learning_rate"] for row in lost],
+                y=[floor * 100 for _ in lost],
+                mode="markers",
+                marker={"symbol": "x-thin", "size": 10, "line": {"width": 2.5, "color": look.light}},
+                hovertemplate=f"<b>{html.escape(model)}</b><br>all seeds diverged<extra></extra>",
+                meta=model,
+            )
+        )
+    return traces
+
+
+def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
+    """Standard deviation over seeds of the test score against learning rate, one panel a task."""
+    figures = []
+    curves = records(analysis.curves)
+    for number, task in enumerate(tasks):
+        rows = _known([row for row in curves if row["task"] == task.name], "test_sd")
+        if not rows:
+            continue
+        traces = []
+        for model, look in looks.items():
+            own = [row for row in rows if row["model"] == model]
+            traces.append(
+                go.Scatter(
+                    x=[row["learning_rate"] for row in own],
+                    y=[row["test_sd"] * 100 for row in own],
+                    mode="lines+markers",
+                    line={"color": look.light, "width": 2, "dash": look.dash},
+                    marker={"size": 6, "color": look.light},
+                    customdata=[[rate_text(row["learning_rate"]), row["n"]] for row in own],
+                    hovertemplate=f"<b>{html.escape(model)}</b><br>learning rate %{{customdata[0]}}<br>deviation %{{y:.2f}} over "
+                    "%{customdata[1]} seeds<extra></extra>",
+                    meta=model,
+                )
+            )
+        rates = sorted({row["learning_rate"] for row in rows})
+        figures.append(
+            Figure(
+                f"deviation-{number}",
+                task.title,
+                f"Line chart: {task.title}, standard deviation over seeds against learning rate for each model; the "
+                "same numbers are in the table below.",
+                _spec(
+                    traces,
+                    xaxis=_rate_axis(rates),
+                    yaxis={"title": {"text": "sd over seeds, points", "standoff": 6}, "rangemode": "tozero"},
+                ),
+                240,
+            )
+        )
+    return figures
+
+
+def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None:
+    """The mean over tasks of every model with its interval, best on top."""
+    rows = _known([row for row in records(analysis.overall) if row["kind"] == "all"], "mean")
+    if not rows:
+        return None
+    rows.sort(key=lambda row: (row["mean"], row["model"]))
+    traces = [
+        _whisker(
+            row["model"],
+            row["model"],
+            [row["mean"], row["low"], row["high"]],
+            looks[row["model"]],
+            f"{text.points(row['mean'])} {text.interval(row['low'], row['high'])}",
+        )
+        for row in rows
+    ]
+    spec = _spec(
+        traces,
+        xaxis={"title": {"text": "mean over tasks, points", "standoff": 8}},
+        yaxis={"type": "category", "showgrid": False, "tickfont": {"size": 12.5, "color": INK[0]}},
+        margin={"l": 20, "r": 16, "t": 6, "b": 42},
+    )
+    alt = "Dot chart: mean over tasks of each model with its interval; the same numbers are in the table below."
+    return Figure("overall", "Mean over tasks", alt, spec, 70 + 38 * len(rows))
+
+
+def _whisker(model: str, label: str, estimate: Sequence[float], look: Style, hover: str) -> Any:
+    value, low, high = estimate
+    bars = None
+    if not math.isnan(low):
+        bars = {
+            "type": "data",
+            "symmetric": False,
+            "array": [(high - value) * 100],
+            "arrayminus": [(value - low) * 100],
+            "thickness": 2,
+            "width": 5,
+            "color": look.light,
+        }
+    return go.Scatter(
+        x=[value * 100],
+        y=[label],
+        mode="markers",
+        marker={"size": 10, "color": look.light},
+        error_x=bars,
+        text=[hover],
+        hovertemplate=f"<b>{html.escape(model)}</b><br>%{{text}}<extra></extra>",
+        meta=model,
+    )
+
+
+def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
+    """What each model gains over the untrained baseline, one panel for the mean over tasks and one a task."""
+    if analysis.baseline is None:
+        return []
+    figures = []
+    rows = against(analysis.comparisons, analysis.baseline)
+    panels = [("all", "all tasks", "Mean over tasks")] if len(tasks) > 1 else []
+    panels += [("task", task.name, task.title) for task in tasks]
+    for number, (kind, scope, title) in enumerate(panels):
+        own = {row["model_b"]: row for row in rows if row["kind"] == kind and row["scope"] == scope}
+        shown = [model for model in reversed(looks) if model in own and not math.isnan(own[model]["difference"])]
+        if not shown:
+            continue
+        traces = []
+        for model in shown:
+            # Turned from "baseline minus model" to what the model gains.
+            value, low, high = -own[model]["difference"], -own[model]["high"], -own[model]["low"]
+            hover = f"{text.difference(value)} {text.interval(low, high, sign=True)}"
+            traces.append(_whisker(model, model, [value, low, high], looks[model], hover))
+        zero = {
+            "type": "line",
+            "x0": 0,
+            "x1": 0,
+            "yref": "paper",
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": FAINT[0], "width": 1.5},
+        }
+        spec = _spec(
+            traces,
+            shapes=[zero],
+            xaxis={"title": {"text": "points over the untrained baseline", "standoff": 8}, "rangemode": "tozero"},
+            yaxis={"type": "category", "showgrid": False, "showticklabels": False},
+            margin={"l": 12, "r": 14, "t": 6, "b": 42},
+        )
+        alt = f"Dot chart: gain over the untrained baseline, {title}; the same numbers are in the table below."
+        figures.append(Figure(f"gain-{number}", title, alt, spec, 74 + 24 * len(shown)))
+    return figures
+
+
+def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[Figure]:
+    """Training and validation loss of pretraining against the step, where there are curves; dotted = the objective
+    changes."""
+    figures = []
+    for name, title in (("curve", "Training loss"), ("validation_curve", "Validation loss")):
+        traces: list[Any] = []
+        marks = []
+        for model in models:
+            points = getattr(model, name)
+            if not points or model.name not in looks:
+                continue
+            look = looks[model.name]
+            traces.append(
+                go.Scatter(
+                    x=[step for step, _ in points],
+                    y=[value for _, value in points],
+                    mode="lines+markers" if len(points) < 30 else "lines",
+                    line={"color": look.light, "width": 1.8, "dash": look.dash},
+                    marker={"size": 4, "color": look.light},
+                    hovertemplate=f"<b>{html.escape(model.name)}</b><br>step %{{x:,}}<br>loss %{{y:.3f}}<extra></extra>",
+                    meta=model.name,
+                )
+            )
+            marks += [
+                {
+                    "type": "line",
+                    "x0": step,
+                    "x1": step,
+                    "yref": "paper",
+                    "y0": 0,
+                    "y1": 1,
+                    "line": {"color": look.light, "width": 1.2, "dash": "dot"},
+                }
+                for step in model.switches
+            ]
+        if traces:
+            spec = _spec(
+                traces,
+                shapes=marks,
+                xaxis={"title": {"text": "step", "standoff": 8}},
+                yaxis={"title": {"text": "nats a predicted token", "standoff": 6}},
+            )
+            alt = f"Line chart: {title.lower()} of pretraining against the step for each model."
+            figures.append(Figure(f"loss-{name.replace('_', '-')}", title, alt, spec, 320))
+    return figures

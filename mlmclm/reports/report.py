@@ -1,0 +1,90 @@
+"""Writes a study's outcome: tables as Parquet and CSV, and one self-contained HTML page.
+
+Every byte is a function of the analysis and the facts (and of the versions of Plotly and Arrow that write them). The
+page loads nothing from anywhere: Plotly's script is inside it once, and its content security policy forbids the rest.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from mlmclm.analysis.study import Analysis
+from mlmclm.files import canonical_json, write_atomic
+from mlmclm.reports.facts import StudyFacts
+from mlmclm.reports.view import page
+
+CSV_TABLES = {
+    "results": "cells",
+    "best": "best",
+    "curves": "curves",
+    "stability": "stability",
+    "comparisons": "comparisons",
+    "overall": "overall",
+    "claims": "claims",
+    "coverage": "coverage",
+}
+
+
+def environment() -> jinja2.Environment:
+    """The templates' environment: everything inserted is escaped, an unknown name is an error."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("mlmclm.reports", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def embedded_json(value: Any) -> Markup:
+    """JSON that is safe inside a script element: no "<", ">" or "&" is left in it."""
+    escaped = canonical_json(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Markup(escaped)
+
+
+def render_report(analysis: Analysis, facts: StudyFacts) -> str:
+    """The HTML page, about 5 MB, most of which is Plotly's script."""
+    content = page(analysis, facts)
+    # Plotly's encoder turns its own values (colours, arrays) into plain JSON ones.
+    specs = json.loads(json.dumps(content.pop("specs")))
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            **content,
+            figures_json=embedded_json({"specs": specs, "dark": content["colours"]}),
+            plotly=Markup(get_plotlyjs()),
+        )
+    )
+
+
+def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[str, Path]:
+    """Writes the report into `folder` (made if needed), each file whole or not at all.
+
+    Returns:
+        The paths by name: "report" (report.html), "parquet" (results.parquet: one row a cell), and the CSV tables
+            "results", "best", "curves", "stability",
+        "comparisons", "overall", "claims" and "coverage".
+
+    Raises:
+        EnvironmentFault: the folder cannot be written or the disk is full.
+    """
+    paths = {"report": folder / "report.html", "parquet": folder / "results.parquet"}
+    buffer = io.BytesIO()
+    analysis.cells.to_parquet(buffer, index=False)
+    write_atomic(paths["parquet"], buffer.getvalue())
+    for name, attribute in CSV_TABLES.items():
+        paths[name] = folder / f"{name}.csv"
+        frame: pd.DataFrame = getattr(analysis, attribute)
+        write_atomic(paths[name], frame.to_csv(index=False, lineterminator="\n"))
+    # Last, so that whoever sees the page finds its tables beside it.
+    write_atomic(paths["report"], render_report(analysis, facts))
+    return paths

@@ -1,0 +1,145 @@
+"""Numbers as people read them: scores in points, intervals in brackets, rates as in configurations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mlmclm.analysis.selection import rate_text
+
+NONE = "–"
+MINUS = "−"
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+FAMILIES = {
+    "sequence-classification": "Sequence classification",
+    "token-classification": "Token classification",
+    "question-answering": "Question answering",
+    "retrieval": "Retrieval",
+}
+METRICS = {
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "exact_match": "exact match",
+    "ndcg_at_10": "NDCG@10",
+    "ndcg@10": "NDCG@10",
+}
+
+
+def points(score: float, digits: int = 2) -> str:
+    """A score as points out of 100: 0.61234 is 61.23; unknown (NaN) is a dash."""
+    return NONE if math.isnan(score) else _signed(score * 100, digits, "")
+
+
+def difference(score: float, digits: int = 2) -> str:
+    """A difference of scores in points with its sign: +1.32, −0.40."""
+    return NONE if math.isnan(score) else _signed(score * 100, digits, "+")
+
+
+def interval(low: float, high: float, *, sign: bool = False) -> str:
+    """An interval of scores in points, in brackets; empty where there is none."""
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    write = difference if sign else points
+    return f"[{write(low)}, {write(high)}]"
+
+
+def _signed(value: float, digits: int, plus: str) -> str:
+    text = f"{abs(value):.{digits}f}"
+    if float(text) == 0:
+        return text
+    return f"{MINUS if value < 0 else plus}{text}"
+
+
+def percent(share: float) -> str:
+    """A share as a whole percentage; a small one that isn't zero is "<1 %", and one that isn't all never 100 %."""
+    if math.isnan(share):
+        return NONE
+    if 0 < share < 0.01:
+        return "<1 %"
+    if 0.99 < share < 1:
+        return ">99 %"
+    return f"{share * 100:.0f} %"
+
+
+def rate(value: float) -> str:
+    """A learning rate, or a dash."""
+    return NONE if math.isnan(value) else rate_text(value)
+
+
+def rates(values: Sequence[float]) -> str:
+    """Several learning rates in a row."""
+    return ", ".join(rate_text(value) for value in values)
+
+
+def probability(p: float) -> str:
+    """A p value: two digits, and "<0.001" below."""
+    if math.isnan(p):
+        return NONE
+    return "<0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
+def count(value: float | None) -> str:
+    """A large number in three digits: 4.92 M, 99.1 B; small ones whole, with thousands set apart."""
+    if value is None or math.isnan(value):
+        return NONE
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        # Half a unit of the last digit below, so that 999,999 is 1.00 M and not 1000 K.
+        if abs(value) >= size * 0.9995:
+            return f"{_three(value / size)} {unit}"
+    return f"{value:,.0f}"
+
+
+def _three(value: float) -> str:
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f}"
+
+
+def scientific(value: float | None) -> str:
+    """A very large number as 1.23 × 10¹⁵, or a dash."""
+    if value is None or math.isnan(value) or value <= 0:
+        return NONE
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa} × 10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+
+
+def loss(value: float | None) -> str:
+    """A loss in nats with three decimals, or a dash."""
+    return NONE if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def plain(value: object) -> str:
+    """A setting as text: whole numbers with thousands set apart, true and false as yes and no."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return rate_text(value) if value != 0 and abs(value) < 1e-3 else f"{value:g}"
+    return str(value)
+
+
+def family(name: str) -> str:
+    """A family's name for people."""
+    return FAMILIES.get(name, name)
+
+
+def metric(name: str) -> str:
+    """A metric's name for people."""
+    return METRICS.get(name, name.replace("_", " "))
+
+
+def listing(items: Sequence[str], *, most: int = 6) -> str:
+    """a, b and c; the rest beyond `most` as a number."""
+    shown = list(items[:most])
+    if len(items) > most:
+        shown.append(f"{len(items) - most} more")
+    if len(shown) < 2:
+        return "".join(shown)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def plural(number: int, singular: str, several: str = "") -> str:
+    """1 cell, 12 cells."""
+    return f"{number:,} {singular if number == 1 else several or singular + 's'}"

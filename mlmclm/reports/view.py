@@ -1,0 +1,329 @@
+"""What the page shows, as plain strings: the report's template only lays it out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlmclm.analysis.comparison import ALL_TASKS, against
+from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.selection import rate_text
+from mlmclm.analysis.study import Analysis
+from mlmclm.reports import figures, text, wording
+from mlmclm.reports.facts import ModelFacts, StudyFacts, TaskFacts
+
+EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}
+
+
+def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, ...]:
+    """The facts of every model that has or should have results, in the order of the facts; those without facts last."""
+    wanted = {str(name) for name in analysis.coverage["model"]}
+    known = tuple(model for model in facts.models if model.name in wanted)
+    others = sorted(wanted - {model.name for model in known})
+    return known + tuple(ModelFacts(name, "external") for name in others)
+
+
+def ordered_tasks(analysis: Analysis, facts: StudyFacts) -> tuple[TaskFacts, ...]:
+    """The facts of every task that has or should have results, in the order of the facts; those without facts last."""
+    wanted = {row["task"]: row for row in records(analysis.best)}
+    wanted |= {row["task"]: row for row in records(analysis.best) if row["metric"]}
+    known = tuple(task for task in facts.tasks if task.name in wanted)
+    others = sorted(set(wanted) - {task.name for task in known})
+    return known + tuple(TaskFacts(name, name, wanted[name]["family"], wanted[name]["metric"]) for name in others)
+
+
+def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
+    """Everything the template needs; a pure function of its arguments."""
+    models, tasks = ordered_models(analysis, facts), ordered_tasks(analysis, facts)
+    # Facts may hold more models than there are results for: their styles are drawn up together, one a model everywhere.
+    extra = [model.name for model in facts.models if model not in models]
+    every = figures.styles([*(model.name for model in models), *extra], analysis.baseline or facts.baseline)
+    looks = {model.name: every[model.name] for model in models}
+    overall = figures.overall_figure(analysis, looks)
+    groups = {
+        "overall": [overall] if overall else [],
+        "rates": figures.rate_figures(analysis, tasks, looks),
+        "deviations": figures.deviation_figures(analysis, tasks, looks),
+        "gains": figures.gain_figures(analysis, tasks, looks),
+        "losses": figures.loss_figures(facts.models, every),
+    }
+    headline = wording.headline(analysis)
+    return {
+        "facts": facts,
+        "headline": headline,
+        "verdict": _parts(headline.verdict, [model.name for model in models]),
+        "baseline_sentence": wording.baseline_sentence(analysis),
+        "baseline_holds": bool(len(analysis.claims)) and bool(analysis.claims["holds"].all()),
+        "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
+        "cautions": wording.cautions(analysis),
+        "limits": wording.limits(analysis),
+        "tiles": _tiles(analysis, models, tasks),
+        "legend": [{"name": model.name, "style": looks[model.name]} for model in models],
+        "groups": groups,
+        "specs": {figure.id: figure.spec for group in groups.values() for figure in group},
+        "colours": figures.dark_colours(),
+        "overall": _overall(analysis),
+        "families": _family_means(analysis),
+        "columns": [{"task": task, "metric": text.metric(task.metric)} for task in tasks],
+        "scores": _scores(analysis, models, tasks),
+        "sensitivity": _sensitivity(analysis, models, tasks),
+        "stability": _stability(analysis, models, tasks),
+        "claims": _claims(analysis),
+        "pretraining": [_pretraining(model) for model in facts.models],
+        "task_facts": [_task(task) for task in tasks],
+        "settings": _settings(facts),
+        "rule": analysis.rule,
+        "confidence": f"{analysis.confidence * 100:g} %",
+        "grid": f"{text.rates(analysis.grid.learning_rates)} × seeds {', '.join(map(str, analysis.grid.seeds))}",
+    }
+
+
+def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
+    """The sentence in pieces, each with whether it is a model's name, which must not be broken over lines."""
+    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return [(part, part in names) for part in re.split(f"({pattern})", sentence) if part]
+
+
+def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[tuple[str, str, str]]:
+    rates, seeds = len(analysis.grid.learning_rates), len(analysis.grid.seeds)
+    missing = f", {analysis.missing:,} missing" if analysis.missing else ""
+    tokens = [model.tokens for model in models if model.tokens]
+    tiles = [
+        (str(len(models)), "model" if len(models) == 1 else "models", _kinds(models)),
+        (str(len(tasks)), "task" if len(tasks) == 1 else "tasks", _families(tasks)),
+        (
+            f"{len(analysis.cells):,}",
+            "fine-tuning runs",
+            f"{text.plural(rates, 'rate')} × {text.plural(seeds, 'seed')}{missing}",
+        ),
+        (f"{analysis.diverged:,}", "diverged", f"{text.percent(analysis.diverged / len(analysis.cells))} of runs"),
+    ]
+    if tokens:
+        tiles.append((text.count(max(tokens)), "tokens seen", "by the longest pretrained model"))
+    return tiles
+
+
+def _kinds(models: Sequence[ModelFacts]) -> str:
+    kinds = Counter(model.kind for model in models)
+    return ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+
+
+def _families(tasks: Sequence[TaskFacts]) -> str:
+    return text.plural(len({task.family for task in tasks}), "family", "families")
+
+
+def _overall(analysis: Analysis) -> list[dict[str, Any]]:
+    rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
+    ranked = sorted(
+        rows, key=lambda row: (math.isnan(row["mean"]), -row["mean"] if row["mean"] == row["mean"] else 0, row["model"])
+    )
+    best = ranked[0]["model"]
+    to_best = {row["model_b"]: row for row in against(analysis.comparisons, best) if row["kind"] == "all"}
+    head = wording.headline(analysis)
+    found = []
+    for place, row in enumerate(ranked, start=1):
+        gap = to_best.get(row["model"])
+        known = not math.isnan(row["mean"])
+        found.append(
+            {
+                "rank": str(place) if known else text.NONE,
+                "model": row["model"],
+                "baseline": row["model"] == analysis.baseline,
+                "mean": text.points(row["mean"]),
+                "interval": text.interval(row["low"], row["high"]),
+                # Stored as "best minus this one": shown as what this one lacks.
+                "gap": text.difference(-gap["difference"]) if gap else "",
+                "gap_interval": text.interval(-gap["high"], -gap["low"], sign=True) if gap else "",
+                "p": text.probability(gap["p_holm"]) if gap else "",
+                "best": row["model"] == head.best,
+                "tied": row["model"] in head.tied,
+                "scored": ""
+                if row["tasks"] == row["tasks_scored"]
+                else f"{row['tasks_scored']} of {row['tasks']} tasks",
+            }
+        )
+    return found
+
+
+def _family_means(analysis: Analysis) -> list[dict[str, str]]:
+    return [
+        {
+            "family": text.family(row["scope"]),
+            "model": row["model"],
+            "mean": text.points(row["mean"]),
+            "interval": text.interval(row["low"], row["high"]),
+        }
+        for row in records(analysis.overall)
+        if row["kind"] == "family"
+    ]
+
+
+def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
+    best = {(row["model"], row["task"]): row for row in records(analysis.best)}
+    overall = {row["model"]: row for row in records(analysis.overall) if row["scope"] == ALL_TASKS}
+    winners = {task.name: _winner(analysis, task.name, best) for task in tasks}
+    top, tied = wording.headline(analysis).best, wording.headline(analysis).tied
+    rows = []
+    for model in models:
+        cells = []
+        for task in tasks:
+            row = best[model.name, task.name]
+            winner, rivals = winners[task.name]
+            cells.append(
+                {
+                    "score": text.points(row["test_mean"]),
+                    "interval": text.interval(row["test_low"], row["test_high"]),
+                    "rate": row["learning_rates"],
+                    "edge": EDGES.get(row["edge"], ""),
+                    "note": row["note"] if not row["n"] else _seeds(row),
+                    "best": model.name == winner,
+                    "tied": model.name in rivals,
+                }
+            )
+        mean = overall[model.name]
+        cells.append(
+            {
+                "score": text.points(mean["mean"]),
+                "interval": text.interval(mean["low"], mean["high"]),
+                "rate": "",
+                "edge": "",
+                "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
+                "best": model.name == top,
+                "tied": model.name in tied,
+            }
+        )
+        rows.append({"model": model.name, "baseline": model.name == analysis.baseline, "cells": cells})
+    return rows
+
+
+def _seeds(row: Record) -> str:
+    lost = [f"{row[kind]} {word}" for kind, word in (("diverged", "diverged"), ("missing", "not run")) if row[kind]]
+    if lost:
+        return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}"
+    return str(row["note"])
+
+
+def _winner(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Record]) -> tuple[str | None, set[str]]:
+    """The highest model on a task, and those that are not told apart from it."""
+    known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["test_mean"])]
+    if len(known) < 2:
+        return None, set()
+    top = min(known, key=lambda row: (-row["test_mean"], row["model"]))["model"]
+    rivals = [row for row in against(analysis.comparisons, top) if row["kind"] == "task" and row["scope"] == task]
+    level = 1 - analysis.confidence
+    return top, {row["model_b"] for row in rivals if not math.isnan(row["difference"]) and not row["p_holm"] < level}
+
+
+def _sensitivity(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
+    curves = {(row["model"], row["task"], row["learning_rate"]): row for row in records(analysis.curves)}
+    chosen = {(row["model"], row["task"], row["learning_rate"]) for row in records(analysis.chosen)}
+    tables = []
+    for task in tasks:
+        rates = sorted({rate for _, own, rate in curves if own == task.name})
+        rows = []
+        for model in models:
+            cells = []
+            for rate in rates:
+                row = curves.get((model.name, task.name, rate))
+                cells.append(_at_rate(row, (model.name, task.name, rate) in chosen))
+            rows.append({"model": model.name, "cells": cells})
+        if rates:
+            tables.append({"task": task, "rates": [rate_text(rate) for rate in rates], "rows": rows})
+    return tables
+
+
+def _at_rate(row: Record | None, chosen: bool) -> dict[str, Any]:
+    if row is None:
+        return {"validation": "", "test": "not run", "interval": "", "sd": "", "chosen": False, "lost": ""}
+    lost = f"{row['diverged']} diverged" if row["diverged"] else ""
+    return {
+        "validation": text.points(row["validation_mean"]) if row["n"] else "",
+        "test": text.points(row["test_mean"]) if row["n"] else "diverged" if row["diverged"] else "no score",
+        "interval": text.interval(row["test_low"], row["test_high"]),
+        "sd": text.points(row["test_sd"]) if row["n"] > 1 else "",
+        "chosen": chosen,
+        "lost": lost if row["n"] else "",
+    }
+
+
+def _stability(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
+    rows = {(row["model"], row["task"]): row for row in records(analysis.stability)}
+    found = []
+    for task in tasks:
+        members = []
+        for model in models:
+            row = rows.get((model.name, task.name))
+            if row is None:
+                continue
+            members.append(
+                {
+                    "model": model.name,
+                    "sd_seeds": text.points(row["sd_seeds"]),
+                    "sd_seeds_interval": text.interval(row["sd_seeds_low"], row["sd_seeds_high"]),
+                    "sd_pooled": text.points(row["sd_seeds_pooled"]),
+                    "sd_pooled_interval": text.interval(row["sd_seeds_pooled_low"], row["sd_seeds_pooled_high"]),
+                    "sd_rates": text.points(row["sd_rates"]),
+                    "range_rates": text.points(row["range_rates"]),
+                    "at_stake": text.percent(row["gain_at_stake"]),
+                    "regret": text.points(row["regret"]),
+                    "near": text.percent(row["share_near_best"]),
+                    "diverged": f"{row['diverged']} of {row['cells']}",
+                    "share_diverged": text.percent(row["share_diverged"]),
+                    "any_diverged": bool(row["diverged"]),
+                }
+            )
+        found.append({"task": task, "rows": members})
+    return [group for group in found if group["rows"]]
+
+
+def _claims(analysis: Analysis) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": row["model"],
+            "verdict": row["verdict"],
+            "difference": text.difference(row["difference"]),
+            "interval": text.interval(row["low"], row["high"], sign=True),
+            "ahead": f"{row['tasks_ahead']} of {row['tasks']}",
+            "clear": f"{row['tasks_clear']} of {row['tasks']}",
+            "reason": wording.claim_reason(row),
+        }
+        for row in records(analysis.claims)
+    ]
+
+
+def _pretraining(model: ModelFacts) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "kind": model.kind,
+        "description": model.description,
+        "stages": model.stages,
+        "parameters": text.count(model.parameters),
+        "steps": text.NONE if model.steps is None else f"{model.steps:,}",
+        "tokens": text.count(model.tokens),
+        "flops": text.scientific(model.flops),
+        "loss": text.loss(model.validation_loss),
+    }
+
+
+def _task(task: TaskFacts) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "title": task.title,
+        "family": text.family(task.family),
+        "metric": text.metric(task.metric),
+        "sizes": ", ".join(f"{split} {size:,}" for split, size in task.sizes.items()),
+        "source": task.source,
+    }
+
+
+def _settings(facts: StudyFacts) -> list[tuple[str, list[tuple[str, str]]]]:
+    blocks: list[tuple[str, Mapping[str, Any]]] = [
+        ("Corpus", facts.corpus),
+        ("Pretraining recipe", facts.recipe),
+        ("Fine-tuning protocol", facts.protocol),
+        ("Software", facts.versions),
+    ]
+    return [(title, [(label, text.plain(value)) for label, value in block.items()]) for title, block in blocks if block]

@@ -1,0 +1,164 @@
+"""What the study's numbers say, in sentences: the answer, the check against the baseline, and what to be careful
+about."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mlmclm.analysis.comparison import against
+from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.study import Analysis
+from mlmclm.reports import text
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The answer to the study's question.
+
+    Attributes:
+        clear: whether one model is told apart from all others.
+        verdict: one short sentence.
+        detail: the numbers behind it, one or two sentences.
+        best: the model that scores highest, None where no model has a score on every task.
+        tied: models that cannot be told apart from it (Holm's p at or above 1 - confidence, or no interval).
+    """
+
+    clear: bool
+    verdict: str
+    detail: str
+    best: str | None
+    tied: tuple[str, ...] = ()
+
+
+def headline(analysis: Analysis) -> Headline:
+    """Which model is best on the mean over tasks, and whether the interval lets one say so."""
+    rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
+    ranked = sorted((row for row in rows if not math.isnan(row["mean"])), key=lambda row: (-row["mean"], row["model"]))
+    tasks = text.plural(rows[0]["tasks"], "task")
+    scope = f"the mean over {tasks}" if rows[0]["tasks"] > 1 else "the task"
+    if not ranked:
+        return Headline(
+            False, "No answer yet: no model has a score on every task.", "The tables below show what there is.", None
+        )
+    best = ranked[0]
+    own = f"{best['model']} scores {_score(best)}"
+    if len(ranked) == 1:
+        others = "It is the only model" + (" with a score on every task" if len(rows) > 1 else "")
+        return Headline(False, f"{own} on {scope}.", f"{others}, so there is nothing to compare.", best["model"])
+    rivals = {row["model_b"]: row for row in against(analysis.comparisons, best["model"]) if row["kind"] == "all"}
+    tied = tuple(row["model"] for row in ranked[1:] if not rivals[row["model"]]["p_holm"] < 1 - analysis.confidence)
+    runner_up = ranked[1]
+    gap = rivals[runner_up["model"]]
+    measured = text.interval(gap["low"], gap["high"], sign=True)
+    numbers = (
+        f"It scores {_score(best)}; the next, {runner_up['model']}, scores {_score(runner_up)}: a difference of "
+        f"{text.difference(gap['difference'])} points {measured or '(no interval: one seed)'}"
+    )
+    corrected = f", Holm-corrected p {_p(gap['p_holm'])}" if not math.isnan(gap["p_holm"]) else ""
+    if best["model"] == analysis.baseline:
+        verdict = f"Nothing beats the untrained baseline: {best['model']} scores highest on {scope}."
+    elif not tied:
+        verdict = f"Best on {scope}: {best['model']}."
+    else:
+        apart = "is not told apart from it" if len(tied) == 1 else "are not told apart from it"
+        verdict = (
+            f"No clear winner on {scope}: {best['model']} scores highest, but {text.listing(tied, most=3)} {apart}."
+        )
+    return Headline(
+        not tied and best["model"] != analysis.baseline, verdict, f"{numbers}{corrected}.", best["model"], tied
+    )
+
+
+def _score(row: Record) -> str:
+    return f"{text.points(row['mean'])} {text.interval(row['low'], row['high'])}".strip()
+
+
+def _p(value: float) -> str:
+    shown = text.probability(value)
+    return shown if shown.startswith("<") else f"= {shown}"
+
+
+def baseline_sentence(analysis: Analysis) -> str:
+    """Whether every model beats the untrained baseline, and for which it is not shown; empty without a baseline."""
+    rows = records(analysis.claims)
+    if analysis.baseline is None or not rows:
+        return ""
+    required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
+    rule = "on the mean over tasks" + (f" and on at least {required} of {tasks} tasks" if tasks > 1 else "")
+    failing = [row for row in rows if not row["holds"]]
+    if not failing:
+        who = f"All {len(rows)} pretrained models beat" if len(rows) > 1 else f"{rows[0]['model']} beats"
+        return f"{who} the untrained baseline by more than the interval, {rule}."
+    kept = (
+        f"It is so for {text.listing([row['model'] for row in rows if row['holds']])}. "
+        if len(failing) < len(rows)
+        else ""
+    )
+    reasons = "; ".join(f"{row['model']}: {claim_reason(row)}" for row in failing[:4])
+    more = f"; and {len(failing) - 4} more in the table" if len(failing) > 4 else ""
+    return (
+        f"Not every pretrained model is shown to beat the untrained baseline by more than the interval, {rule}. "
+        f"{kept}Not so: {reasons}{more}."
+    )
+
+
+def claim_reason(row: Record) -> str:
+    """Why a model's claim against the baseline has its verdict, from a row of the claims table."""
+    on_tasks = f"clearly ahead on {row['tasks_clear']} of {row['tasks']} tasks, {row['tasks_required']} needed"
+    if row["verdict"] == "unknown":
+        return "cannot be told, as scores or intervals are lacking"
+    if row["holds"]:
+        return f"ahead on the mean, and {on_tasks}"
+    return f"{'ahead' if row['on_mean'] else 'not clearly ahead'} on the mean, {on_tasks}"
+
+
+def cautions(analysis: Analysis) -> list[str]:
+    """What a reader must know before trusting the tables, most serious first; empty when there is nothing."""
+    best = records(analysis.best)
+    notes = []
+    if analysis.missing:
+        pairs = sum(row["missing"] > 0 for row in records(analysis.coverage))
+        expected = int(analysis.coverage["expected"].sum())
+        notes.append(
+            f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result (in "
+            f"{text.plural(pairs, 'model-task pair')}). Learning rates with fewer lost seeds are preferred."
+        )
+    if analysis.diverged:
+        share = text.percent(analysis.diverged / len(analysis.cells))
+        notes.append(
+            f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}); their rates are "
+            "chosen only where no other kept more seeds."
+        )
+    lost = [f"{row['model']} on {row['task']}" for row in best if row["note"] == "every cell diverged"]
+    if lost:
+        notes.append(f"Every cell diverged for {text.listing(lost)}: there is no score.")
+    hurt = [f"{row['model']} on {row['task']}" for row in best if row["n"] and row["diverged"]]
+    if hurt:
+        notes.append(f"Seeds diverged even at the chosen rate for {text.listing(hurt)}: the mean is over the others.")
+    for edge, further in (("highest", "higher"), ("lowest", "lower")):
+        pairs_at = [f"{row['model']} on {row['task']} ({row['learning_rates']})" for row in best if row["edge"] == edge]
+        if pairs_at:
+            notes.append(
+                f"The best learning rate is the {edge} one tried for {text.listing(pairs_at)}: a {further} one may be "
+                "better, so these scores may understate the model."
+            )
+    if any(row["edge"] == "only" for row in best):
+        notes.append("Where only one learning rate was tried, the score may be far from what a model can reach.")
+    single = sum(row["n"] == 1 for row in best)
+    if single:
+        notes.append(f"{text.plural(single, 'score')} rest on one seed and have no interval.")
+    if analysis.rule == "per_seed":
+        notes.append("Every seed chose its own learning rate, which is optimistic: each takes its own luck.")
+    return notes
+
+
+def limits(analysis: Analysis) -> list[str]:
+    """What the intervals never cover, whatever the results."""
+    percent = f"{analysis.confidence * 100:g} %"
+    return [
+        f"The {percent} intervals cover the noise of fine-tuning seeds only.",
+        "Each model was pretrained once: another pretraining seed would move its scores by an unknown amount.",
+        "Test sets are finite and shared by all models: their sampling noise is in no interval.",
+        "The mean over tasks weighs every task the same, although their metrics differ.",
+    ]

@@ -1,0 +1,241 @@
+"""From names to stages: which steps are trained, from which state, and which of them several models share.
+
+A *state* is a set of weights with its optimiser: what came out of a history of objectives and learning rates. Its key is a hash
+of that history, so two models that agree on their first n steps need the same state at n, and it is trained once. Warm-up /
+stable / decay makes that frequent: a run of 600 steps passes through the undecayed state at 150 from which another model
+branches off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.files import stable_hash
+from mlmclm.studies.names import ModelName, Objective
+from mlmclm.studies.recipe import Recipe, learning_rate
+
+ENGINE_VERSION = 1
+"""Raised when the pretraining engine's arithmetic changes, so that older states are not taken for new ones."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Consecutive steps under one objective and one learning-rate law."""
+
+    objective: Objective
+    start: int
+    stop: int
+    origin: int
+    """Where the warm-up counts from: 0, or the end of a decayed phase."""
+    decay_end: int | None = None
+    """Where this leg's decay would reach a rate of 0; None while the rate is stable."""
+
+    def rate(self, step: int, recipe: Recipe) -> float:
+        """Learning rate of one of this leg's steps."""
+        return learning_rate(
+            step,
+            peak=recipe.peak_learning_rate,
+            warmup=recipe.warmup_steps,
+            origin=self.origin,
+            decay=recipe.decay_steps,
+            decay_end=self.decay_end,
+        )
+
+    def identity(self) -> list[Any]:
+        """Plain values for a state's key."""
+        return [str(self.objective), self.start, self.stop, self.origin, self.decay_end]
+
+
+@dataclass(frozen=True)
+class State:
+    """Weights and optimiser after a history of legs; no legs is the initialisation."""
+
+    size: str
+    legs: tuple[Leg, ...]
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps taken."""
+        return self.legs[-1].stop if self.legs else 0
+
+    def key(self, fingerprint: str) -> str:
+        """Hash of the history; `fingerprint` stands for what a study's models share (see `fingerprint`)."""
+        return stable_hash(
+            {"size": self.size, "legs": [leg.identity() for leg in self.legs], "shared": fingerprint, "engine": ENGINE_VERSION}
+        )
+
+    def __str__(self) -> str:
+        if not self.legs:
+            return f"{self.size} at initialisation"
+        parts = [f"{leg.objective} to {leg.stop}{' (decay)' if leg.decay_end is not None else ''}" for leg in self.legs]
+        return f"{self.size}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One Ray Train run: one objective, from a state through others to a last one."""
+
+    start: State
+    states: tuple[State, ...]
+    """What the run leaves behind, in the order of their steps; the last one is its end."""
+    models: tuple[str, ...] = ()
+    """Names of the models that need it."""
+
+    @property
+    def objective(self) -> Objective:
+        """The one objective of all its steps."""
+        return self.states[-1].legs[-1].objective
+
+    @property
+    def end(self) -> State:
+        """The state at its last step."""
+        return self.states[-1]
+
+    @property
+    def steps(self) -> int:
+        """Number of optimiser steps that it takes."""
+        return self.end.step - self.start.step
+
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        """Its own legs, without those of the state it starts from."""
+        return tuple(leg for leg in _split_at(self.end.legs, self.start.step) if leg.start >= self.start.step)
+
+    @property
+    def title(self) -> str:
+        """Short, for a dashboard: `2m clm 0-600`."""
+        return f"{self.end.size} {self.objective} {self.start.step}-{self.end.step}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages that a set of models needs, each after the one that it starts from."""
+
+    models: tuple[ModelName, ...]
+    targets: tuple[State, ...]
+    """The state of each model, in the order of `models`."""
+    stages: tuple[Stage, ...]
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps in all."""
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def steps_alone(self) -> int:
+        """Optimiser steps if every model were trained by itself."""
+        return sum(target.step for target in self.targets)
+
+
+def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int) -> str:
+    """Hash of what all models of a study share and what can change their weights."""
+    return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary})
+
+
+def history(name: ModelName, recipe: Recipe) -> State:
+    """The state that a name stands for.
+
+    Raises:
+        UserError: a phase is shorter than the decay that it must hold.
+    """
+    legs: list[Leg] = []
+    start = origin = 0
+    for index, phase in enumerate(name.phases):
+        decays = phase.decayed or index == len(name.phases) - 1
+        stable_until = phase.until - recipe.decay_steps if decays else phase.until
+        if stable_until < start:
+            raise UserError(
+                f"model {str(name)!r}: its phase of {phase.objective} takes {phase.until - start} steps, fewer than the recipe's "
+                f"decay_steps {recipe.decay_steps}; use more steps or a shorter decay."
+            )
+        if stable_until > start:
+            legs.append(Leg(phase.objective, start, stable_until, origin))
+        if phase.until > stable_until:
+            legs.append(Leg(phase.objective, stable_until, phase.until, origin, phase.until))
+        start = phase.until
+        if phase.decayed:
+            origin = phase.until
+    cut = _split_at(tuple(legs), name.steps)
+    return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps))
+
+
+def make_plan(names: Sequence[ModelName], recipe: Recipe) -> Plan:
+    """Stages for all models, with every shared step trained once.
+
+    The model that stays longest on an objective is planned first; models that leave it earlier, to decay or to change the
+    objective, start from states that its stage deposits on its way.
+    """
+    targets = [history(name, recipe) for name in names]
+    stages: list[Stage] = []
+    for target in sorted(targets, key=lambda state: [-leg.stop for leg in state.legs]):
+        position = State(target.size, ())
+        while position.step < target.step:
+            position = _extend(stages, position, target, targets)
+    named = [
+        replace(
+            stage,
+            models=tuple(
+                str(name)
+                for name, target in zip(names, targets, strict=True)
+                if any(_is_prefix(state, target) for state in stage.states)
+            ),
+        )
+        for stage in stages
+    ]
+    return Plan(tuple(names), tuple(targets), tuple(named))
+
+
+def _extend(stages: list[Stage], position: State, target: State, targets: Sequence[State]) -> State:
+    """Makes sure that a stage reaches the end of `target`'s next phase after `position`; returns that end."""
+    ahead = [leg for leg in _split_at(target.legs, position.step) if leg.start >= position.step]
+    phase = [leg for leg in ahead if (leg.objective, leg.origin) == (ahead[0].objective, ahead[0].origin)]
+    end = _prefix(target, phase[-1].stop)
+    if not any(end in stage.states for stage in stages):
+        known = [state for stage in stages for state in stage.states if state.step < end.step and _is_prefix(state, end)]
+        start = max([position, *known], key=lambda state: state.step)
+        branches = {_prefix(end, _common_step(end, other)) for other in targets}
+        deposits = sorted((state for state in branches | {end} if state.step > start.step), key=lambda state: state.step)
+        stages.append(Stage(start, tuple(deposits)))
+    return end
+
+
+def _prefix(state: State, step: int) -> State:
+    """The state at an earlier step of the same history."""
+    return State(state.size, tuple(leg for leg in _split_at(state.legs, step) if leg.stop <= step))
+
+
+def _is_prefix(state: State, of: State) -> bool:
+    return state.size == of.size and state.step <= of.step and _prefix(of, state.step) == state
+
+
+def _common_step(a: State, b: State) -> int:
+    """The last step up to which two histories agree."""
+    if a.size != b.size:
+        return 0
+    step = 0
+    for mine, theirs in zip(a.legs, b.legs, strict=False):
+        if (mine.objective, mine.start, mine.origin, mine.decay_end) != (
+            theirs.objective,
+            theirs.start,
+            theirs.origin,
+            theirs.decay_end,
+        ):
+            break
+        step = min(mine.stop, theirs.stop)
+        if mine.stop != theirs.stop:
+            break
+    return step
+
+
+def _split_at(legs: tuple[Leg, ...], step: int) -> tuple[Leg, ...]:
+    """The same history with a boundary between legs at `step`, where it runs through one."""
+    result: list[Leg] = []
+    for leg in legs:
+        if leg.start < step < leg.stop:
+            result += [replace(leg, stop=step), replace(leg, start=step)]
+        else:
+            result.append(leg)
+    return tuple(result)

@@ -1,0 +1,97 @@
+"""The recipe: everything that the models of a study share and their names don't say."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mlmclm.configuration import Frozen
+
+
+class Recipe(Frozen):
+    """How a model is pretrained. Defaults are the study's (arXiv 2507.00994) unless a field says otherwise.
+
+    What changes the weights beyond rounding goes into a state's key (`identity`); how the work is divided over workers does not.
+    """
+
+    block_length: int = Field(2048, ge=8)
+    """Tokens a sequence."""
+    batch: int = Field(2304, ge=1)
+    """Sequences a step over all workers: 192 GPUs x 12."""
+    peak_learning_rate: float = Field(5e-4, gt=0)
+    warmup_steps: int = Field(2000, ge=0)
+    decay_steps: int = Field(2000, ge=0)
+    """Steps of linear decay to 0 at the end of the last phase, and of a `dec` phase."""
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: float = Field(1e-5, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    """On all parameters."""
+    clip: float = Field(1.0, ge=0)
+    """Largest norm of the whole gradient; 0 leaves it as it is."""
+    precision: Literal["bf16-autocast", "fp32"] = "bf16-autocast"
+    """Of the matrix products; weights, gradients and optimiser state are fp32."""
+    seed: int = Field(0, ge=0)
+    """Of the initialisation, the order of the data and the masks, a stream each."""
+
+    workers: int = Field(2, ge=1)
+    micro_batch: int | None = Field(None, ge=1)
+    """Sequences a worker computes at once; None is its whole share of the batch."""
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed's ZeRO: what is partitioned over workers (1 optimiser state, 2 and gradients, 3 and weights)."""
+    checkpoint_every: int = Field(1000, ge=1)
+    """Steps between checkpoints from which a broken run goes on."""
+    evaluate_every: int = Field(1000, ge=1)
+    """Steps between validation losses; there is always one at the end of a phase."""
+    evaluation_blocks: int = Field(256, ge=1)
+    """Validation sequences a validation loss is taken over."""
+    max_failures: int = Field(3, ge=0)
+    """How often a stage is restarted from its last checkpoint after a worker or node dies."""
+
+    @field_validator("adam_betas")
+    @classmethod
+    def _betas(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError("both betas must lie in [0, 1)")
+        return value
+
+    @model_validator(mode="after")
+    def _divides(self) -> Recipe:
+        if self.batch % self.workers:
+            raise ValueError(
+                f"batch {self.batch} does not divide by workers {self.workers}; allowed numbers of workers: "
+                f"{', '.join(str(n) for n in range(1, min(self.batch, 64) + 1) if self.batch % n == 0)}"
+            )
+        share = self.batch // self.workers
+        if self.micro_batch is not None and share % self.micro_batch:
+            raise ValueError(f"micro_batch {self.micro_batch} does not divide a worker's share of the batch, {share} sequences")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that decide which weights come out (up to the order of floating-point sums)."""
+        return self.model_dump(
+            mode="json",
+            include={
+                "block_length", "batch", "peak_learning_rate", "warmup_steps", "decay_steps", "adam_betas", "adam_eps",
+                "weight_decay", "clip", "precision", "seed",
+            },
+        )  # fmt: skip
+
+
+def learning_rate(step: int, *, peak: float, warmup: int, origin: int, decay: int, decay_end: int | None) -> float:
+    """The learning rate of a step under warm-up / stable / decay: a pure function of its arguments.
+
+    Args:
+        step: the step about to be taken, from 0.
+        peak: rate of the stable part.
+        warmup: steps of linear warm-up, counted from `origin`; the step at `origin` has peak / warmup.
+        decay: steps of linear decay before `decay_end`, where the rate would be 0; None for no decay.
+    """
+    rate = peak
+    if warmup > 0:
+        rate *= min(1.0, (step - origin + 1) / warmup)
+    if decay_end is not None and decay > 0:
+        rate *= min(1.0, (decay_end - step) / decay)
+    return rate
+
+

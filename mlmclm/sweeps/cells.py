@@ -1,0 +1,65 @@
+"""From a space, models and tasks to the list of cells, in the order in which workers' caches are hit most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.sweeps.space import Space
+
+
+@dataclass(frozen=True)
+class SweepModel:
+    """A model to fine-tune: its name in reports, its Hugging Face folder, and the hash of its weights and tokenizer."""
+
+    name: str
+    folder: Path
+    weights: str
+
+
+def expand(space: Space, models: Sequence[SweepModel], task_data: Mapping[str, str]) -> list[Cell]:
+    """All cells of a sweep: model by model, task by task, then learning rates and seeds; no cell twice.
+
+    Args:
+        space: the axes and protocols.
+        models: the models, in the order of the report.
+        task_data: task name -> fingerprint of its data, for every task of the space.
+    """
+    cells = [
+        Cell(
+            model=model.name,
+            model_folder=model.folder,
+            weights=model.weights,
+            task=task,
+            task_data=task_data[task],
+            protocol=space.protocol_for(task),
+            learning_rate=learning_rate,
+            seed=seed,
+        )
+        for model in models
+        for task in space.tasks
+        for learning_rate in space.learning_rates
+        for seed in space.seeds
+    ]
+    return list({(cell.model, cell_key(cell)): cell for cell in cells}.values())
+
+
+def unique_by_key(cells: Iterable[Cell]) -> dict[str, Cell]:
+    """Key -> the first cell with it, in order: two names of the same weights are computed once."""
+    unique: dict[str, Cell] = {}
+    for cell in cells:
+        unique.setdefault(cell_key(cell), cell)
+    return unique
+
+
+def learning_rate_label(learning_rate: float) -> str:
+    """Shortest exact scientific form, exponent of two digits: `1e-03`, `3.5e-04`."""
+    mantissa, exponent = f"{learning_rate:.6e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
+
+
+def cell_name(cell: Cell) -> str:
+    """What the cell is called in logs, in Ray and in MLflow: `2m-clm-600/pydocs-qa/lr1e-03/s0`."""
+    return f"{cell.model}/{cell.task}/lr{learning_rate_label(cell.learning_rate)}/s{cell.seed}"

@@ -1,0 +1,254 @@
+"""Runs the missing cells of a sweep as Ray Tune trials, and returns the results of all.
+
+The ledger decides what is missing, so a sweep that was stopped, however it was stopped, goes on when it is run again; Tune's
+own experiment state is neither needed nor kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.sweeps.cells import cell_name, unique_by_key
+from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.progress import Style, SweepProgress
+from mlmclm.temporary import swept_folder
+
+OnResult = Callable[[dict[str, Any]], None]
+
+TUNE_ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of every trial: a third of the time
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the driver at once: there is no state to save
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # the experiment's state grows with the trials and is never read
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a crash is one line of ours, and its traceback is in the outcome
+    "TUNE_WARN_THRESHOLD_S": "60",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep has given.
+
+    `results` are in the order of the cells, those without a result left out; `computed` counts the cells computed now,
+    `reused` those whose result was there; `failed` lists the cells that raised, with the error, and `not_run` those that
+    were never tried because the machine's fault would have met them all.
+    """
+
+    results: list[dict[str, Any]]
+    computed: int = 0
+    reused: int = 0
+    failed: list[tuple[Cell, Exception]] = field(default_factory=list)
+    not_run: list[Cell] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raises one error for all failed cells: a `UserError` where each failed for the user's input, else a fault."""
+        if not self.failed:
+            return
+        names = [cell_name(cell) for cell, _ in self.failed]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        first = self.failed[0][1]
+        kept = f"{len(self.results)} results are kept; the same command runs the missing cells only."
+        skipped = f" {len(self.not_run)} cells were not tried." if self.not_run else ""
+        kind = UserError if all(isinstance(error, UserError) for _, error in self.failed) else EnvironmentFault
+        raise kind(
+            f"{len(names)} of {len(names) + len(self.results) + len(self.not_run)} cells failed: {shown}.{skipped} {kept}\n"
+            f"First error: {describe(first)}"
+        ) from first
+
+
+def run_sweep(
+    cells: Sequence[Cell],
+    *,
+    store: Path,
+    data_root: Path | None,
+    cpus_per_cell: float = 1,
+    gpus_per_cell: float = 0,
+    max_concurrent: int | None = None,
+    max_failures: int = 3,
+    progress: Style = "auto",
+    on_result: OnResult | None = None,
+    session: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    name: str = "sweep",
+    worker: type[Any] | None = None,
+) -> SweepOutcome:
+    """Computes the cells that have no result yet; equal keys are computed once.
+
+    Args:
+        cells: the cells, in the order in which workers should take them.
+        store: the store; with several machines it is shared between them.
+        data_root: folder of local data sets, or None.
+        cpus_per_cell, gpus_per_cell: what a running cell reserves; fractions of a GPU are allowed.
+        max_concurrent: at most so many cells at once; None for as many as fit the cluster.
+        max_failures: how often a cell that crashed is run again; an error that would come again is not.
+        progress: `auto`, `bar`, `lines` or `none`.
+        on_result: called in this thread with each result once it is known, those of earlier runs first, in `cells`' order.
+        session: opened only where something is missing; must leave Ray initialised.
+        name: name of the Tune experiment.
+        worker: a subclass of `SweepWorker` to use in its place.
+
+    Raises:
+        UserError: a result file of the ledger is damaged. What fails in a cell is in the outcome, see `SweepOutcome.check`.
+    """
+    # Tune resolves relative paths against each trial's own folder.
+    store = store.resolve()
+    ledger = Ledger(store)
+    names_of: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        names_of[cell_key(cell)].append(cell)
+    found = {key: result for key in names_of if (result := ledger.find(key)) is not None}
+    reused = len(found)
+
+    def announce(key: str) -> None:
+        if on_result is not None:
+            for cell in names_of[key]:
+                on_result(named(found[key], cell))
+
+    for key in found:
+        announce(key)
+    missing = {key: cell for key, cell in unique_by_key(cells).items() if key not in found}
+    errors: dict[str, Exception] = {}
+    if missing:
+        with session():
+
+            def on_done(key: str) -> str:
+                result = ledger.find(key)
+                if result is None:
+                    raise EnvironmentFault(
+                        f"{ledger.path(key)}: a worker wrote this result but it isn't there. Is {store} shared by all machines?"
+                    )
+                found[key] = result
+                announce(key)
+                return str(result["status"])
+
+            errors = _run_trials(
+                missing,
+                store=store,
+                data_root=data_root.resolve() if data_root else None,
+                resources={"CPU": cpus_per_cell, "GPU": gpus_per_cell},
+                max_concurrent=max_concurrent,
+                max_failures=max_failures,
+                style=progress,
+                on_done=on_done,
+                name=name,
+                worker=worker,
+            )
+    return SweepOutcome(
+        results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
+        computed=len(found) - reused,
+        reused=reused,
+        failed=[(cell, errors[key]) for key, cell in missing.items() if key in errors],
+        not_run=[cell for key, cell in missing.items() if key not in errors and key not in found],
+    )
+
+
+def describe(error: BaseException) -> str:
+    """One line for an error; that of a Ray task is the line of what was raised in it."""
+    cause = getattr(error, "cause", None) or error
+    if isinstance(cause, MlmclmError):
+        return str(cause)
+    lines = str(cause).strip().splitlines()
+    # Ray puts the worker's traceback first and the exception last; a dead actor's message starts with what happened.
+    text = (lines[-1] if "Traceback" in str(cause) else lines[0]) if lines else ""
+    return f"{type(cause).__name__}: {text}"
+
+
+def _run_trials(
+    missing: Mapping[str, Cell],
+    *,
+    store: Path,
+    data_root: Path | None,
+    resources: Mapping[str, float],
+    max_concurrent: int | None,
+    max_failures: int,
+    style: Style,
+    on_done: Callable[[str], str],
+    name: str,
+    worker: type[Any] | None,
+) -> dict[str, Exception]:
+    """One Tune experiment over the missing cells; returns the errors of those that failed, by key."""
+    # Imported here because a run without missing cells should not wait for Ray and PyTorch.
+    import ray
+    from ray import tune
+
+    from mlmclm.sweeps.trainable import SweepWorker
+    from mlmclm.sweeps.watch import StopOnFault, Watch
+
+    if not ray.is_initialized():
+        raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
+    _check_resources(ray.cluster_resources(), resources)
+    space = {
+        "cell": tune.grid_search(list(missing.values())),
+        "store": str(store),
+        "data_root": str(data_root) if data_root else None,
+        "resources": {kind: amount for kind, amount in resources.items() if amount},
+    }
+    fault = StopOnFault()
+    with (
+        swept_folder(store, ".tune-") as storage,
+        SweepProgress((cell.task for cell in missing.values()), style=style) as bar,
+        _environment(TUNE_ENVIRONMENT),
+        _level("ray.tune", logging.CRITICAL),
+        _level("ray.train", logging.CRITICAL),
+    ):
+        watch = Watch(bar, on_done, fault, max_failures)
+        tune.Tuner(
+            worker or SweepWorker,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                reuse_actors=True,
+                max_concurrent_trials=max_concurrent,
+                trial_name_creator=lambda trial: cell_name(trial.config["cell"]),
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name=name,
+                storage_path=str(storage),
+                failure_config=tune.FailureConfig(max_failures=max_failures),
+                callbacks=[watch],
+                stop=fault,
+                verbose=0,
+            ),
+        ).fit()
+    if watch.broken is not None:
+        raise watch.broken
+    return watch.errors
+
+
+def _check_resources(cluster: Mapping[str, float], needed: Mapping[str, float]) -> None:
+    """Tune would wait for ever for what a fixed cluster doesn't have; a cluster that can grow may still get it."""
+    for kind, amount in needed.items():
+        if amount > cluster.get(kind, 0) and not os.environ.get("RAY_ADDRESS"):
+            raise UserError(f"A cell needs {amount:g} {kind}, and this Ray cluster has {cluster.get(kind, 0):g}.")
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for a while; what the user has set stays."""
+    added = {key: value for key, value in values.items() if key not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)
+
+
+@contextmanager
+def _level(name: str, level: int) -> Iterator[None]:
+    """Sets a logger's level for a while."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

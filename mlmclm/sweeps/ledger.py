@@ -1,0 +1,91 @@
+"""The ledger: one immutable file a finished cell, `store/cells/<first two digits of the key>/<key>.json`.
+
+A file is written whole or not at all, by the worker that computed the cell. What is there is never computed again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.files import canonical_json, disk_fault, write_atomic
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.sweeps.cells import unique_by_key
+
+SCHEMA = 1
+NEEDED = ("key", "task", "learning_rate", "seed", "status", "scores")
+
+
+class Ledger:
+    """The results of one store."""
+
+    def __init__(self, store: Path) -> None:
+        self.folder = store / "cells"
+
+    def path(self, key: str) -> Path:
+        """Where the result of the cell with this key is, or will be."""
+        return self.folder / key[:2] / f"{key}.json"
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The result with this key, or None where the cell has not been computed.
+
+        Raises:
+            UserError: the file is there but is not a whole result of this cell.
+            EnvironmentFault: it cannot be read.
+        """
+        path = self.path(key)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise disk_fault(error, path) from error
+        try:
+            result = json.loads(content)
+        except ValueError as error:
+            raise _damaged(path, f"not JSON: {error}") from error
+        if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+            raise _damaged(path, f"not a result of schema {SCHEMA}")
+        absent = [name for name in NEEDED if name not in result]
+        if absent:
+            raise _damaged(path, f"without {', '.join(absent)}")
+        if result["key"] != key:
+            raise _damaged(path, f"it holds the result of another cell, {result['key']}")
+        return result
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Files a result under its key; one that is there already stays, for equal keys mean equal results.
+
+        Raises:
+            EnvironmentFault: the disk is full or not writable; nothing is left behind.
+        """
+        path = self.path(result["key"])
+        if not path.exists():
+            write_atomic(path, canonical_json(result) + "\n")
+
+    def missing(self, cells: Iterable[Cell]) -> list[Cell]:
+        """The cells without a result, each key once, in order. Damaged files are found when they are read."""
+        return [cell for key, cell in unique_by_key(cells).items() if not self.path(key).exists()]
+
+    def results(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
+        """The results of those of the cells that have one, in order, each under the name that its cell gives the model.
+
+        Raises:
+            UserError: a file is damaged.
+        """
+        found = ((cell, self.find(cell_key(cell))) for cell in cells)
+        return [named(result, cell) for cell, result in found if result is not None]
+
+
+def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
+    """A result under the cell's name of the model: a key ignores names, so another study may have filed it."""
+    return {**result, "model": cell.model}
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path}: damaged result file ({reason}). Delete it and run the same command again: only this cell is computed again."
+    )

@@ -1,0 +1,83 @@
+"""The Ray Tune trainable: an actor that runs whole cells, one a trial, and files each result itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray import tune
+from ray._raylet import setproctitle
+
+from mlmclm.errors import EnvironmentFault, MlmclmError
+from mlmclm.finetuning.cell import Cell, cell_key, run_cell
+from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.ledger import Ledger
+
+COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
+
+
+class SweepWorker(tune.Trainable):  # type: ignore[misc]
+    """Runs one cell a trial; reused from trial to trial with its cache of weights and tokenised data.
+
+    Config: `cell` (a `Cell`), `store` and `data_root` (absolute paths as strings; data_root may be None), `resources` (of
+    one trial, by Ray's names). A trial is one step. An error that would come again (bad input, a full disk) is the trial's outcome and is not retried; any other
+    exception ends the actor, and Tune retries the cell in a new one.
+    """
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """What a trial reserves of the cluster."""
+        return tune.PlacementGroupFactory([config["resources"]])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Called once an actor, with the first trial's config."""
+        torch.set_num_threads(1)
+        self._cache: dict[Any, Any] = {}
+        self._weights = ""
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Takes over the next trial; the cache is dropped when the model changes, so that only one is held."""
+        self._cell: Cell = new_config["cell"]
+        self._store = Path(new_config["store"])
+        self._data_root = Path(new_config["data_root"]) if new_config["data_root"] else None
+        if self._cell.weights != self._weights:
+            self._cache.clear()
+            self._weights = self._cell.weights
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Computes the cell unless its result is there, files the result, and says which of the two it was."""
+        name = cell_name(self._cell)
+        # The process title is what `top` and the dashboard's list of workers show.
+        setproctitle(f"ray::cell {name}")
+        try:
+            outcome = self._run()
+        except MlmclmError as error:
+            kind = ENVIRONMENT_FAULT if isinstance(error, EnvironmentFault) else USER_ERROR
+            return {"outcome": kind, "message": str(error), "done": True}
+        finally:
+            setproctitle("ray::SweepWorker")
+        print(f"{name}: {outcome}", flush=True)
+        return {"outcome": outcome, "done": True}
+
+    def _run(self) -> str:
+        ledger = Ledger(self._store)
+        if ledger.find(cell_key(self._cell)) is not None:
+            return REUSED
+        ledger.write(self.compute(self._cell))
+        return COMPUTED
+
+    def compute(self, cell: Cell) -> dict[str, Any]:
+        """The cell's result (see `run_cell`)."""
+        return run_cell(cell, store=self._store, data_root=self._data_root, cache=self._cache)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """A trial is one step: there is nothing to save."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """A trial that is retried starts again."""
+
+    def __repr__(self) -> str:
+        return "SweepWorker"

@@ -1,0 +1,93 @@
+"""What the driver does while Tune runs: count, announce results, note crashes, and stop on a fault of the machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from ray import tune
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.launch import describe
+from mlmclm.sweeps.progress import SweepProgress
+from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, USER_ERROR
+
+
+class StopOnFault(tune.Stopper):  # type: ignore[misc]
+    """Ends the experiment once `set`: after a full disk every further cell would be computed for nothing."""
+
+    def __init__(self) -> None:
+        self.set = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.set
+
+
+class Watch(tune.Callback):  # type: ignore[misc]
+    """Tune's callback in the driver. `errors` holds the failed cells' errors by key; `broken`, an error of the driver's own.
+
+    Tune pickles its callbacks into a state that is never read, so this one pickles as nothing.
+    """
+
+    def __init__(
+        self, progress: SweepProgress, on_done: Callable[[str], str], fault: StopOnFault, max_failures: int
+    ) -> None:
+        self._progress = progress
+        self._on_done = on_done
+        self._fault = fault
+        self._max_failures = max_failures
+        self._crashes: Counter[str] = Counter()
+        self.errors: dict[str, Exception] = {}
+        self.broken: BaseException | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._progress.tick()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._progress.started(trial.config["cell"].task)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        cell = trial.config["cell"]
+        key = cell_key(cell)
+        outcome = result.get("outcome")
+        if outcome in (USER_ERROR, ENVIRONMENT_FAULT):
+            kind = UserError if outcome == USER_ERROR else EnvironmentFault
+            self.errors[key] = kind(result["message"])
+            self._fault.set = self._fault.set or outcome == ENVIRONMENT_FAULT
+            self._progress.finished(cell.task, "failed")
+            self._progress.note(f"{cell_name(cell)} failed: {result['message']}")
+            return
+        try:
+            status = self._on_done(key)
+        except Exception as error:  # kept for the caller: Tune would wrap it in an error of its own
+            self.broken = self.broken or error
+            self._fault.set = True
+            return
+        seconds = result["time_this_iter_s"] if outcome == COMPUTED else None
+        self._progress.finished(cell.task, status if outcome == COMPUTED else "reused", seconds)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        cell = trial.config["cell"]
+        self._crashes[trial.trial_id] += 1
+        crash = f"crash {self._crashes[trial.trial_id]} of at most {self._max_failures + 1}"
+        self._progress.retried(
+            cell.task, f"{cell_name(cell)}: {crash}, will run again ({describe(trial.get_error())})"
+        )
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        cell = trial.config["cell"]
+        error = trial.get_error()
+        self.errors[cell_key(cell)] = error
+        self._progress.finished(cell.task, "failed")
+        self._progress.note(f"{cell_name(cell)} failed: {describe(error)}")

@@ -1,0 +1,75 @@
+"""Every live metric of ours, defined once; exported by Ray to Prometheus under its name with the prefix `ray_`.
+
+Labels are few and closed (task, status, model, objective), never a trial's or a cell's: each combination of values is a
+time series that Prometheus keeps. The dashboards in `dashboards/` query these names, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+PREFIX = "ray_"
+SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A metric's name (without Ray's prefix), kind, description with its unit, and labels."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    description: str
+    labels: tuple[str, ...] = ()
+    boundaries: tuple[float, ...] = ()
+
+
+_RUN = ("model", "objective")
+
+DEFINITIONS: dict[str, Definition] = {
+    definition.name: definition
+    for definition in (
+        Definition("mlmclm_pretraining_loss", "gauge", "Training loss, nats a labelled token.", _RUN),
+        Definition("mlmclm_pretraining_validation_loss", "gauge", "Validation loss, nats a labelled token.", _RUN),
+        Definition("mlmclm_pretraining_tokens_per_second", "gauge", "Tokens trained on a second, all workers.", _RUN),
+        Definition("mlmclm_pretraining_learning_rate", "gauge", "Learning rate of the last step.", _RUN),
+        Definition("mlmclm_pretraining_gradient_norm", "gauge", "Gradient norm before clipping, last step.", _RUN),
+        Definition("mlmclm_pretraining_step", "gauge", "Steps done.", _RUN),
+        Definition("mlmclm_pretraining_tokens_total", "counter", "Tokens trained on by this process.", _RUN),
+        Definition(
+            "mlmclm_cells_total", "counter", "Cells finished: ok, diverged, failed or reused.", ("status", "task")
+        ),
+        Definition("mlmclm_cell_retries_total", "counter", "Cells started again after a crash.", ("task",)),
+        Definition("mlmclm_cell_seconds", "histogram", "Seconds a computed cell took.", ("task",), SECONDS),
+        Definition("mlmclm_cells_running", "gauge", "Cells being computed now.", ("task",)),
+        Definition("mlmclm_cells_remaining", "gauge", "Cells not finished yet, running ones included.", ("task",)),
+    )
+}
+
+
+def counter(name: str) -> Counter:
+    """The counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. Raises KeyError where none is defined."""
+    return _metric("counter", name)
+
+
+def gauge(name: str) -> Gauge:
+    """The gauge `name`: `.set(value, tags={label: text, ...})`. Raises KeyError where none is defined."""
+    return _metric("gauge", name)
+
+
+def histogram(name: str) -> Histogram:
+    """The histogram `name`: `.observe(value, tags={label: text, ...})`. Raises KeyError where none is defined."""
+    return _metric("histogram", name)
+
+
+@lru_cache(maxsize=None)
+def _metric(kind: str, name: str) -> Counter | Gauge | Histogram:
+    definition = DEFINITIONS.get(name)
+    if definition is None or definition.kind != kind:
+        raise KeyError(f"no {kind} named {name!r} in mlmclm.tracking.metrics.DEFINITIONS")
+    if kind == "histogram":
+        return Histogram(name, definition.description, boundaries=list(definition.boundaries), tag_keys=definition.labels)
+    return (Counter if kind == "counter" else Gauge)(name, definition.description, tag_keys=definition.labels)

@@ -1,0 +1,193 @@
+"""Models against models, means over tasks, and the claim that pretraining helps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+from analysis_study import TASKS, cell, synthetic_results
+from scipy import stats
+
+from mlmclm.analysis.comparison import against
+from mlmclm.analysis.results import Grid, records
+from mlmclm.analysis.study import Analysis, analyse
+from mlmclm.analysis.summary import summary, task_metrics
+from mlmclm.errors import UserError
+from mlmclm.files import canonical_json
+
+
+def one_rate(scores: dict[str, dict[str, list[float | None]]]) -> list[dict[str, Any]]:
+    return [
+        cell(model, task, 1e-3, seed, value, value)
+        for model, tasks in scores.items()
+        for task, values in tasks.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def claim(scores: dict[str, dict[str, list[float | None]]], baseline: str = "untrained") -> dict[str, Any]:
+    return records(analyse(one_rate(scores), baseline).claims)[0]
+
+
+def test_a_difference_on_a_task_is_welchs() -> None:
+    a, b = [0.71, 0.74, 0.69], [0.61, 0.68, 0.66]
+    found = analyse(one_rate({"a": {"pydocs-kind": list(a)}, "b": {"pydocs-kind": list(b)}}))
+    row = records(found.comparisons)[0]
+    expected = stats.ttest_ind(a, b, equal_var=False)
+    interval = expected.confidence_interval()
+    assert (row["difference"], row["low"], row["high"], row["p"]) == pytest.approx(
+        (statistics.fmean(a) - statistics.fmean(b), interval.low, interval.high, expected.pvalue)
+    )
+
+
+def test_the_mean_over_tasks_is_that_of_the_best_rates_with_variances_summed() -> None:
+    found = analyse(synthetic_results({"a": 0.8, "b": 0.7}))
+    row = next(row for row in records(found.overall) if row["model"] == "a" and row["kind"] == "all")
+    best = [row for row in records(found.best) if row["model"] == "a"]
+    assert row["mean"] == pytest.approx(statistics.fmean(item["test_mean"] for item in best))
+    variance = sum((item["test_sd"] / 4) ** 2 / item["n"] for item in best)
+    freedom = variance**2 / sum(((item["test_sd"] / 4) ** 2 / item["n"]) ** 2 / (item["n"] - 1) for item in best)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
+    assert (row["low"], row["high"]) == pytest.approx((row["mean"] - half, row["mean"] + half))
+    assert row["freedom"] == pytest.approx(freedom)
+
+
+def test_the_difference_of_means_over_tasks_is_the_mean_of_the_differences() -> None:
+    found = records(analyse(synthetic_results({"a": 0.8, "b": 0.7})).comparisons)
+    by_task = [row["difference"] for row in found if row["kind"] == "task"]
+    overall = next(row for row in found if row["kind"] == "all")
+    assert len(by_task) == 4
+    assert overall["difference"] == pytest.approx(statistics.fmean(by_task))
+
+
+def test_families_with_several_tasks_have_a_mean_of_their_own() -> None:
+    scores = {
+        model: {"pydocs-kind": [level, level + 0.01], "sst2": [level, level], "pydocs-qa": [level, level]}
+        for model, level in (("a", 0.8), ("b", 0.6))
+    }
+    found = analyse(one_rate(scores))  # type: ignore[arg-type]
+    rows = {(row["kind"], row["scope"], row["model"]): row for row in records(found.overall)}
+    assert rows["family", "sequence-classification", "a"]["mean"] == pytest.approx((0.805 + 0.8) / 2)
+    assert ("family", "question-answering", "a") not in rows
+
+
+def test_comparisons_turn_around_with_their_intervals() -> None:
+    found = analyse(synthetic_results({"a": 0.8, "b": 0.7, "c": 0.6}))
+    forward = {(row["scope"], row["model_b"]): row for row in against(found.comparisons, "a")}
+    backward = {(row["scope"], row["model_a"], row["model_b"]): row for row in against(found.comparisons, "b")}
+    for scope in (*TASKS, "all tasks"):
+        ahead, behind = forward[scope, "b"], backward[scope, "b", "a"]
+        assert (behind["difference"], behind["low"], behind["high"]) == (
+            -ahead["difference"],
+            -ahead["high"],
+            -ahead["low"],
+        )
+    assert ("all tasks", "b", "c") in backward
+
+
+def test_holm_corrects_over_the_pairs_of_a_scope() -> None:
+    found = records(analyse(synthetic_results({"a": 0.70, "b": 0.699, "c": 0.69}, noise=0.01)).comparisons)
+    for scope in (*TASKS, "all tasks"):
+        rows = sorted((row for row in found if row["scope"] == scope), key=lambda row: row["p"])
+        assert len(rows) == 3
+        assert rows[0]["p_holm"] == pytest.approx(min(1, 3 * rows[0]["p"]))
+        assert all(row["p_holm"] >= row["p"] for row in rows)
+
+
+def test_a_model_without_a_score_on_a_task_has_no_mean_over_tasks() -> None:
+    full = synthetic_results({"a": 0.8, "b": 0.7})
+    found = analyse([row for row in full if (row["model"], row["task"]) != ("a", "pydocs-qa")])
+    rows = {row["model"]: row for row in records(found.overall)}
+    assert math.isnan(rows["a"]["mean"]) and rows["a"]["tasks_scored"] == 3
+    assert not math.isnan(rows["b"]["mean"])
+    overall = next(row for row in records(found.comparisons) if row["kind"] == "all")
+    assert math.isnan(overall["difference"]) and overall["tasks_scored"] == 3
+    assert found.missing == 12
+
+
+def test_the_claim_holds_where_the_model_is_clearly_ahead() -> None:
+    found = analyse(synthetic_results({"a": 0.8, "b": 0.75, "untrained": 0.6}), "untrained")
+    rows = records(found.claims)
+    assert [row["model"] for row in rows] == ["a", "b"]
+    for row, gap in zip(rows, (0.2, 0.15), strict=True):
+        assert row["verdict"] == "holds" and row["holds"]
+        assert (row["tasks_clear"], row["tasks_required"]) == (4, 3)
+        assert row["low"] < gap < row["high"] and row["low"] > 0
+        direct = against(found.comparisons, row["model"])
+        expected = next(item for item in direct if item["kind"] == "all" and item["model_b"] == "untrained")
+        assert row["difference"] == pytest.approx(expected["difference"])
+        assert (row["low"], row["high"]) == pytest.approx((expected["low"], expected["high"]))
+
+
+def test_the_claim_holds_on_three_tasks_of_four_but_not_on_two() -> None:
+    low: list[float | None] = [0.50, 0.51]
+    high: list[float | None] = [0.90, 0.91]
+    tasks = list(TASKS)
+    untrained = dict.fromkeys(tasks, low)
+    three = claim({"a": dict.fromkeys(tasks, high) | {tasks[0]: low}, "untrained": untrained})
+    assert (three["verdict"], three["tasks_clear"]) == ("holds", 3)
+    two = claim({"a": dict.fromkeys(tasks, high) | {tasks[0]: low, tasks[1]: low}, "untrained": untrained})
+    assert (two["verdict"], two["holds"], two["on_mean"]) == ("in part", False, True)
+    none = claim({"a": untrained, "untrained": dict.fromkeys(tasks, high)})
+    assert (none["verdict"], none["tasks_ahead"]) == ("does not hold", 0)
+
+
+def test_a_difference_within_the_interval_is_not_a_win() -> None:
+    close = claim({"a": {"pydocs-kind": [0.50, 0.60, 0.55]}, "untrained": {"pydocs-kind": [0.49, 0.58, 0.56]}})
+    assert (close["verdict"], close["tasks_ahead"], close["tasks_clear"]) == ("does not hold", 1, 0)
+
+
+def test_the_claim_is_unknown_without_intervals_or_scores() -> None:
+    tasks = list(TASKS)
+    single = claim({"a": {key: [0.9] for key in tasks}, "untrained": {key: [0.5] for key in tasks}})
+    assert single["verdict"] == "unknown" and not single["holds"]
+    lost = claim({"a": {key: [None, None] for key in tasks}, "untrained": {key: [0.5, 0.5] for key in tasks}})
+    assert lost["verdict"] == "unknown" and math.isnan(lost["difference"])
+
+
+def test_a_study_that_is_only_begun_counts_what_is_missing() -> None:
+    made = synthetic_results({"a": 0.8, "untrained": 0.6})
+    grid = Grid(("a", "later", "untrained"), tuple(TASKS), (1e-4, 3e-4, 1e-3, 3e-3), (0, 1, 2))
+    found = analyse(made[:10], "untrained", grid=grid)
+    assert found.missing == 3 * 4 * 12 - 10
+    assert set(found.claims["verdict"]) == {"unknown"}
+    assert len(found.best) == 12
+
+
+def test_the_order_of_the_results_changes_no_table() -> None:
+    made = synthetic_results({"a": 0.8, "b": 0.7, "untrained": 0.6}, diverge=frozenset({("b", 3e-3)}))
+    one, other = analyse(made, "untrained"), analyse(made[::-1], "untrained")
+    for name in ("cells", "coverage", "curves", "chosen", "best", "stability", "overall", "comparisons", "claims"):
+        assert getattr(one, name).equals(getattr(other, name)), name
+
+
+def test_what_cannot_be_analysed_is_refused() -> None:
+    made = synthetic_results({"a": 0.8})
+    with pytest.raises(UserError, match="no result to analyse"):
+        analyse([])
+    with pytest.raises(UserError, match="unknown baseline model 'untraned'"):
+        analyse(made, "untraned")
+    with pytest.raises(UserError, match=r"unknown rule.*'median'.*mean, per_seed"):
+        analyse(made, rule="median")
+    with pytest.raises(UserError, match="confidence"):
+        analyse(made, confidence=95)
+
+
+def measured(found: Analysis) -> dict[str, float]:
+    return task_metrics(found)["a", "pydocs-kind"]
+
+
+def test_metrics_for_the_tracker_are_finite_numbers() -> None:
+    found = analyse(synthetic_results({"a": 0.8, "untrained": 0.6}), "untrained")
+    assert measured(found)["best_learning_rate"] == 1e-3
+    assert measured(found)["test_mean"] == pytest.approx(0.8, abs=0.01)
+    single = analyse(one_rate({"a": {"pydocs-kind": [0.5]}}))
+    assert "test_low" not in measured(single)
+    assert all(math.isfinite(value) for own in task_metrics(found).values() for value in own.values())
+
+
+def test_the_summary_is_json() -> None:
+    text = canonical_json(summary(analyse(one_rate({"a": {"pydocs-kind": [None]}, "b": {"pydocs-kind": [0.5]}}), "b")))
+    assert '"missing":0' in text and '"diverged":1' in text

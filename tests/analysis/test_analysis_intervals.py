@@ -1,0 +1,103 @@
+"""The statistics agree with scipy, with the textbook, and with simulation."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mlmclm.analysis.intervals import contrast, deviation, deviation_interval, holm, mean, student
+
+A = [0.71, 0.74, 0.69, 0.73, 0.72]
+B = [0.61, 0.68, 0.66]
+
+
+def test_one_group_gives_students_interval() -> None:
+    expected = stats.t.interval(0.95, len(A) - 1, loc=statistics.fmean(A), scale=stats.sem(A))
+    found = student(A)
+    assert (found.low, found.high) == pytest.approx(expected, rel=1e-12)
+    assert found.value == pytest.approx(statistics.fmean(A))
+    assert found.p == pytest.approx(stats.ttest_1samp(A, 0).pvalue, rel=1e-9)
+
+
+def test_two_groups_give_welchs_test_and_interval() -> None:
+    expected = stats.ttest_ind(A, B, equal_var=False)
+    found = contrast([A, B], [1, -1])
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert found.freedom == pytest.approx(expected.df, rel=1e-12)
+    interval = expected.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+
+
+def test_a_mean_over_equal_variance_groups_has_the_pooled_closed_form() -> None:
+    groups = [[level + step for step in (-0.01, 0.0, 0.01)] for level in (0.2, 0.5, 0.8, 0.9)]
+    found = contrast(groups, [0.25] * 4)
+    # Four groups of three with the same variance: 8 degrees of freedom, variance s^2 / (4 * 3).
+    half = stats.t.ppf(0.975, 8) * 0.01 / math.sqrt(12)
+    assert found.freedom == pytest.approx(8)
+    assert (found.low, found.high) == pytest.approx((0.6 - half, 0.6 + half))
+
+
+def test_the_interval_of_a_mean_over_tasks_covers_the_truth_as_often_as_it_says() -> None:
+    generator = random.Random(1)
+    truth, spread = [0.4, 0.6, 0.7, 0.9], [0.002, 0.02, 0.01, 0.005]
+    hits = 0
+    rounds = 3000
+    for _ in range(rounds):
+        groups = [[generator.gauss(m, s) for _ in range(4)] for m, s in zip(truth, spread, strict=True)]
+        found = contrast(groups, [0.25] * 4)
+        hits += found.low <= statistics.fmean(truth) <= found.high
+    assert 0.935 <= hits / rounds <= 0.975
+
+
+def test_one_value_has_no_interval_and_none_has_no_mean() -> None:
+    single = student([0.5])
+    assert single.value == 0.5
+    assert all(math.isnan(value) for value in (single.low, single.high, single.error, single.p))
+    assert math.isnan(student([]).value)
+    assert math.isnan(mean([])) and math.isnan(deviation([0.5]))
+    assert math.isnan(contrast([A, [0.5]], [1, -1]).low)
+
+
+def test_constant_groups_give_a_point_and_not_an_error() -> None:
+    same = contrast([[0.5, 0.5], [0.4, 0.4]], [1, -1])
+    assert (same.low, same.high, same.p) == (same.value, same.value, 0.0)
+    assert student([0.5, 0.5]).low == 0.5
+    assert contrast([[0.5, 0.5], [0.5, 0.5]], [1, -1]).p == 1.0
+
+
+def test_tiny_variances_do_not_underflow() -> None:
+    found = contrast([[0.5, 0.5 + 1e-16 * 4], A], [1, -1])
+    assert found.freedom == pytest.approx(len(A) - 1)
+    assert math.isfinite(contrast([[1e-120, 2e-120], [0.0, 3e-120]], [1, -1]).freedom)
+
+
+def test_the_order_of_the_values_changes_no_bit() -> None:
+    values = [random.Random(2).random() for _ in range(50)]
+    assert student(values) == student(values[::-1])
+
+
+def test_the_interval_of_a_deviation_is_the_chi_square_one() -> None:
+    sd, n = 0.02, 5
+    low, high = deviation_interval(sd, n - 1)
+    assert low == pytest.approx(sd * math.sqrt((n - 1) / stats.chi2.ppf(0.975, n - 1)))
+    assert high == pytest.approx(sd * math.sqrt((n - 1) / stats.chi2.ppf(0.025, n - 1)))
+    assert math.isnan(deviation_interval(math.nan, 4)[0]) and math.isnan(deviation_interval(0.1, 0)[1])
+
+
+def test_the_interval_of_a_deviation_covers_it_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(0).normal(0, 2.0, size=(4000, 4))
+    inside = [low <= 2.0 <= high for low, high in (deviation_interval(deviation(list(row)), 3) for row in draws)]
+    assert 0.935 <= statistics.fmean(inside) <= 0.965
+
+
+def test_holms_correction_is_the_textbooks() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    corrected = holm([0.01, math.nan, 0.04])
+    assert corrected[0] == pytest.approx(0.02) and math.isnan(corrected[1]) and corrected[2] == pytest.approx(0.04)
+    assert holm([]) == []

@@ -1,0 +1,201 @@
+"""Which learning rate is best: the rules, and what decides in doubt."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from typing import Any
+
+import pytest
+from analysis_study import cell, synthetic_results
+from scipy import stats
+
+from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
+from mlmclm.analysis.selection import best_table, chosen_table, curve_table, rate_text
+from mlmclm.errors import UserError
+
+TASK = "pydocs-kind"
+Scores = dict[float, list[tuple[float, float] | None]]
+
+
+def results(scores: Scores) -> list[dict[str, Any]]:
+    """Results of one model on one task: by rate, a (validation, test) a seed, None for a diverged one."""
+    return [
+        cell("m", TASK, rate, seed, *(pair or (None, None)))
+        for rate, pairs in scores.items()
+        for seed, pair in enumerate(pairs)
+    ]
+
+
+def best(scores: Scores, rule: str = "mean") -> dict[str, Any]:
+    cells = results_table(results(scores))
+    return records(best_table(cells, observed_grid(cells), rule=rule))[0]  # type: ignore[arg-type]
+
+
+def test_the_best_rate_is_the_one_with_the_highest_validation_mean_whatever_the_test_says() -> None:
+    row = best({1e-4: [(0.5, 0.99), (0.5, 0.99)], 1e-3: [(0.7, 0.6), (0.6, 0.5)], 1e-2: [(0.9, 0.9), (0.3, 0.9)]})
+    assert row["learning_rate"] == 1e-3
+    assert row["test_mean"] == pytest.approx(0.55)
+    assert row["validation_mean"] == pytest.approx(0.65)
+
+
+def test_the_choice_agrees_with_brute_force_on_random_grids() -> None:
+    generator = random.Random(3)
+    for _ in range(50):
+        scores: Scores = {
+            rate: [(generator.random(), generator.random()) for _ in range(3)] for rate in (1e-5, 1e-4, 1e-3)
+        }
+        winner = max(scores, key=lambda rate: statistics.fmean(pair[0] for pair in scores[rate] if pair))
+        row = best(scores)
+        test = [pair[1] for pair in scores[winner] if pair]
+        assert row["learning_rate"] == winner
+        low, high = stats.t.interval(0.95, 2, loc=statistics.fmean(test), scale=stats.sem(test))
+        assert (row["test_low"], row["test_high"]) == pytest.approx((low, high))
+        assert row["test_sd"] == pytest.approx(statistics.stdev(test))
+
+
+def test_ties_go_to_the_smaller_rate() -> None:
+    assert best({1e-4: [(0.7, 0.1)] * 2, 1e-3: [(0.7, 0.9)] * 2})["learning_rate"] == 1e-4
+    # 0.1 + 0.2 is not 0.3 in binary: rounding must not decide a tie.
+    assert best({1e-4: [(0.15, 0.1), (0.15, 0.1)], 1e-3: [(0.1, 0.9), (0.2, 0.9)]})["learning_rate"] == 1e-4
+
+
+def test_a_rate_at_which_a_seed_diverged_is_chosen_only_when_no_other_kept_more() -> None:
+    clean = {1e-4: [(0.5, 0.5), (0.5, 0.5)], 1e-3: [(0.9, 0.9), None]}
+    assert best(clean)["learning_rate"] == 1e-4
+    broken = {1e-4: [None, None, (0.9, 0.9)], 1e-3: [(0.6, 0.6), (0.6, 0.6), None], 1e-2: [(0.8, 0.8), None, None]}
+    row = best(broken)
+    assert (row["learning_rate"], row["n"], row["diverged"], row["missing"]) == (1e-3, 2, 1, 0)
+
+
+def test_where_everything_diverged_there_is_no_best_rate_and_the_table_says_so() -> None:
+    for rule in ("mean", "per_seed"):
+        row = best({1e-4: [None, None], 1e-3: [None, None]}, rule)
+        assert math.isnan(row["learning_rate"]) and math.isnan(row["test_mean"])
+        assert (row["n"], row["diverged"], row["note"], row["edge"]) == (0, 2, "every cell diverged", "")
+
+
+def test_a_rate_whose_seeds_were_not_all_run_loses_to_a_complete_one() -> None:
+    full = results({1e-4: [(0.5, 0.5)] * 3, 1e-3: [(0.6, 0.6)] * 3, 1e-2: [(0.9, 0.9)] * 3})
+    cells = results_table(full[:-1])
+    row = records(best_table(cells, observed_grid(cells)))[0]
+    assert row["learning_rate"] == 1e-3
+    assert coverage_table(cells, observed_grid(cells))["missing"].tolist() == [1]
+
+
+def test_one_seed_has_a_score_but_no_interval() -> None:
+    row = best({1e-4: [(0.5, 0.4)], 1e-3: [(0.4, 0.4)], 1e-2: [(0.3, 0.4)]})
+    assert row["test_mean"] == 0.4 and math.isnan(row["test_low"]) and row["note"] == "one seed: no interval"
+
+
+def test_a_best_rate_at_the_edge_of_what_was_tried_is_flagged() -> None:
+    low, middle, high = ([(score, score)] * 2 for score in (0.5, 0.6, 0.7))
+    assert best({1e-4: low, 1e-3: middle, 1e-2: high})["edge"] == "highest"
+    assert best({1e-4: high, 1e-3: middle, 1e-2: low})["edge"] == "lowest"
+    assert best({1e-4: low, 1e-3: high, 1e-2: middle})["edge"] == ""
+    assert best({1e-4: low})["edge"] == "only"
+    # A higher rate that diverged bounds the optimum.
+    assert best({1e-4: low, 1e-3: high, 1e-2: [None, None]})["edge"] == ""
+
+
+def test_per_seed_takes_each_seeds_own_best_rate() -> None:
+    row = best(
+        {
+            1e-4: [(0.9, 0.81), (0.1, 0.1), (0.9, 0.79)],
+            1e-3: [(0.2, 0.2), (0.8, 0.70), (0.9, 0.1)],
+            1e-2: [(0.1, 0.1), (0.1, 0.1), None],
+        },
+        "per_seed",
+    )
+    assert row["test_mean"] == pytest.approx(statistics.fmean([0.81, 0.70, 0.79]))
+    assert row["test_sd"] == pytest.approx(statistics.stdev([0.81, 0.70, 0.79]))
+    assert math.isnan(row["learning_rate"])
+    assert row["learning_rates"] == "1e-4 (2), 1e-3 (1)"
+    assert row["edge"] == "lowest"
+
+
+def test_both_rules_agree_when_all_seeds_prefer_one_rate() -> None:
+    cells = results_table(synthetic_results({"a": 0.8, "b": 0.7}, noise=1e-4))
+    grid = observed_grid(cells)
+    assert chosen_table(cells, grid).equals(chosen_table(cells, grid, rule="per_seed"))
+
+
+def test_a_diverged_seed_does_not_lose_its_other_rates_under_per_seed() -> None:
+    row = best({1e-4: [(0.5, 0.5), (0.4, 0.4)], 1e-3: [(0.6, 0.6), None]}, "per_seed")
+    assert (row["n"], row["diverged"]) == (2, 0)
+    assert row["test_mean"] == pytest.approx(0.5)
+
+
+def test_the_curve_has_a_mean_and_a_band_at_every_rate_of_either_split() -> None:
+    cells = results_table(results({1e-4: [(0.5, 0.3), (0.7, 0.5)], 1e-3: [(0.6, 0.6), None], 1e-2: [None, None]}))
+    first, second, third = records(curve_table(cells, observed_grid(cells)))
+    assert (first["n"], first["validation_mean"], first["test_mean"]) == (2, pytest.approx(0.6), pytest.approx(0.4))
+    assert (first["test_low"], first["test_high"]) == pytest.approx(stats.t.interval(0.95, 1, loc=0.4, scale=0.1))
+    assert (second["n"], second["diverged"], second["test_mean"]) == (1, 1, 0.6) and math.isnan(second["test_low"])
+    assert third["diverged"] == 2 and math.isnan(third["test_mean"])
+
+
+def test_models_and_tasks_without_any_cell_are_in_the_tables() -> None:
+    cells = results_table(results({1e-4: [(0.5, 0.5)]}))
+    grid = Grid(("m", "later"), (TASK, "other"), (1e-4, 1e-3), (0, 1))
+    table = records(best_table(cells, grid))
+    assert [(row["model"], row["task"], row["note"]) for row in table] == [
+        ("later", "other", "no cell was run"),
+        ("later", TASK, "no cell was run"),
+        ("m", "other", "no cell was run"),
+        ("m", TASK, "one seed: no interval"),
+    ]
+    assert coverage_table(cells, grid)["missing"].tolist() == [4, 4, 4, 3]
+
+
+def test_the_order_of_the_results_changes_nothing() -> None:
+    made = synthetic_results({"a": 0.8, "b": 0.7})
+    shuffled = random.Random(5).sample(made, len(made))
+    assert results_table(made).equals(results_table(shuffled))
+
+
+def test_the_same_result_twice_counts_once_but_two_results_for_one_cell_are_refused() -> None:
+    one = cell("m", TASK, 1e-4, 0, 0.5, 0.5)
+    assert len(results_table([one, dict(one)])) == 1
+    with pytest.raises(UserError, match=r"two results for model 'm'.*different weights"):
+        results_table([one, one | {"key": "another"}])
+
+
+def test_what_is_not_a_result_is_refused_by_name() -> None:
+    good = cell("m", TASK, 1e-4, 0, 0.5, 0.5)
+    with pytest.raises(UserError, match="no entry 'seed'"):
+        results_table([{name: value for name, value in good.items() if name != "seed"}])
+    with pytest.raises(UserError, match="not a finite number"):
+        results_table([good | {"scores": {"validation": {"accuracy": math.nan}, "test": {"accuracy": 0.5}}}])
+    with pytest.raises(UserError, match="unknown status 'lost'"):
+        results_table([good | {"status": "lost"}])
+
+
+def test_cost_never_reaches_the_table() -> None:
+    columns = results_table([cell("m", TASK, 1e-4, 0, 0.5, 0.5)]).columns
+    assert not any("cost" in name or "second" in name for name in columns)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(1e-5, "1e-5"), (3e-4, "3e-4"), (0.001, "1e-3"), (1.5e-5, "1.5e-5"), (0.1, "1e-1"), (2.0, "2e0")],
+)
+def test_rates_are_written_as_in_configurations(rate: float, text: str) -> None:
+    assert rate_text(rate) == text
+    assert float(text) == rate
+
+
+def test_more_lost_seeds_never_make_a_rate_eligible() -> None:
+    for lost_a, lost_b in itertools.product(range(4), repeat=2):
+        scores: Scores = {
+            1e-4: [None] * lost_a + [(0.5, 0.5)] * (3 - lost_a),
+            1e-3: [None] * lost_b + [(0.6, 0.6)] * (3 - lost_b),
+        }
+        row = best(scores)
+        if lost_a == lost_b == 3:
+            assert row["n"] == 0
+        else:
+            assert row["n"] == 3 - min(lost_a, lost_b)
+            assert row["learning_rate"] == (1e-4 if lost_a < lost_b else 1e-3)

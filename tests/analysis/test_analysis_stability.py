@@ -1,0 +1,85 @@
+"""Sensitivity to seed and learning rate, against direct computation."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+from analysis_study import cell, synthetic_results
+from scipy import stats
+
+from mlmclm.analysis.results import observed_grid, records, results_table
+from mlmclm.analysis.selection import chosen_table
+from mlmclm.analysis.stability import stability_table
+
+TASK = "pydocs-kind"
+
+
+def stability(results: list[dict[str, Any]], baseline: str | None = None) -> dict[str, dict[str, Any]]:
+    cells = results_table(results)
+    table = stability_table(cells, chosen_table(cells, observed_grid(cells)), baseline=baseline)
+    return {row["model"]: row for row in records(table) if row["task"] == TASK}
+
+
+def grid(model: str, scores: dict[float, list[float | None]]) -> list[dict[str, Any]]:
+    return [
+        cell(model, TASK, rate, seed, score, score) for rate, row in scores.items() for seed, score in enumerate(row)
+    ]
+
+
+SCORES: dict[float, list[float | None]] = {1e-4: [0.50, 0.54], 1e-3: [0.70, 0.74], 1e-2: [0.60, 0.50]}
+
+
+def test_deviations_over_seeds_and_rates_are_what_they_say() -> None:
+    row = stability(grid("m", SCORES))["m"]
+    assert row["sd_seeds"] == pytest.approx(statistics.stdev([0.70, 0.74]))
+    means = [0.52, 0.72, 0.55]
+    assert row["sd_rates"] == pytest.approx(statistics.stdev(means))
+    assert row["range_rates"] == pytest.approx(0.20)
+    assert row["relative_sd_rates"] == pytest.approx(statistics.stdev(means) / statistics.fmean(means))
+    assert row["regret"] == pytest.approx(0.72 - statistics.fmean(means))
+    assert row["share_near_best"] == pytest.approx(1 / 3)
+    assert row["share_diverged"] == 0
+
+
+def test_the_pooled_deviation_weighs_rates_by_their_degrees_of_freedom() -> None:
+    uneven = {1e-4: [0.50, 0.54, 0.52], 1e-3: [0.70, None, 0.74], 1e-2: [0.6, None, None]}
+    row = stability(grid("m", uneven))["m"]
+    pooled = math.sqrt((2 * statistics.variance([0.50, 0.54, 0.52]) + statistics.variance([0.70, 0.74])) / 3)
+    assert row["sd_seeds_pooled"] == pytest.approx(pooled)
+    assert row["sd_seeds_pooled_low"] == pytest.approx(pooled * math.sqrt(3 / stats.chi2.ppf(0.975, 3)))
+    assert row["sd_seeds_pooled_high"] == pytest.approx(pooled * math.sqrt(3 / stats.chi2.ppf(0.025, 3)))
+
+
+def test_divergence_counts_as_a_score_of_zero_where_a_rate_is_picked_blindly() -> None:
+    row = stability(grid("m", SCORES | {1e-1: [None, None]}))["m"]
+    assert row["share_diverged"] == pytest.approx(2 / 8)
+    assert row["regret"] == pytest.approx(0.72 - (0.52 + 0.72 + 0.55 + 0.0) / 4)
+    assert row["share_near_best"] == pytest.approx(1 / 4)
+    assert row["sd_rates"] == pytest.approx(statistics.stdev([0.52, 0.72, 0.55]))
+
+
+def test_what_is_at_stake_is_relative_to_the_gain_over_the_baseline() -> None:
+    flat = {1e-4: [0.40, 0.40], 1e-3: [0.42, 0.42], 1e-2: [0.38, 0.38]}
+    table = stability(grid("m", SCORES) + grid("untrained", flat), "untrained")
+    assert table["m"]["gain_at_stake"] == pytest.approx(statistics.stdev([0.52, 0.72, 0.55]) / (0.72 - 0.42))
+    assert math.isnan(table["untrained"]["gain_at_stake"])
+    assert math.isnan(stability(grid("m", flat) + grid("untrained", SCORES), "untrained")["m"]["gain_at_stake"])
+
+
+def test_one_seed_one_rate_or_nothing_but_divergence_leave_deviations_unknown() -> None:
+    row = stability(grid("m", {1e-4: [0.5]}))["m"]
+    assert math.isnan(row["sd_seeds"]) and math.isnan(row["sd_rates"]) and math.isnan(row["sd_seeds_pooled"])
+    assert row["range_rates"] == 0
+    lost = stability(grid("m", {1e-4: [None], 1e-3: [None]}))["m"]
+    assert lost["share_diverged"] == 1
+    assert math.isnan(lost["sd_rates"]) and math.isnan(lost["range_rates"]) and math.isnan(lost["share_near_best"])
+
+
+def test_known_noise_is_found_again() -> None:
+    made = synthetic_results({"a": 0.8}, seeds=200, noise=0.01)
+    row = stability(made)["a"]
+    assert row["sd_seeds_pooled_low"] < 0.01 < row["sd_seeds_pooled_high"]
+    assert row["sd_rates"] == pytest.approx(statistics.stdev([0.76, 0.78, 0.80, 0.78]), abs=0.002)

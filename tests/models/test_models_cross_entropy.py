@@ -1,0 +1,68 @@
+"""The chunked loss at labelled positions equals a plain cross-entropy over full logits, and so do its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import EuroBertConfig, EuroBertForMaskedLM
+
+from mlmclm.models.build import PretrainingModel
+from mlmclm.models.cross_entropy import CHUNK, LabelledCrossEntropyHead
+
+
+@pytest.mark.parametrize("positions", [0, 1, 63, 64, CHUNK, 2 * CHUNK + 5])
+def test_loss_and_gradients_equal_torch_s_cross_entropy_over_all_logits(positions: int) -> None:
+    generator = torch.Generator().manual_seed(positions)
+    weight = torch.randn(301, 16, generator=generator).requires_grad_()
+    hidden = torch.randn(positions, 16, generator=generator).requires_grad_()
+    labels = torch.randint(301, (positions,), generator=generator)
+    head = LabelledCrossEntropyHead(torch.nn.Parameter(weight.detach().clone()))
+    own = hidden.detach().clone().requires_grad_()
+    loss = head(own, labels, bf16=False)
+    (3 * loss).backward()
+    expected = torch.nn.functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+    (3 * expected).backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own.grad, hidden.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(head.weight.grad, weight.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_pretraining_loss_and_every_gradient_equal_the_hugging_face_model_s(causal: bool) -> None:
+    torch.manual_seed(0)
+    config = EuroBertConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        mask_token_id=3, tie_word_embeddings=False,
+    )  # fmt: skip
+    reference = EuroBertForMaskedLM(config)
+    model = PretrainingModel(EuroBertForMaskedLM(config), precision="fp32")
+    model.model.load_state_dict(reference.state_dict())
+    ids = torch.randint(4, 97, (3, 20))
+    labels = torch.where(torch.rand(3, 20) < 0.4, ids, -100)
+    loss = model(ids, labels, causal)
+    loss.backward()
+    logits = reference(ids, is_causal=causal).logits
+    expected = torch.nn.functional.cross_entropy(logits.view(-1, 97), labels.view(-1), reduction="sum")
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    for (name, own), (_, theirs) in zip(model.model.named_parameters(), reference.named_parameters(), strict=True):
+        torch.testing.assert_close(own.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_no_gradient_reaches_a_future_token_when_causal_and_every_token_when_not() -> None:
+    torch.manual_seed(0)
+    config = EuroBertConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=16, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        mask_token_id=3, initializer_range=0.5,
+    )  # fmt: skip
+    model = PretrainingModel(EuroBertForMaskedLM(config), precision="fp32")
+    for causal in (True, False):
+        for position in range(12):
+            embedded = torch.randn(1, 12, 32, requires_grad=True)
+            hidden = model.model.model(inputs_embeds=embedded, is_causal=causal).last_hidden_state
+            hidden[0, position].sum().backward()
+            reached = embedded.grad[0].abs().sum(-1) > 0
+            expected = torch.arange(12) <= position if causal else torch.ones(12, dtype=torch.bool)
+            assert torch.equal(reached, expected)

@@ -1,0 +1,134 @@
+"""Plans share every step that can be shared, and each model's path through the stages is its own history."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from mlmclm.errors import UserError
+from mlmclm.studies.names import parse
+from mlmclm.studies.plans import Leg, Plan, State, history, make_plan
+from mlmclm.studies.recipe import Recipe, learning_rate
+
+RECIPE = Recipe(warmup_steps=20, decay_steps=50)
+
+
+def plan(*names: str) -> Plan:
+    return make_plan([parse(name) for name in names], RECIPE)
+
+
+def test_the_quickstart_models_share_the_first_steps_of_clm() -> None:
+    made = plan("2m-clm-600", "2m-mlm40-600", "2m-clm-150-mlm40-600", "2m-untrained")
+    assert [(stage.title, [state.step for state in stage.states]) for stage in made.stages] == [
+        ("2m clm 0-600", [150, 600]),
+        ("2m mlm40 0-600", [600]),
+        ("2m mlm40 150-600", [600]),
+    ]
+    assert made.stages[0].models == ("2m-clm-600", "2m-clm-150-mlm40-600")
+    assert (made.steps, made.steps_alone) == (1650, 1800)
+
+
+def test_budgets_of_one_objective_share_the_stable_part_and_decay_apart() -> None:
+    made = plan("2m-mlm40-200", "2m-mlm40-400", "2m-mlm40-600")
+    assert made.steps == 600 + 50 + 50
+    assert sorted(stage.start.step for stage in made.stages) == [0, 150, 350]
+
+
+def test_models_of_two_sizes_share_nothing() -> None:
+    made = plan("1m-clm-600", "2m-clm-600")
+    assert made.steps == made.steps_alone == 1200
+
+
+def test_a_continued_model_starts_from_the_decayed_state_and_warms_up_again() -> None:
+    made = plan("2m-clm-600", "2m-clm-dec600-mlm40-900")
+    assert made.steps == 900
+    second = made.stages[1]
+    assert second.start == made.targets[0]
+    rates = [next(leg for leg in second.end.legs if leg.start <= s < leg.stop).rate(s, RECIPE) for s in range(900)]
+    assert rates[599] == pytest.approx(RECIPE.peak_learning_rate / 50)
+    assert rates[600] == pytest.approx(RECIPE.peak_learning_rate / 20)
+    assert rates[619] == RECIPE.peak_learning_rate
+
+
+def test_every_model_of_random_suites_is_reached_through_stages_that_start_where_others_end() -> None:
+    chance = random.Random(0)
+    shapes = ["clm-{b}", "mlm40-{b}", "clm-{a}-mlm40-{b}", "clm-dec{a}-mlm40-{b}", "mlm40-{a}-clm-{b}", "clm-{b}-{a}"]
+    for _ in range(200):
+        names = set()
+        for _ in range(chance.randint(1, 7)):
+            a = chance.choice([60, 150, 151, 300])
+            b = a + chance.choice([70, 200, 450])
+            names.add(f"2m-{chance.choice(shapes).format(a=a, b=b)}")
+        ordered = sorted(names, key=lambda _: chance.random())
+        made = plan(*ordered)
+        reached = {State("2m", ())}
+        steps_trained: set[tuple[object, ...]] = set()
+        for stage in made.stages:
+            assert stage.start in reached
+            assert all(leg.objective == stage.objective for leg in stage.legs)
+            assert stage.states[-1].step == max(state.step for state in stage.states)
+            reached |= set(stage.states)
+            for step in range(stage.start.step, stage.end.step):
+                identity = _path_until(stage.end, step + 1)
+                assert identity not in steps_trained, f"{ordered}: step {step} of {stage.title} is trained twice"
+                steps_trained.add(identity)
+        assert set(made.targets) <= reached
+        wanted = {_path_until(t, step + 1) for t in made.targets for step in range(t.step)}
+        assert steps_trained == wanted, f"{ordered}: not exactly the steps that the models need"
+
+
+def _path_until(state: State, step: int) -> tuple[object, ...]:
+    """The history of a state up to a step: the objective of each stretch and what decides its learning rates."""
+    return tuple(
+        (str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end) for leg in state.legs if leg.start < step
+    )
+
+
+def test_a_state_s_key_changes_with_history_recipe_and_nothing_else() -> None:
+    state = history(parse("2m-clm-600"), RECIPE)
+    keys = [
+        state.key("a"),
+        state.key("b"),
+        history(parse("2m-clm-601"), RECIPE).key("a"),
+        history(parse("1m-clm-600"), RECIPE).key("a"),
+        history(parse("2m-clm-600"), Recipe(warmup_steps=20, decay_steps=51)).key("a"),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert history(parse("2m-clm-600-100"), RECIPE).key("a") == State("2m", (Leg(parse("2m-clm-600").phases[0].objective, 0, 100, 0),)).key("a")
+
+
+def test_a_phase_shorter_than_its_decay_is_refused() -> None:
+    with pytest.raises(UserError, match="fewer than the recipe's decay_steps 50"):
+        plan("2m-clm-40")
+    with pytest.raises(UserError, match="phase of mlm40 takes 10 steps"):
+        plan("2m-clm-590-mlm40-600")
+
+
+def test_the_schedule_equals_its_closed_form_at_every_one_of_42_000_steps() -> None:
+    peak, warmup, decay, total = 5e-4, 2000, 2000, 42_000
+    for step in range(total):
+        if step < warmup:
+            expected = peak * (step + 1) / warmup
+        elif step < total - decay:
+            expected = peak
+        else:
+            expected = peak * (total - step) / decay
+        rate = learning_rate(step, peak=peak, warmup=warmup, origin=0, decay=decay, decay_end=total)
+        assert rate == pytest.approx(expected, rel=1e-12)
+
+
+def test_how_the_work_is_divided_is_not_part_of_a_model_s_identity() -> None:
+    identities = [
+        Recipe(batch=8, workers=workers, micro_batch=micro, zero_stage=zero).identity()
+        for workers, micro, zero in itertools.product([1, 2, 4], [None, 1, 2], [0, 1, 2, 3])
+    ]
+    assert all(identity == identities[0] for identity in identities)
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_what_would() -> None:
+    with pytest.raises(ValueError, match="allowed numbers of workers: 1, 2, 4, 8"):
+        Recipe(batch=8, workers=3)
+    with pytest.raises(ValueError, match="does not divide a worker's share of the batch, 4"):
+        Recipe(batch=8, workers=2, micro_batch=3)
