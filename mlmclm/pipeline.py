@@ -8,27 +8,29 @@ a finished one costs seconds. Nothing heavy (torch, Ray) is imported before some
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.corpora.prepare import PreparedCorpus, prepare_corpus
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError
 from mlmclm.files import read_json, write_json
-from mlmclm.models.sizes import SIZES, parameters, training_flops
 from mlmclm.pretraining import states
 from mlmclm.pretraining.launch import missing_states, run_stage
-from mlmclm.progress import Bar, say
+from mlmclm.progress import Bar
 from mlmclm.studies.names import ModelName
-from mlmclm.studies.plans import Plan, Stage, State, fingerprint, history, make_plan
+from mlmclm.studies.plans import Plan, Stage, State, fingerprint, make_plan
 from mlmclm.study_file import StudyFile
 
 if TYPE_CHECKING:
+    from mlmclm.analysis.study import Analysis
+    from mlmclm.finetuning.cell import Cell
     from mlmclm.sweeps.cells import SweepModel
+    from mlmclm.sweeps.launch import SweepOutcome
+    from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepare import Prepared as PreparedTask
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Prepared:
         """Where a model's Hugging Face folder lies, or will."""
         return states.state_folder(self.place.store, self.target(name).key(self.fingerprint)) / "model"
 
+    def curve(self, name: ModelName) -> list[dict[str, Any]]:
+        """A trained model's metrics from its first step on, one record a step; empty for an untrained one."""
+        state = self.target(name)
+        return states.curve(self.place.store, state.key(self.fingerprint)) if state.legs else []
+
     def unfinished(self) -> list[Stage]:
         """Stages of which something is missing, in the order in which they can run."""
         return [stage for stage in self.plan.stages if missing_states(stage, self.place.store, self.fingerprint)[1]]
@@ -83,7 +90,7 @@ def prepare(study: StudyFile, place: Place) -> Prepared:
             data_root=place.data_root,
             progress=progress,
         )
-    vocabulary = corpus.vocabulary
+    vocabulary = int(read_json(corpus.folder / "meta.json")["vocabulary"])
     if len(corpus.train) < study.recipe.batch:
         raise UserError(
             f"corpus {study.corpus.source!r} has {len(corpus.train):,} blocks of {study.recipe.block_length} tokens, fewer than one batch "
@@ -115,7 +122,7 @@ def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any
             run_stage(
                 stage,
                 store=prepared.place.store,
-                corpus=prepared.corpus.folder,
+                corpus=prepared.corpus,
                 recipe=recipe,
                 fingerprint=prepared.fingerprint,
                 observer=follow,
@@ -156,7 +163,9 @@ def _remembered(folder: Path, what: str, compute: Callable[[Path], str]) -> str:
 
 def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
     from mlmclm.models.build import build, load_tokenizer, model_config
+    from mlmclm.facts import card_facts
     from mlmclm.models.export import export_folder
+    from mlmclm.pretraining.checkpoints import read_weights
     from mlmclm.reports.model_card import model_card
 
     recipe, state = prepared.study.recipe, prepared.target(name)
@@ -166,7 +175,7 @@ def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
     if state.legs:
         if not states.exists(prepared.place.store, key):
             raise UserError(f"model {str(name)!r} is not trained yet: run `mlmclm pretrain` on this study first.")
-        weights = states.read_weights(states.state_folder(prepared.place.store, key))
+        weights = read_weights(states.state_folder(prepared.place.store, key))
     else:
         weights = {key: tensor.contiguous() for key, tensor in build(config, recipe.seed).state_dict().items()}
     objective = name.last_objective
@@ -174,74 +183,106 @@ def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
         folder,
         weights,
         config,
-        tokenizer,
+        prepared.corpus.tokenizer,
         card=model_card(card_facts(prepared, name)),
         decoder=objective is not None and objective.causal,
     )
 
 
-def card_facts(prepared: Prepared, name: ModelName) -> dict[str, Any]:
-    """What a model's card says; nothing of it depends on when or where it was trained."""
-    state, recipe, corpus = prepared.target(name), prepared.study.recipe, prepared.corpus
-    objective = name.last_objective
-    trained = _curve(prepared, state)
-    validation = [record["validation_loss"] for record in trained if "validation_loss" in record]
-    return {
-        "name": str(name),
-        "size": name.size,
-        "parameters": parameters(SIZES[name.size], prepared.vocabulary),
-        "stages": list(stage_texts(name, recipe.decay_steps)),
-        "objective": str(objective) if objective is not None else None,
-        "causal": objective is not None and objective.causal,
-        "steps": state.step,
-        "tokens": state.step * recipe.batch * recipe.block_length,
-        "flops": flops(prepared, state),
-        "recipe": recipe.identity(),
-        "corpus": {
-            "source": prepared.study.corpus.source,
-            "documents": corpus.documents,
-            "tokens": corpus.tokens,
-            "vocabulary": prepared.vocabulary,
-        },
-        "validation_loss": validation[-1] if validation else None,
-        "curve": [(record["step"], record["loss"]) for record in trained if "loss" in record],
-    }
+def study_space(study: StudyFile) -> Space:
+    """The study's search space, with the study's own tasks in place of the space's where it names some.
+
+    Raises:
+        UserError: an unknown space or task, or a sequence longer than the models are trained for.
+    """
+    from mlmclm.sweeps.space import Space, find_space
+    from mlmclm.tasks.registry import get_task
+
+    space = find_space(study.space)
+    if study.tasks is not None:
+        values = space.model_dump() | {"tasks": study.tasks}
+        values["per_task"] = {task: keys for task, keys in space.per_task.items() if task in study.tasks}
+        space = Space.model_validate(values)
+    for task in space.tasks:
+        get_task(task)
+        length = space.protocol_for(task).max_length
+        if length is not None and length > study.recipe.block_length:
+            raise UserError(
+                f"task {task!r}: max_length {length} is longer than the models' sequences (recipe.block_length {study.recipe.block_length})."
+            )
+    return space
 
 
-def stage_texts(name: ModelName, decay_steps: int) -> Iterator[str]:
-    """One line a phase of a model's plan."""
-    start = 0
-    for index, phase in enumerate(name.phases):
-        stop = min(phase.until, name.steps)
-        if start >= stop:
-            return
-        decayed = (phase.decayed or index == len(name.phases) - 1) and decay_steps > 0 and stop > phase.until - decay_steps
-        law = f", the last {stop - (phase.until - decay_steps)} with decaying rate" if decayed else ""
-        words = "causal (CLM)" if phase.objective.causal else f"masked at {phase.objective.mask_percent} % (MLM)"
-        yield f"steps {start} to {stop}: {words}{law}"
-        start = stop
+def prepare_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask]:
+    """Loads, checks and tokenises every task of a space, before anything is trained.
+
+    Raises:
+        UserError: what is wrong with the data of any task.
+    """
+    from mlmclm.tasks.prepare import prepare_task
+
+    with _bars() as progress:
+        return {
+            task: prepare_task(
+                task,
+                prepared.corpus.tokenizer,
+                space.protocol_for(task),
+                prepared.place.store,
+                prepared.place.data_root,
+                progress=progress,
+            )
+            for task in space.tasks
+        }
 
 
-def flops(prepared: Prepared, state: State) -> int:
-    """Model FLOPs of a state's whole history (`models.sizes.training_flops`)."""
-    recipe = prepared.study.recipe
-    total = 0
-    for leg in state.legs:
-        tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
-        share = (recipe.block_length - 1) / recipe.block_length if leg.objective.causal else leg.objective.mask_percent / 100
-        total += training_flops(
-            SIZES[state.size],
-            tokens=tokens,
-            labelled=round(tokens * share),
-            length=recipe.block_length,
-            vocabulary=prepared.vocabulary,
-            causal=leg.objective.causal,
-        )
-    return total
+def sweep_cells(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask]) -> list[Cell]:
+    """All cells of the study's grid, in the order in which workers take them."""
+    from mlmclm.sweeps.cells import expand
+
+    return expand(space, models, {name: task.task_data for name, task in tasks.items()})
 
 
-def _curve(prepared: Prepared, state: State) -> list[dict[str, Any]]:
-    return states.curve(prepared.place.store, state.key(prepared.fingerprint)) if state.legs else []
+def sweep(
+    prepared: Prepared,
+    space: Space,
+    cells: Sequence[Cell],
+    *,
+    session: Callable[[], AbstractContextManager[Any]],
+    on_result: Callable[[dict[str, Any]], None] | None = None,
+) -> SweepOutcome:
+    """Computes the missing cells; opens a Ray session only if there are any.
+
+    Raises:
+        MlmclmError: some cells failed; all others are kept.
+    """
+    from mlmclm.sweeps.launch import run_sweep
+
+    outcome = run_sweep(
+        cells,
+        store=prepared.place.store,
+        data_root=prepared.place.data_root,
+        cpus_per_cell=space.cpus_per_cell,
+        gpus_per_cell=space.gpus_per_cell,
+        max_concurrent=space.max_concurrent,
+        on_result=on_result,
+        session=session,
+        name=f"{prepared.study.name}-sweep",
+    )
+    outcome.check()
+    return outcome
+
+
+def analyse_study(prepared: Prepared, space: Space, results: Sequence[dict[str, Any]]) -> Analysis:
+    """All tables of the study; cells that have no result yet count as missing."""
+    from mlmclm.analysis.results import Grid
+    from mlmclm.analysis.study import analyse
+
+    study = prepared.study
+    return analyse(
+        results,
+        study.baseline,
+        grid=Grid(tuple(study.models), space.tasks, space.learning_rates, space.seeds),
+    )
 
 
 @contextmanager

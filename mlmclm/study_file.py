@@ -69,5 +69,7 @@ def load_study(path: Path) -> StudyFile:
         raise UserError(f"{path}: baseline: {study.baseline!r} is not one of the models ({', '.join(study.models)}).")
     sizes = sorted({name.size for name in parsed})
     if study.baseline is not None and len(sizes) > 1:
-        raise UserError(f"{path}: baseline: models of several sizes ({', '.join(sizes)}) have no common baseline; leave it out.")
+        raise UserError(
+            f"{path}: baseline: models of several sizes ({', '.join(sizes)}) have no common baseline; leave it out."
+        )
     return study

@@ -139,9 +139,8 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     """
     expected = {(rate, seed) for rate in grid.learning_rates for seed in grid.seeds}
     by_pair = cells_by_pair(cells)
-    pairs = sorted({(model, task) for model in grid.models for task in grid.tasks} | set(by_pair))
     rows = []
-    for model, task in pairs:
+    for model, task in all_pairs(cells, grid):
         group = by_pair.get((model, task), [])
         asked = expected if model in grid.models and task in grid.tasks else set()
         rows.append(
@@ -167,6 +166,12 @@ def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
     for cell in sorted(records(cells), key=lambda row: (row["model"], row["task"], row["learning_rate"], row["seed"])):
         groups.setdefault((cell["model"], cell["task"]), []).append(cell)
     return groups
+
+
+def all_pairs(cells: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
+    """Every (model, task) of all models and tasks that were asked for or have results, sorted."""
+    models, tasks = {*grid.models, *cells["model"]}, {*grid.tasks, *cells["task"]}
+    return sorted((str(model), str(task)) for model in models for task in tasks)
 
 
 def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:

@@ -28,7 +28,7 @@ from typing import Literal
 import pandas as pd
 
 from mlmclm.analysis.intervals import NAN, deviation, mean, student
-from mlmclm.analysis.results import Grid, Record, by_rate, cells_by_pair, scored, table
+from mlmclm.analysis.results import Grid, Record, all_pairs, by_rate, cells_by_pair, scored, table
 from mlmclm.errors import unknown
 
 Rule = Literal["mean", "per_seed"]
@@ -164,7 +164,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
     chosen = cells_by_pair(chosen_table(cells, grid, rule=rule))
     labels = {task: (group[0]["family"], group[0]["metric"]) for (_, task), group in groups.items()}
     rows = []
-    for model, task in sorted({(model, task) for model in grid.models for task in grid.tasks} | set(groups)):
+    for model, task in all_pairs(cells, grid):
         group, picked = groups.get((model, task), []), chosen.get((model, task), [])
         family, metric = labels.get(task, ("", ""))
         test = [cell["test"] for cell in picked]

@@ -9,7 +9,6 @@ import traceback
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import click
 import typer
 
 from mlmclm import __version__
@@ -52,14 +51,10 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        code = app(args=words, standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        app(args=words)
     except MlmclmError as error:
         sys.exit(_failed(error, str(error), error.exit_code, debug))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except (KeyboardInterrupt, click.Abort) as error:
+    except KeyboardInterrupt as error:
         sys.exit(_failed(error, "interrupted; what is finished is kept, the same command goes on from it.", 130, debug))
     except OSError as error:
         sys.exit(_failed(error, _os_message(error), 1, debug))

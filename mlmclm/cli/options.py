@@ -14,7 +14,10 @@ StudyArgument = Annotated[
     Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.", show_default=False)
 ]
 StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow.")
+    Path,
+    typer.Option(
+        "--store", envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow."
+    ),
 ]
 DataOption = Annotated[
     Path | None,

@@ -25,7 +25,9 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     names: Annotated[list[str] | None, typer.Argument(help="Model names, such as 610m-clm-10k-mlm40-42k.")] = None,
-    study: Annotated[Path | None, typer.Option("--study", help="Take recipe (and models, if none are named) from a study file.")] = None,
+    study: Annotated[
+        Path | None, typer.Option("--study", help="Take recipe (and models, if none are named) from a study file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Shows the training stages that model names stand for.
@@ -85,7 +87,9 @@ def _show(made: Plan, recipe: Recipe) -> None:
     output.print(table)
     for size in dict.fromkeys(name.size for name in made.models):
         count = parameters(SIZES[size], STUDY_VOCABULARY)
-        output.print(f"{size}: {count / 1e6:,.0f} M parameters without LM head at the study's vocabulary of {STUDY_VOCABULARY:,}")
+        output.print(
+            f"{size}: {count / 1e6:,.0f} M parameters without LM head at the study's vocabulary of {STUDY_VOCABULARY:,}"
+        )
     saved = made.steps_alone - made.steps
     output.print(
         f"{len(made.stages)} stages, {made.steps:,} steps, {made.steps * tokens / 1e6:,.1f} M tokens; "

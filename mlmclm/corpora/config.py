@@ -12,8 +12,8 @@ from mlmclm.configuration import Frozen
 class CorpusConfig(Frozen):
     """Which text to read, and how much of it.
 
-    `source` is `pydocs` (the documentation of this Python environment), a local file or folder (Parquet, JSON, JSON lines or
-    text; looked up as given and under the data root), or the name of a Hugging Face data set.
+    `source` is `pydocs` (the documentation of this Python environment), a local file or folder (Parquet, JSON, JSON
+    lines or text; looked up as given and under the data root), or the name of a Hugging Face data set.
     """
 
     source: str = Field(min_length=1)
@@ -21,13 +21,13 @@ class CorpusConfig(Frozen):
     revision: str | None = None
     split: str = "train"
     validation_split: str | None = None
-    """The split that the validation blocks come from; absent: the source's own validation part where it has one (`pydocs`, or a
-    folder with validation files), else a share of the documents of `split`."""
+    """The split that the validation blocks come from. Absent: the source's own validation part where it has one (`pydocs`,
+    or a folder with validation files), else a share of the documents of `split`."""
     text_column: str = "text"
     streaming: bool = False
     """Take documents in the order of the stream instead of choosing them by hash; nothing is downloaded whole."""
     validation_fraction: float = Field(default=0.01, gt=0.0, lt=1.0)
-    """Share of documents held out (chosen by a hash of the text), where the source has no validation part of its own."""
+    """Share of documents held out (chosen by a hash of the text) where the source has no validation part of its own."""
     max_documents: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     """Upper bound of the training tokens; whole blocks only, so that the number reached is rounded down to blocks."""
@@ -45,7 +45,7 @@ class TokenizerConfig(Frozen):
     revision: str | None = None
     """The hub's revision of `name`."""
     path: str | None = Field(default=None, min_length=1)
-    """A `tokenizer.json`, a folder with one or with GPT-2's `vocab.json` and `merges.txt`, or tiktoken ranks (`.model`)."""
+    """A `tokenizer.json`, a folder with it or with GPT-2's `vocab.json` and `merges.txt`, or tiktoken ranks (`.model`)."""
     train_vocab_size: int | None = Field(default=None, ge=300, le=1_000_000)
     """Train a byte-level BPE of this size (256 bytes and special tokens included) on the corpus."""
 

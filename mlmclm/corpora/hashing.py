@@ -1,4 +1,4 @@
-"""Counter-based pseudo-random numbers: pure functions of integers, the same on every machine and in any split of the work."""
+"""Counter-based pseudo-random numbers: pure functions of integers, the same on every machine."""
 
 from __future__ import annotations
 
@@ -42,4 +42,6 @@ def unit_interval(words: UInt64) -> NDArray[np.float64]:
 def text_hash(text: str, *, purpose: str, seed: int) -> int:
     """A 64-bit hash of a text; another `purpose` or `seed` gives an independent one."""
     salt = f"{purpose}:{seed}".encode()[:16]
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, salt=salt).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, salt=salt).digest(), "big"
+    )

@@ -1,4 +1,4 @@
-"""Masked language modelling's corruption: which positions are predicted is a function of (seed, step, row, position)."""
+"""Masked language modelling: which positions are predicted is a function of (seed, step, row, position)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.corpora.hashing import fold, unit_interval
+
+_PURPOSE = 2
+"""Keeps the draws of masking and of the order of batches independent under one seed."""
 
 IGNORED = -100
 """The label of a position without a prediction (`torch.nn.functional.cross_entropy`'s default)."""
@@ -29,7 +32,8 @@ def mask_tokens(
 
     Args:
         ids: tokens, int64 [b, T].
-        rows: int64 [b], each row's index in the *global* batch, so that the split over ranks and micro batches is immaterial.
+        rows: int64 [b], each row's index in the *global* batch, so that the split over ranks and micro batches is
+            immaterial.
         ratio: probability of a position to be predicted, in (0, 1).
         special_ids: tokens that are never masked, such as EOS.
 
@@ -44,6 +48,6 @@ def mask_tokens(
     if not 0.0 < ratio < 1.0:
         raise ValueError(f"the mask ratio must be between 0 and 1, got {ratio}")
     positions = np.arange(ids.shape[1], dtype=np.uint64)[None, :]
-    draws = unit_interval(fold(seed, step, rows.astype(np.uint64)[:, None], positions))  # [b, T]
+    draws = unit_interval(fold(_PURPOSE, seed, step, rows.astype(np.uint64)[:, None], positions))  # [b, T]
     chosen = (draws < ratio) & ~np.isin(ids, np.fromiter(special_ids, dtype=np.int64))
     return np.where(chosen, np.int64(mask_id), ids), np.where(chosen, ids, np.int64(IGNORED))

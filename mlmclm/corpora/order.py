@@ -1,7 +1,8 @@
 """Which blocks make up the global batch of a step: a pure function, so that resuming is a number.
 
-An epoch is a keyed pseudo-random permutation of the blocks: a Feistel network over the smallest power of four that holds them,
-with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Memory is proportional to the batch.
+An epoch is a keyed pseudo-random permutation of the blocks: a Feistel network over the smallest power of four that
+holds them, with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Memory is
+proportional to the batch.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from numpy.typing import NDArray
 from mlmclm.corpora.hashing import UInt64, fold
 
 _ROUNDS = 6
+_PURPOSE = 1
+"""Keeps the draws of the order of batches and of masking independent under one seed."""
 
 
 def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
     """The blocks of the global batch at `step` (from 0), int64 [batch_size].
 
-    Sample `step * batch_size + j` of an endless sequence: `n_blocks` samples are one epoch, each in a new order; a batch may
-    span two epochs.
+    Sample `step * batch_size + j` of an endless sequence: `n_blocks` samples are one epoch, each in a new order; a
+    batch may span two epochs.
 
     Raises:
         ValueError: no blocks, an empty batch or a negative step.
@@ -50,5 +53,5 @@ def _feistel(values: UInt64, half: np.uint64, mask: np.uint64, seed: int, epoch:
     """One pass of a balanced Feistel network over 2 * half bits, elementwise: a bijection."""
     left, right = values >> half, values & mask
     for round_number in range(_ROUNDS):
-        left, right = right, left ^ (fold(seed, epoch, round_number, right) & mask)
+        left, right = right, left ^ (fold(_PURPOSE, seed, epoch, round_number, right) & mask)
     return (left << half) | right

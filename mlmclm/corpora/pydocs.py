@@ -1,8 +1,9 @@
 """The corpus that is always there: the documentation of this Python environment.
 
-Docstrings of the standard library and of every installed package, and the documentation topics of `pydoc`, read from sources
-with `ast`; nothing is imported or executed, so docstrings of C extensions are out of reach. Copies are removed, and packages are
-divided into train, validation and test so that no text is in two of them (`pydocs_splits`).
+Docstrings of the standard library and of every installed package, and the documentation topics of `pydoc`, read from
+sources with `ast`; nothing is imported or executed, so docstrings of C extensions are out of reach. Copies are
+removed, and packages are divided into train, validation and test so that no text is in two of them
+(`pydocs_splits`).
 """
 
 from __future__ import annotations
@@ -33,18 +34,28 @@ OWN_PACKAGE = "mlmclm"
 
 SKIPPED_FOLDERS = frozenset(
     # Copies of other packages would carry the same text into two splits; tests document nothing.
-    ["__pycache__", "site-packages", "lib-dynload", "test", "tests", "_vendor", "vendored", "_vendored", "thirdparty_files"]
+    [
+        "__pycache__",
+        "site-packages",
+        "lib-dynload",
+        "test",
+        "tests",
+        "_vendor",
+        "vendored",
+        "_vendored",
+        "thirdparty_files",
+    ]
 )
 MINIMUM_WORDS = 3
 _FILES_A_CHUNK = 48
-_PRESENT = Path("documents.parquet")
+_DOCUMENTS = Path("documents.parquet")
 
 Style = Literal["numpydoc", "google", "sphinx", "plain"]
 
 
 @dataclass(frozen=True)
 class Root:
-    """A folder of top-level packages and modules. `origin`: the standard library, installed distributions, or any folder."""
+    """A folder of top-level packages and modules: the standard library, installed distributions, or any folder."""
 
     path: Path
     origin: Literal["stdlib", "site", "folder"]
@@ -69,7 +80,7 @@ def installed_roots() -> list[Root]:
 
 
 def fingerprint(roots: Sequence[Root] | None = None) -> str:
-    """What the text depends on, without reading it: Python's version, the installed distributions, the extractor (16 hex)."""
+    """What the text depends on: Python's version, the installed distributions, the extractor's version (16 hex)."""
     parts: list[Any] = [EXTRACTOR_VERSION, list(sys.version_info[:3])]
     for root in installed_roots() if roots is None else roots:
         if root.origin == "site":
@@ -85,8 +96,9 @@ def prepare_pydocs(
 ) -> Path:
     """The folder with `documents.parquet` and `meta.json`, extracted on first use.
 
-    Columns, all strings: package (top level), module, name, kind (module, class, function, method, property, topic), style
-    (numpydoc, google, sphinx, plain), split (train, validation, test), text. Rows are in the order of package, module and line.
+    Columns, all strings: package (top level), module, name, kind (module, class, function, method, property, topic),
+    style (numpydoc, google, sphinx, plain), split (train, validation, test), text. Rows are in the order of package,
+    module and line.
 
     Raises:
         UserError: there is no docstring in the sources.
@@ -103,18 +115,26 @@ def read_texts(folder: Path, split: str) -> Iterator[str]:
     """The texts of a split, in the order of the file."""
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(folder / _PRESENT) as file:
+    with pyarrow.parquet.ParquetFile(folder / _DOCUMENTS) as file:
         for batch in file.iter_batches(columns=["split", "text"]):
             for own, text in zip(batch["split"].to_pylist(), batch["text"].to_pylist(), strict=True):
                 if own == split:
                     yield text
 
 
-def read_rows(folder: Path) -> list[dict[str, str]]:
-    """All documents as dictionaries of the columns of `prepare_pydocs`."""
+def read_groups(folder: Path) -> int:
+    """The number of row groups of the documents' file."""
     import pyarrow.parquet
 
-    rows: list[dict[str, str]] = pyarrow.parquet.read_table(folder / _PRESENT).to_pylist()
+    return int(pyarrow.parquet.read_metadata(folder / _DOCUMENTS).num_row_groups)
+
+
+def read_group(folder: Path, number: int) -> list[dict[str, str]]:
+    """The documents of one row group, as dictionaries of the columns of `prepare_pydocs`."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(folder / _DOCUMENTS) as file:
+        rows: list[dict[str, str]] = file.read_row_group(number).to_pylist()
     return rows
 
 
@@ -136,7 +156,7 @@ def source_files(root: Root) -> list[Path]:
 
 
 def docstrings(source: bytes, module: str) -> list[Docstring]:
-    """The docstrings of a source file, module first, then in the order of the lines; those inside functions are left out.
+    """The docstrings of a source file in the order of the lines; those inside functions are left out.
 
     Raises:
         SyntaxError, ValueError: not a Python source.
@@ -207,7 +227,9 @@ def _definitions(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef | ast.Functi
         elif isinstance(statement, ast.If):
             yield from _definitions([*statement.body, *statement.orelse])
         elif isinstance(statement, ast.Try):
-            yield from _definitions([*statement.body, *(s for h in statement.handlers for s in h.body), *statement.orelse])
+            yield from _definitions(
+                [*statement.body, *(s for h in statement.handlers for s in h.body), *statement.orelse]
+            )
 
 
 def _kind(node: ast.FunctionDef | ast.AsyncFunctionDef, *, in_class: bool) -> str:
@@ -254,13 +276,19 @@ def _extract(folder: Path, roots: Sequence[Root], workers: int, progress: Progre
     chunks = [files[start : start + _FILES_A_CHUNK] for start in range(0, len(files), _FILES_A_CHUNK)]
     found: list[Docstring] = []
     failed = 0
-    for number, (docs, unreadable) in enumerate(ordered_map(_read_files, chunks, workers=min(workers, len(chunks) or 1))):
+    for number, (docs, unreadable) in enumerate(
+        ordered_map(_read_files, chunks, workers=min(workers, len(chunks) or 1))
+    ):
         found += docs
         failed += unreadable
-        progress("reading the installed packages' documentation", min((number + 1) * _FILES_A_CHUNK, len(files)), len(files))
+        progress(
+            "reading the installed packages' documentation", min((number + 1) * _FILES_A_CHUNK, len(files)), len(files)
+        )
     kept = _without_exact_copies(found)
     if not kept:
-        raise UserError(f"there is no docstring under {', '.join(str(root.path) for root in roots)}: a corpus needs text.")
+        raise UserError(
+            f"there is no docstring under {', '.join(str(root.path) for root in roots)}: a corpus needs text."
+        )
     owners = _owners(roots)
     splits = split_groups(_groups(kept, owners))
     rows = [(doc, splits[owners.get(doc.package, doc.package)]) for doc in kept]
@@ -268,8 +296,13 @@ def _extract(folder: Path, roots: Sequence[Root], workers: int, progress: Progre
     rows = [row for row, copied in zip(rows, copies, strict=True) if not copied]
     columns = {name: [getattr(doc, name) for doc, _ in rows] for name in Docstring._fields}
     table = pyarrow.table({**columns, "split": [split for _, split in rows]})
-    pyarrow.parquet.write_table(table, folder / _PRESENT, compression="zstd", row_group_size=8192)
-    facts: dict[str, Any] = {"files": len(files), "unparsable_files": failed, "found": len(found), "distinct": len(kept)}
+    pyarrow.parquet.write_table(table, folder / _DOCUMENTS, compression="zstd", row_group_size=8192)
+    facts: dict[str, Any] = {
+        "files": len(files),
+        "unparsable_files": failed,
+        "found": len(found),
+        "distinct": len(kept),
+    }
     facts["copies_of_training_text"] = sum(copies)
     for split in ("train", "validation", "test"):
         texts = [doc for doc, own in rows if own == split]

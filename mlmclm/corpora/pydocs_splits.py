@@ -17,7 +17,7 @@ COPIED_SHARE = 0.5
 
 
 class Group(NamedTuple):
-    """Packages that stay together: name, characters of text, prevailing docstring style, and whether train must have it."""
+    """Packages that stay together: name, characters, prevailing docstring style, and whether train must have them."""
 
     name: str
     size: int
@@ -28,19 +28,23 @@ class Group(NamedTuple):
 def split_groups(groups: Sequence[Group]) -> dict[str, str]:
     """Group name -> split, balanced by size within each docstring style, so that every style occurs in every split.
 
-    Largest first, each goes where most is missing: a package that is larger than a tenth of its style can only be in train.
-    Where a split stays empty although there are three groups or more, it gets the smallest group of train.
+    Largest first, each goes where most is missing: a package that is larger than a tenth of its style can only be in
+    train. Where a split stays empty although there are three groups or more, it gets the smallest group of train.
     """
     result: dict[str, str] = {}
     for style in sorted({group.style for group in groups}):
-        members = sorted((group for group in groups if group.style == style), key=lambda group: (-group.size, group.name))
+        members = sorted(
+            (group for group in groups if group.style == style), key=lambda group: (-group.size, group.name)
+        )
         total = sum(group.size for group in members)
         missing = {split: share * total for split, share in SHARES.items()}
         for group in members:
             chosen = "train" if group.training_only else max(missing, key=lambda split: missing[split])
             result[group.name] = chosen
             missing[chosen] -= group.size
-    spare = sorted((g for g in groups if result[g.name] == "train" and not g.training_only), key=lambda g: (g.size, g.name))
+    spare = sorted(
+        (g for g in groups if result[g.name] == "train" and not g.training_only), key=lambda g: (g.size, g.name)
+    )
     for split in ("validation", "test"):
         if split not in result.values() and len(spare) > 1:
             result[spare.pop(0).name] = split
@@ -48,7 +52,7 @@ def split_groups(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def drop_copies(texts: Sequence[tuple[str, str]]) -> list[bool]:
-    """For each (split, text): whether it is in an evaluation split and mostly a copy of training text (by paragraphs)."""
+    """For each (split, text): whether it is an evaluation text and mostly a copy of training text (by paragraphs)."""
     training: set[bytes] = set()
     for split, text in texts:
         if split == "train":

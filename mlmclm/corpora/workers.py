@@ -1,8 +1,8 @@
 """An ordered parallel map over processes that starts clean, keeps little in flight and dies with its parent.
 
-Workers are plain `python -m mlmclm.corpora.workers` processes that answer pickled items on their standard streams. Unlike a forked
-pool they inherit no threads (a tokenizer's, torch's); unlike a spawned one they do not run the caller's main module again; and
-the end of their input, however the parent ended, ends them.
+Workers are plain `python -m mlmclm.corpora.workers` processes that answer pickled items on their standard streams.
+Unlike a forked pool they inherit no threads (a tokenizer's, torch's); unlike a spawned one they do not run the
+caller's main module again; and the end of their input, however the parent ended, ends them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def ordered_map(
     setup: Callable[..., None] | None = None,
     setup_arguments: tuple[Any, ...] = (),
 ) -> Iterator[Result]:
-    """`map(function, items)` over `workers` processes, results in the order of the items; one worker is this process itself.
+    """`map(function, items)` over `workers` processes, in the order of the items; one worker is this process itself.
 
-    At most four items a worker are read ahead. `function` and `setup` (run once in each worker) are module-level functions of
-    importable modules. An exception of either is raised here.
+    At most four items a worker are read ahead. `function` and `setup` (run once in each worker) are module-level
+    functions of importable modules. An exception of either is raised here.
 
     Raises:
         EnvironmentFault: a worker was killed, most often for want of memory.
@@ -65,7 +65,7 @@ def ordered_map(
         def answer(item: Item) -> Result:
             worker = free.get()
             try:
-                return worker.ask(item)  # type: ignore[no-any-return]
+                return worker.ask(item)
             finally:
                 free.put(worker)
 
@@ -87,7 +87,12 @@ class _Worker:
 
     def __init__(self, task: tuple[Any, ...]) -> None:
         """Starts the process and hands it (function, setup, setup's arguments)."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "TOKENIZERS_PARALLELISM": "false",  # The processes are the parallelism.
+            "OMP_NUM_THREADS": "1",
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", __name__],
             stdin=subprocess.PIPE,
@@ -128,8 +133,8 @@ class _Worker:
     def _killed(self) -> EnvironmentFault:
         """The error for a process that ended too early."""
         return EnvironmentFault(
-            f"a worker process that prepares the corpus ended early (exit status {self._process.wait()}; out of memory?). "
-            "Run the same command again, with fewer workers if it happens again: what is finished is kept."
+            f"a worker process that prepares the corpus ended early (exit status {self._process.wait()}; out of "
+            "memory?). Run the same command again, with fewer workers if it happens again: what is finished is kept."
         )
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
 
 from mlmclm.models.packing import Packing, attend, attend_backward
 
@@ -34,7 +35,7 @@ class Shape:
     causal: bool
 
 
-def fits(model: nn.Module) -> bool:
+def fits(model: PreTrainedModel) -> bool:
     """Whether `run_blocks` computes what this transformers base model's forward does."""
     config = model.config
     return (
@@ -46,22 +47,22 @@ def fits(model: nn.Module) -> bool:
     )
 
 
-def run_blocks(model: nn.Module, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
+def run_blocks(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
     """Final hidden states [T, hidden] of a model that `fits`, in the type of its weights.
 
     Args:
         input_ids: int64 [1, T].
     """
     config = model.config
-    hidden = model.embed_tokens(input_ids[0])  # type: ignore[operator]  # [T, hidden]
+    hidden = model.embed_tokens(input_ids[0])  # [T, hidden]
     dtype = hidden.dtype
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-    cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)  # type: ignore[operator]  # [1, T, width]
+    cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)  # [1, T, width]
     half = cos.shape[-1] // 2
     cos, sin = (part[0, :, None, :half].to(dtype) for part in (cos, sin))  # [T, 1, width / 2]
     with torch.autocast("cpu", enabled=False):
-        for layer in model.layers:  # type: ignore[union-attr]
+        for layer in model.layers:
             attention, mlp = layer.self_attn, layer.mlp
             shape = Shape(
                 heads=config.num_attention_heads,
@@ -99,7 +100,7 @@ class _Norm(torch.autograd.Function):
         return (x * inverse).mul_(weight)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
         grad_x, grad_weight = _norm_backward(grad, x, weight, inverse)
@@ -138,30 +139,31 @@ class _Block(torch.autograd.Function):
         normed_2 = (middle * inverse_2).mul_(weight_2).to(dtype)
         gate, up = functional.linear(normed_2, gate_up_weight).chunk(2, dim=-1)  # [T, intermediate] each
         active = functional.silu(gate)
+        product = active * up
         ctx.save_for_backward(
             x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, cos, sin, inverse_1, normed_1,
-            attended, middle, inverse_2, normed_2, gate, up, active, *kept.tensors,
+            attended, middle, inverse_2, normed_2, gate, up, active, product, *kept.tensors,
         )  # fmt: skip
         ctx.packing, ctx.shape, ctx.kept = packing, shape, kept.without_tensors()
-        return middle + functional.linear(active * up, down_weight)
+        return middle + functional.linear(product, down_weight)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
             x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, cos, sin, inverse_1, normed_1,
-            attended, middle, inverse_2, normed_2, gate, up, active, *tensors,
+            attended, middle, inverse_2, normed_2, gate, up, active, product, *tensors,
         ) = ctx.saved_tensors  # fmt: skip
         shape: Shape = ctx.shape
         dtype = qkv_weight.dtype
 
         out = grad.to(dtype)
-        grad_down = out.t() @ (active * up)
+        grad_down = out.t() @ product
         grad_product = out @ down_weight  # [T, intermediate]
         grad_gate_up = torch.empty(len(x), gate_up_weight.shape[0], dtype=dtype)
         half = grad_product.shape[1]
         torch.mul(grad_product, active, out=grad_gate_up[:, half:])
-        grad_gate_up[:, :half] = torch.ops.aten.silu_backward(grad_product.mul_(up), gate)
+        torch.ops.aten.silu_backward.grad_input(grad_product.mul_(up), gate, grad_input=grad_gate_up[:, :half])
         grad_gate_up_weight = grad_gate_up.t() @ normed_2
         through, grad_weight_2 = _norm_backward(grad_gate_up @ gate_up_weight, middle, weight_2, inverse_2)
         grad = through.add_(grad)

@@ -77,7 +77,9 @@ class PretrainingModel(nn.Module):
             causal: whether a position sees earlier ones only.
         """
         with self._autocast(input_ids.device.type):
-            hidden = self.model.model(input_ids=input_ids, is_causal=causal).last_hidden_state  # [sequences, length, hidden]
+            hidden = self.model.model(
+                input_ids=input_ids, is_causal=causal
+            ).last_hidden_state  # [sequences, length, hidden]
         where = (labels.flatten() != -100).nonzero().flatten()
         return self.model.lm_head(hidden.flatten(0, 1)[where], labels.flatten()[where], bf16=self.bf16)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from mlmclm.models.block import fits, run_blocks
 from mlmclm.models.packing import Packing
@@ -20,7 +21,7 @@ def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing, paddin
     return torch.from_numpy(ids).to(packing.device)
 
 
-def encode(model: nn.Module, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
+def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
     """Final hidden states of a transformers base model (EuroBERT, Llama) over a packed batch.
 
     Args:

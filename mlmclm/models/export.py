@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import EuroBertConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import EuroBertConfig, LlamaConfig
 
 from mlmclm.files import whole_folder
 
@@ -48,7 +48,7 @@ def export_folder(
     target: Path,
     weights: dict[str, Tensor],
     config: EuroBertConfig,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Path,
     *,
     card: str,
     decoder: bool,
@@ -57,6 +57,7 @@ def export_folder(
 
     Args:
         weights: fp32, by Hugging Face name.
+        tokenizer: folder whose files are copied as they are, so that the model's tokenizer is the corpus's to the byte.
         card: the README.md.
         decoder: also write `decoder/`.
     """
@@ -66,11 +67,16 @@ def export_folder(
     with whole_folder(target) as folder:
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         config.save_pretrained(str(folder))
-        tokenizer.save_pretrained(str(folder))
+        _copy_tokenizer(tokenizer, folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
         if decoder:
             (folder / "decoder").mkdir()
             os.link(folder / "model.safetensors", folder / "decoder" / "model.safetensors")
             decoder_config(config).save_pretrained(str(folder / "decoder"))
-            for path in folder.glob("tokenizer*"):
-                shutil.copy(path, folder / "decoder" / path.name)
+            _copy_tokenizer(tokenizer, folder / "decoder")
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if (source / name).is_file():
+            shutil.copy(source / name, target / name)

@@ -18,10 +18,12 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from torch import Tensor, nn
 
 from mlmclm.models.build import PretrainingModel
-from mlmclm.pretraining.states import TrainingState
+from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.studies.recipe import Recipe
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+# On the CPU DeepSpeed compiles a shared-memory all-reduce that only its inference engine uses: half a minute, and a C++ compiler.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 LARGEST_BUCKET = 50_000_000
 """Elements that ZeRO reduces or gathers at once; its default of 5e8 allocates gigabytes that a small model never fills."""
@@ -72,14 +74,19 @@ class Engine:
         )
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimiser, config=deepspeed_config(recipe, self.world, parameters), dist_init_required=False
+            model=model,
+            optimizer=optimiser,
+            config=deepspeed_config(recipe, self.world, parameters),
+            dist_init_required=False,
         )
         self.device = self.engine.device
         self.micro = self.engine.train_micro_batch_size_per_gpu()
         self.accumulation = self.engine.gradient_accumulation_steps()
         self._take_up(state)
 
-    def step(self, batches: Sequence[tuple[Tensor, Tensor]], *, causal: bool, rate: float) -> tuple[Tensor, Tensor, int, float]:
+    def step(
+        self, batches: Sequence[tuple[Tensor, Tensor]], *, causal: bool, rate: float
+    ) -> tuple[Tensor, Tensor, int, float]:
         """One optimiser step.
 
         Args:
@@ -134,7 +141,9 @@ class Engine:
                     safe_get_full_optimizer_state(parameter, "exp_avg"),
                     safe_get_full_optimizer_state(parameter, "exp_avg_sq"),
                 )
-            weights[name], first[name], second[name] = (part.detach().to("cpu", torch.float32, copy=True) for part in parts)
+            weights[name], first[name], second[name] = (
+                part.detach().to("cpu", torch.float32, copy=True) for part in parts
+            )
         return TrainingState(step, weights, first, second)
 
     def _torch_optimiser(self) -> torch.optim.Optimizer:

@@ -8,13 +8,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.files import read_json
 from mlmclm.pretraining import states
+from mlmclm.pretraining.job import StageJob, run_in_worker
 from mlmclm.studies.plans import Stage, State
 from mlmclm.studies.recipe import Recipe
+
+if TYPE_CHECKING:
+    from mlmclm.corpora.prepare import PreparedCorpus
 
 Observer = Callable[[list[dict[str, Any]]], None]
 """Called with the lines of metrics that a running stage has written since the last call."""
@@ -30,12 +34,17 @@ def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, 
 
 
 def run_stage(
-    stage: Stage, *, store: Path, corpus: Path, recipe: Recipe, fingerprint: str, observer: Observer | None = None
+    stage: Stage,
+    *,
+    store: Path,
+    corpus: PreparedCorpus,
+    recipe: Recipe,
+    fingerprint: str,
+    observer: Observer | None = None,
 ) -> None:
-    """Trains what is missing of a stage; needs a Ray session. States that are there are not trained again.
+    """Trains what is missing of a stage; needs a Ray session, whose runtime environment the workers share. States that are there are not trained again.
 
     Args:
-        corpus: folder of the prepared corpus.
         fingerprint: `studies.plans.fingerprint` of the recipe and the corpus.
 
     Raises:
@@ -45,9 +54,6 @@ def run_stage(
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-
-    from mlmclm.pretraining.worker import StageJob, train_stage
-    from mlmclm.workers import worker_environment
 
     start, wanted = missing_states(stage, store, fingerprint)
     if not wanted:
@@ -61,7 +67,11 @@ def run_stage(
         size=stage.end.size,
         store=str(store.resolve()),
         run_folder=str(folder.resolve()),
-        corpus=str(corpus.resolve()),
+        model=stage.models[0] if stage.models else stage.title,
+        corpus=corpus.key,
+        train=corpus.train,
+        validation=corpus.validation,
+        tokenizer=str(corpus.tokenizer),
         legs=stage.end.legs,
         start_key=start.key(fingerprint) if start.legs else None,
         deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
@@ -70,7 +80,7 @@ def run_stage(
     )
     job.stop_path.unlink(missing_ok=True)
     trainer = TorchTrainer(
-        train_stage,
+        run_in_worker,
         train_loop_config={"job": job},
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=use_gpu, resources_per_worker={"GPU": 1} if use_gpu else {"CPU": 1}),
@@ -79,7 +89,6 @@ def run_stage(
             storage_path=str((folder / "ray_train").resolve()),
             failure_config=FailureConfig(max_failures=recipe.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
-            worker_runtime_env={"env_vars": worker_environment()},
         ),
     )  # fmt: skip
     try:
@@ -99,7 +108,9 @@ def run_stage(
         )
     left = missing_states(stage, store, fingerprint)[1]
     if left:
-        raise EnvironmentFault(f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs.")
+        raise EnvironmentFault(
+            f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
+        )
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -10,7 +10,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,16 @@ from torch import Tensor
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import batch_rows
-from mlmclm.corpora.prepare import open_corpus
 from mlmclm.files import write_json
 from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
-from mlmclm.pretraining import states
+from mlmclm.pretraining import checkpoints, states
+from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine
+from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.objectives import Labelling
-from mlmclm.pretraining.states import TrainingState
-from mlmclm.studies.plans import Leg
 from mlmclm.studies.recipe import Recipe
 from mlmclm.tracking import metrics as exported
+from mlmclm.tracking.system import system_facts
 
 FLUSH_EVERY = 10
 """Steps between two looks at the losses: each is an all-reduce and, on an accelerator, a wait."""
@@ -39,41 +38,10 @@ VALIDATION_STEP = 2**31
 """The step whose masks the validation blocks get; no training step reaches it."""
 
 
-@dataclass(frozen=True)
-class StageJob:
-    """One stage as plain values, the same for every worker."""
-
-    title: str
-    size: str
-    store: str
-    run_folder: str
-    corpus: str
-    legs: tuple[Leg, ...]
-    """All legs of the stage's end state; the first of them may lie before its start."""
-    start_key: str | None
-    """Key of the state to start from; None for the initialisation."""
-    deposits: tuple[tuple[int, str], ...]
-    """(step, key) of the states to leave behind, in order; the last is the end."""
-    recipe: Recipe
-    fingerprint: str
-
-    @property
-    def metrics_path(self) -> Path:
-        """One JSON line a step, written by rank 0."""
-        return Path(self.run_folder) / "metrics.jsonl"
-
-    @property
-    def stop_path(self) -> Path:
-        """Written when the loss is no longer finite; the stage ends without depositing anything more."""
-        return Path(self.run_folder) / "stopped.json"
-
-
-def train_stage(config: dict[str, Any]) -> None:
-    """The training function that Ray Train runs in every worker; `config["job"]` is a `StageJob`."""
-    job: StageJob = config["job"]
-    recipe, store = job.recipe, Path(job.store)
-    corpus = open_corpus(Path(job.corpus))
-    tokenizer = load_tokenizer(corpus.tokenizer)
+def train_stage(job: StageJob) -> None:
+    """One worker's whole part of a stage; every worker of the group calls it."""
+    recipe = job.recipe
+    tokenizer = load_tokenizer(Path(job.tokenizer))
     model = build(model_config(job.size, tokenizer, recipe.block_length), recipe.seed)
     state = _latest_state(job, model.state_dict())
     engine = Engine(PretrainingModel(model, precision=recipe.precision), recipe, state)
@@ -84,7 +52,7 @@ def train_stage(config: dict[str, Any]) -> None:
     deposits = dict(job.deposits)
     for step in range(state.step, last):
         waited = time.perf_counter()
-        batches = _micro_batches(corpus.train, recipe, engine, label, step)
+        batches = _micro_batches(job.train, recipe, engine, label, step)
         waited = time.perf_counter() - waited
         rate = next(leg for leg in job.legs if leg.start <= step < leg.stop).rate(step, recipe)
         total, labelled, tokens, norm = engine.step(batches, causal=objective.causal, rate=rate)
@@ -95,7 +63,7 @@ def train_stage(config: dict[str, Any]) -> None:
             if stopped is not None:
                 return
         if done % recipe.evaluate_every == 0 or done == last:
-            loss = engine.evaluate(_validation_batches(corpus.validation, recipe, engine, label), causal=objective.causal)
+            loss = engine.evaluate(_validation_batches(job.validation, recipe, engine, label), causal=objective.causal)
             log.validation(done, loss)
         if done in deposits or done % recipe.checkpoint_every == 0:
             _save(job, engine, done, deposits.get(done))
@@ -103,13 +71,13 @@ def train_stage(config: dict[str, Any]) -> None:
 
 def _latest_state(job: StageJob, initial: dict[str, Tensor]) -> TrainingState:
     """The furthest of: the last checkpoint of this run, the state that the stage starts from, the initialisation."""
-    start = states.fresh(initial)
+    start = checkpoints.fresh(initial)
     if job.start_key is not None:
-        start = states.read_tensors(states.state_folder(Path(job.store), job.start_key))
+        start = checkpoints.read_tensors(states.state_folder(Path(job.store), job.start_key))
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
-            saved = states.read_tensors(Path(folder))
+            saved = checkpoints.read_tensors(Path(folder))
         if saved.step > start.step:
             return saved
     return start
@@ -155,13 +123,14 @@ def _save(job: StageJob, engine: Engine, step: int, key: str | None) -> None:
             "parent": job.start_key,
             "fingerprint": job.fingerprint,
             "recipe": job.recipe.model_dump(mode="json"),
-            "corpus": Path(job.corpus).name,
+            "corpus": job.corpus,
+            "system": {**system_facts(), "workers": engine.world, "device": str(engine.device)},
         }  # fmt: skip
         lines = job.metrics_path.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = (line for line in lines if json.loads(line)["step"] <= step)
-        states.deposit(Path(job.store), key, state, description, lambda: kept)
+        checkpoints.deposit(Path(job.store), key, state, description, kept)
     with tempfile.TemporaryDirectory(prefix="mlmclm-checkpoint-") as folder:
-        states.write_tensors(Path(folder), state)
+        checkpoints.write_tensors(Path(folder), state)
         ray.train.report({"step": step}, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
 
@@ -172,7 +141,7 @@ class _Log:
         self.job, self.engine = job, engine
         self.waiting: list[tuple[int, Tensor, Tensor, int, float, float, float]] = []
         self.since = time.perf_counter()
-        self.labels = {"model": job.size, "objective": str(job.legs[-1].objective)}
+        self.labels = {"model": job.model, "objective": str(job.legs[-1].objective)}
         if engine.rank == 0:
             known = [record for record in states.read_metrics(job.metrics_path) if record["step"] <= start]
             job.metrics_path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +162,9 @@ class _Log:
         losses = (totals / torch.stack([labelled for _, _, labelled, *_ in self.waiting]).to(totals)).tolist()
         seconds = time.perf_counter() - self.since
         rate = sum(tokens for _, _, _, tokens, *_ in self.waiting) * self.engine.world / seconds
-        stopped = next((step for (step, *_), loss in zip(self.waiting, losses, strict=True) if not np.isfinite(loss)), None)
+        stopped = next(
+            (step for (step, *_), loss in zip(self.waiting, losses, strict=True) if not np.isfinite(loss)), None
+        )
         if self.engine.rank == 0:
             waited = sum(entry[6] for entry in self.waiting) / seconds
             for (step, _, labelled, _, norm, learning_rate, _), loss in zip(self.waiting, losses, strict=True):
@@ -213,6 +184,7 @@ class _Log:
         """Writes a validation loss."""
         if self.engine.rank == 0:
             self._write(step=step, validation_loss=loss, time=time.time())
+            exported.gauge("mlmclm_pretraining_validation_loss").set(loss, tags=self.labels)
         self.since = time.perf_counter()
 
     def _write(self, **record: Any) -> None:

@@ -232,8 +232,8 @@ def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dic
                     line={"color": look.light, "width": 2, "dash": look.dash},
                     marker={"size": 6, "color": look.light},
                     customdata=[[rate_text(row["learning_rate"]), row["n"]] for row in own],
-                    hovertemplate=f"<b>{html.escape(model)}</b><br>learning rate %{{customdata[0]}}<br>deviation %{{y:.2f}} over "
-                    "%{customdata[1]} seeds<extra></extra>",
+                    hovertemplate=f"<b>{html.escape(model)}</b><br>learning rate %{{customdata[0]}}<br>"
+                    "deviation %{y:.2f} over %{customdata[1]} seeds<extra></extra>",
                     meta=model,
                 )
             )
@@ -264,7 +264,6 @@ def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None
     traces = [
         _whisker(
             row["model"],
-            row["model"],
             [row["mean"], row["low"], row["high"]],
             looks[row["model"]],
             f"{text.points(row['mean'])} {text.interval(row['low'], row['high'])}",
@@ -281,7 +280,7 @@ def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None
     return Figure("overall", "Mean over tasks", alt, spec, 70 + 38 * len(rows))
 
 
-def _whisker(model: str, label: str, estimate: Sequence[float], look: Style, hover: str) -> Any:
+def _whisker(model: str, estimate: Sequence[float], look: Style, hover: str) -> Any:
     value, low, high = estimate
     bars = None
     if not math.isnan(low):
@@ -296,7 +295,7 @@ def _whisker(model: str, label: str, estimate: Sequence[float], look: Style, hov
         }
     return go.Scatter(
         x=[value * 100],
-        y=[label],
+        y=[html.escape(model)],
         mode="markers",
         marker={"size": 10, "color": look.light},
         error_x=bars,
@@ -324,7 +323,7 @@ def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
             # Turned from "baseline minus model" to what the model gains.
             value, low, high = -own[model]["difference"], -own[model]["high"], -own[model]["low"]
             hover = f"{text.difference(value)} {text.interval(low, high, sign=True)}"
-            traces.append(_whisker(model, model, [value, low, high], looks[model], hover))
+            traces.append(_whisker(model, [value, low, high], looks[model], hover))
         zero = {
             "type": "line",
             "x0": 0,
@@ -365,7 +364,8 @@ def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[
                     mode="lines+markers" if len(points) < 30 else "lines",
                     line={"color": look.light, "width": 1.8, "dash": look.dash},
                     marker={"size": 4, "color": look.light},
-                    hovertemplate=f"<b>{html.escape(model.name)}</b><br>step %{{x:,}}<br>loss %{{y:.3f}}<extra></extra>",
+                    hovertemplate=f"<b>{html.escape(model.name)}</b><br>step %{{x:,}}<br>loss %{{y:.3f}}"
+                    "<extra></extra>",
                     meta=model.name,
                 )
             )

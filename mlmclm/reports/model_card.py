@@ -1,4 +1,4 @@
-"""The model card (README.md) of a pretrained model's Hugging Face folder."""
+"""The model card (README.md) of a model's Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ import yaml
 
 from mlmclm.reports import text
 
-PIPELINES = {"clm": "text-generation", "mlm": "fill-mask"}
-REQUIRED = ("name", "objective")
-
 
 def model_card(facts: Mapping[str, Any]) -> str:
     """The card as Markdown with YAML front matter; a pure function of the facts.
 
     Args:
-        facts: `name` and `objective` ("clm" or "mlm": of the last stage) are needed; the others are left out of the
-            card where absent:
-            description: one paragraph.
-            stages: texts, one a stage of the plan.
-            architecture, recipe, data: label to value, in the order to show.
-            curve: the ends of the curves, label to value, such as "training loss, first 10 steps".
+        facts: `name` is needed; of the others what is absent, empty or None is left out of the card:
+            objective: of the last phase, such as "clm" or "mlm40"; None for an untrained model. causal: whether it is
+                causal, so that `decoder/` holds the same weights as a decoder.
+            description: one paragraph. stages: texts, one a phase of the plan. size: its name.
+            recipe, corpus: label to value, in the order to show; underscores are shown as spaces.
+            curve: training loss as (step, nats a predicted token) pairs. validation_loss: at the end, in nats.
             parameters, steps, tokens, flops: numbers.
-            languages: ISO codes. tags: further tags.
-            load: Auto class to the subfolder that it loads ("" is the folder itself); by default AutoModel and
-                AutoModelForMaskedLM load the folder, and after a "clm" stage AutoModelForCausalLM too.
-            command: that makes the model again.
+            languages: ISO codes. tags: further tags. command: that makes the model again.
 
     Raises:
-        ValueError: a needed fact is absent, or the objective is neither of the two.
+        ValueError: no name.
     """
-    absent = [name for name in REQUIRED if not facts.get(name)]
-    if absent:
-        raise ValueError(f"model card: no {', '.join(absent)} in the facts.")
-    objective = facts["objective"]
-    if objective not in PIPELINES:
-        raise ValueError(f"model card: objective {objective!r} is neither of {', '.join(PIPELINES)}.")
-    parts = [_front(facts, objective), f"# {facts['name']}"]
-    if facts.get("description"):
-        parts.append(str(facts["description"]))
-    parts += _section("Plan", _numbered(facts.get("stages", ())))
-    parts += _section("Load", _load(facts, objective))
-    for title, name in (("Architecture", "architecture"), ("Recipe", "recipe"), ("Data", "data"), ("Curves", "curve")):
-        parts += _section(title, _table(facts.get(name, {})))
+    if not facts.get("name"):
+        raise ValueError("model card: no name in the facts.")
+    parts = [_front(facts), f"# {facts['name']}", _introduction(facts)]
+    parts += _section("Plan", _numbered(facts.get("stages") or ()))
+    parts += _section("Load", _load(bool(facts.get("causal"))))
+    parts += _section("Recipe", _table(facts.get("recipe") or {}))
+    parts += _section("Data", _table(facts.get("corpus") or {}))
+    parts += _section("Loss", _table(_losses(facts)))
     parts += _section("Cost", _table(_cost(facts)))
     if facts.get("command"):
         parts += _section("Make it again", _code("bash", [str(facts["command"])]))
     return "\n\n".join(parts) + "\n"
 
 
-def _front(facts: Mapping[str, Any], objective: str) -> str:
+def _front(facts: Mapping[str, Any]) -> str:
     fields: dict[str, Any] = {}
     if facts.get("languages"):
         fields["language"] = list(facts["languages"])
     fields["library_name"] = "transformers"
-    fields["pipeline_tag"] = PIPELINES[objective]
-    fields["tags"] = ["mlmclm", "encoder", "pretraining", objective, *facts.get("tags", ())]
+    objective = facts.get("objective")
+    if objective:
+        fields["pipeline_tag"] = "text-generation" if facts.get("causal") else "fill-mask"
+    fields["tags"] = ["mlmclm", "eurobert", "encoder", objective or "untrained", *(facts.get("tags") or ())]
     # No licence: that of the corpus decides, and nobody but its user knows it.
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
+
+
+def _introduction(facts: Mapping[str, Any]) -> str:
+    if facts.get("description"):
+        return str(facts["description"])
+    size = f" of size {facts['size']}" if facts.get("size") else ""
+    if not facts.get("objective"):
+        return f"A EuroBERT text encoder{size} as it is initialised: untrained, a baseline to compare with."
+    return f"A EuroBERT text encoder{size}, pretrained by the plan below with mlmclm."
 
 
 def _section(title: str, body: str) -> list[str]:
@@ -70,18 +70,32 @@ def _numbered(items: Sequence[str]) -> str:
     return "\n".join(f"{number}. {_line(item)}" for number, item in enumerate(items, start=1))
 
 
-def _load(facts: Mapping[str, Any], objective: str) -> str:
-    loaders: dict[str, str] = {"AutoModel": "", "AutoModelForMaskedLM": ""}
-    if objective == "clm":
-        loaders["AutoModelForCausalLM"] = ""
-    loaders = dict(facts.get("load") or loaders)
-    lines = [f"from transformers import {', '.join(loaders)}, AutoTokenizer", "", 'folder = "path/to/this/folder"']
-    lines.append("tokenizer = AutoTokenizer.from_pretrained(folder)")
-    for loader, subfolder in loaders.items():
-        more = f", subfolder={subfolder!r}" if subfolder else ""
-        lines.append(f"model = {loader}.from_pretrained(folder{more})")
-    intro = "Any of these; no remote code is needed." if len(loaders) > 1 else "No remote code is needed."
-    return f"{intro}\n\n{_code('python', lines)}"
+def _load(causal: bool) -> str:
+    lines = [
+        f"from transformers import {'AutoModel, AutoModelForCausalLM' if causal else 'AutoModel'}, "
+        "AutoModelForMaskedLM, AutoTokenizer",
+        "",
+        'folder = "path/to/this/folder"',
+        "tokenizer = AutoTokenizer.from_pretrained(folder)",
+        "encoder = AutoModel.from_pretrained(folder)",
+        "masked = AutoModelForMaskedLM.from_pretrained(folder)",
+    ]
+    note = "No remote code is needed. Attention is bidirectional"
+    if causal:
+        lines.append('decoder = AutoModelForCausalLM.from_pretrained(folder + "/decoder")')
+        note += (
+            "; `decoder/` holds the same weights as a Llama decoder with causal attention, as they were trained last"
+        )
+    return f"{note}.\n\n{_code('python', lines)}"
+
+
+def _losses(facts: Mapping[str, Any]) -> dict[str, str]:
+    curve = facts.get("curve") or ()
+    ends = {0: "first", len(curve) - 1: "last"} if curve else {}
+    rows = {f"training, step {curve[place][0]:,} ({word})": text.loss(curve[place][1]) for place, word in ends.items()}
+    if facts.get("validation_loss") is not None:
+        rows["validation, at the end"] = text.loss(facts["validation_loss"])
+    return {f"{label}, nats a predicted token": value for label, value in rows.items()}
 
 
 def _cost(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -100,7 +114,9 @@ def _cost(facts: Mapping[str, Any]) -> dict[str, str]:
 def _table(values: Mapping[str, Any]) -> str:
     if not values:
         return ""
-    rows = [f"| {_line(label)} | {_line(text.plain(value))} |" for label, value in values.items()]
+    rows = [
+        f"| {_line(str(label).replace('_', ' '))} | {_line(text.plain(value))} |" for label, value in values.items()
+    ]
     return "\n".join(["| | |", "|---|---|", *rows])
 
 

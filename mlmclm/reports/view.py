@@ -71,8 +71,9 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "scores": _scores(analysis, models, tasks),
         "sensitivity": _sensitivity(analysis, models, tasks),
         "stability": _stability(analysis, models, tasks),
-        "claims": _claims(analysis),
+        "claims": _claims(analysis, models),
         "pretraining": [_pretraining(model) for model in facts.models],
+        "one_recipe": all(model.kind in ("pretrained", "untrained") for model in facts.models),
         "task_facts": [_task(task) for task in tasks],
         "settings": _settings(facts),
         "rule": analysis.rule,
@@ -279,7 +280,8 @@ def _stability(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
     return [group for group in found if group["rows"]]
 
 
-def _claims(analysis: Analysis) -> list[dict[str, Any]]:
+def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, Any]]:
+    order = {model.name: place for place, model in enumerate(models)}
     return [
         {
             "model": row["model"],
@@ -287,10 +289,10 @@ def _claims(analysis: Analysis) -> list[dict[str, Any]]:
             "difference": text.difference(row["difference"]),
             "interval": text.interval(row["low"], row["high"], sign=True),
             "ahead": f"{row['tasks_ahead']} of {row['tasks']}",
-            "clear": f"{row['tasks_clear']} of {row['tasks']}",
+            "clearly": f"{row['tasks_clear']} of {row['tasks']}",
             "reason": wording.claim_reason(row),
         }
-        for row in records(analysis.claims)
+        for row in sorted(records(analysis.claims), key=lambda row: order[row["model"]])
     ]
 
 
@@ -326,4 +328,8 @@ def _settings(facts: StudyFacts) -> list[tuple[str, list[tuple[str, str]]]]:
         ("Fine-tuning protocol", facts.protocol),
         ("Software", facts.versions),
     ]
-    return [(title, [(label, text.plain(value)) for label, value in block.items()]) for title, block in blocks if block]
+    return [
+        (title, [(label.replace("_", " "), text.plain(value)) for label, value in block.items()])
+        for title, block in blocks
+        if block
+    ]

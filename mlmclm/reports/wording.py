@@ -4,6 +4,7 @@ about."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from mlmclm.analysis.comparison import against
@@ -86,21 +87,24 @@ def baseline_sentence(analysis: Analysis) -> str:
         return ""
     required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
     rule = "on the mean over tasks" + (f" and on at least {required} of {tasks} tasks" if tasks > 1 else "")
-    failing = [row for row in rows if not row["holds"]]
-    if not failing:
+    beaten = "the untrained baseline by more than the interval"
+    holding = [row["model"] for row in rows if row["holds"]]
+    unknown = [row["model"] for row in rows if row["verdict"] == "unknown"]
+    failing = [row for row in rows if not row["holds"] and row["verdict"] != "unknown"]
+    if len(holding) == len(rows):
         who = f"All {len(rows)} pretrained models beat" if len(rows) > 1 else f"{rows[0]['model']} beats"
-        return f"{who} the untrained baseline by more than the interval, {rule}."
-    kept = (
-        f"It is so for {text.listing([row['model'] for row in rows if row['holds']])}. "
-        if len(failing) < len(rows)
-        else ""
-    )
-    reasons = "; ".join(f"{row['model']}: {claim_reason(row)}" for row in failing[:4])
-    more = f"; and {len(failing) - 4} more in the table" if len(failing) > 4 else ""
-    return (
-        f"Not every pretrained model is shown to beat the untrained baseline by more than the interval, {rule}. "
-        f"{kept}Not so: {reasons}{more}."
-    )
+        return f"{who} {beaten}, {rule}."
+    if len(unknown) == len(rows):
+        return f"Whether pretraining beats {beaten}, {rule}, cannot be told yet: scores or intervals are lacking."
+    sentences = [f"Not every pretrained model is shown to beat {beaten}, {rule}."]
+    if holding:
+        sentences.append(f"It is so for {text.listing(holding)}.")
+    if failing:
+        reasons = [f"{row['model']} ({claim_reason(row)})" for row in failing]
+        sentences.append(f"It is not the case for {text.listing(reasons, most=4)}.")
+    if unknown:
+        sentences.append(f"It cannot be told yet for {text.listing(unknown)}, as scores or intervals are lacking.")
+    return " ".join(sentences)
 
 
 def claim_reason(row: Record) -> str:
@@ -137,10 +141,10 @@ def cautions(analysis: Analysis) -> list[str]:
     if hurt:
         notes.append(f"Seeds diverged even at the chosen rate for {text.listing(hurt)}: the mean is over the others.")
     for edge, further in (("highest", "higher"), ("lowest", "lower")):
-        pairs_at = [f"{row['model']} on {row['task']} ({row['learning_rates']})" for row in best if row["edge"] == edge]
-        if pairs_at:
+        at = [row for row in best if row["edge"] == edge]
+        if at:
             notes.append(
-                f"The best learning rate is the {edge} one tried for {text.listing(pairs_at)}: a {further} one may be "
+                f"The best learning rate is the {edge} one tried for {_pairs(at, len(best))}: a {further} one may be "
                 "better, so these scores may understate the model."
             )
     if any(row["edge"] == "only" for row in best):
@@ -151,6 +155,15 @@ def cautions(analysis: Analysis) -> list[str]:
     if analysis.rule == "per_seed":
         notes.append("Every seed chose its own learning rate, which is optimistic: each takes its own luck.")
     return notes
+
+
+def _pairs(rows: list[Record], total: int) -> str:
+    """Few (model, task) pairs by name with their rates, many by their number for each model."""
+    if len(rows) <= 4:
+        return text.listing([f"{row['model']} on {row['task']} ({row['learning_rates']})" for row in rows])
+    each = Counter(row["model"] for row in rows)
+    named = text.listing([f"{model} on {text.plural(number, 'task')}" for model, number in each.items()])
+    return f"{len(rows)} of {total} model-task pairs ({named}; marked in the table of scores)"
 
 
 def limits(analysis: Analysis) -> list[str]:

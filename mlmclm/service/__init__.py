@@ -1,1 +1,1 @@
-"""Start and stop Ray and the MLflow server; health."""
+"""Starts and stops what runs beside the work: a Ray cluster of this machine, the MLflow server."""

@@ -119,7 +119,9 @@ def parse(name: str) -> ModelName:
             break
         objective = parse_objective(rest[position], where=f"model {name!r}")
         if position + 1 == len(rest):
-            raise UserError(f"model {name!r}: the number of steps after {rest[position]!r} is missing; expected {_GRAMMAR}.")
+            raise UserError(
+                f"model {name!r}: the number of steps after {rest[position]!r} is missing; expected {_GRAMMAR}."
+            )
         decayed, until = _steps(name, rest[position + 1])
         if phases and until <= phases[-1].until:
             raise UserError(

@@ -64,7 +64,12 @@ class State:
     def key(self, fingerprint: str) -> str:
         """Hash of the history; `fingerprint` stands for what a study's models share (see `fingerprint`)."""
         return stable_hash(
-            {"size": self.size, "legs": [leg.identity() for leg in self.legs], "shared": fingerprint, "engine": ENGINE_VERSION}
+            {
+                "size": self.size,
+                "legs": [leg.identity() for leg in self.legs],
+                "shared": fingerprint,
+                "engine": ENGINE_VERSION,
+            }
         )
 
     def __str__(self) -> str:
@@ -194,10 +199,14 @@ def _extend(stages: list[Stage], position: State, target: State, targets: Sequen
     phase = [leg for leg in ahead if (leg.objective, leg.origin) == (ahead[0].objective, ahead[0].origin)]
     end = _prefix(target, phase[-1].stop)
     if not any(end in stage.states for stage in stages):
-        known = [state for stage in stages for state in stage.states if state.step < end.step and _is_prefix(state, end)]
+        known = [
+            state for stage in stages for state in stage.states if state.step < end.step and _is_prefix(state, end)
+        ]
         start = max([position, *known], key=lambda state: state.step)
         branches = {_prefix(end, _common_step(end, other)) for other in targets}
-        deposits = sorted((state for state in branches | {end} if state.step > start.step), key=lambda state: state.step)
+        deposits = sorted(
+            (state for state in branches | {end} if state.step > start.step), key=lambda state: state.step
+        )
         stages.append(Stage(start, tuple(deposits)))
     return end
 

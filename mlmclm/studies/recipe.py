@@ -64,7 +64,9 @@ class Recipe(Frozen):
             )
         share = self.batch // self.workers
         if self.micro_batch is not None and share % self.micro_batch:
-            raise ValueError(f"micro_batch {self.micro_batch} does not divide a worker's share of the batch, {share} sequences")
+            raise ValueError(
+                f"micro_batch {self.micro_batch} does not divide a worker's share of the batch, {share} sequences"
+            )
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -93,5 +95,3 @@ def learning_rate(step: int, *, peak: float, warmup: int, origin: int, decay: in
     if decay_end is not None and decay > 0:
         rate *= min(1.0, (decay_end - step) / decay)
     return rate
-
-

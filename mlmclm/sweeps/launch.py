@@ -1,7 +1,7 @@
 """Runs the missing cells of a sweep as Ray Tune trials, and returns the results of all.
 
-The ledger decides what is missing, so a sweep that was stopped, however it was stopped, goes on when it is run again; Tune's
-own experiment state is neither needed nor kept.
+The ledger decides what is missing, so a sweep that was stopped, however it was stopped, goes on when it is run again;
+Tune's own experiment state is neither needed nor kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps.cells import cell_name, unique_by_key
 from mlmclm.sweeps.ledger import Ledger, named
-from mlmclm.sweeps.progress import Style, SweepProgress
+from mlmclm.sweeps.progress import SweepProgress
 from mlmclm.temporary import swept_folder
 
 OnResult = Callable[[dict[str, Any]], None]
@@ -39,8 +39,8 @@ class SweepOutcome:
     """What a sweep has given.
 
     `results` are in the order of the cells, those without a result left out; `computed` counts the cells computed now,
-    `reused` those whose result was there; `failed` lists the cells that raised, with the error, and `not_run` those that
-    were never tried because the machine's fault would have met them all.
+    `reused` those whose result was there; `failed` lists the cells that raised, with the error, and `not_run` those
+    that were never tried because the machine's fault would have met them all.
     """
 
     results: list[dict[str, Any]]
@@ -59,9 +59,9 @@ class SweepOutcome:
         kept = f"{len(self.results)} results are kept; the same command runs the missing cells only."
         skipped = f" {len(self.not_run)} cells were not tried." if self.not_run else ""
         kind = UserError if all(isinstance(error, UserError) for _, error in self.failed) else EnvironmentFault
+        total = len(names) + len(self.results) + len(self.not_run)
         raise kind(
-            f"{len(names)} of {len(names) + len(self.results) + len(self.not_run)} cells failed: {shown}.{skipped} {kept}\n"
-            f"First error: {describe(first)}"
+            f"{len(names)} of {total} cells failed: {shown}.{skipped} {kept}\nFirst error: {describe(first)}"
         ) from first
 
 
@@ -74,7 +74,7 @@ def run_sweep(
     gpus_per_cell: float = 0,
     max_concurrent: int | None = None,
     max_failures: int = 3,
-    progress: Style = "auto",
+    progress: bool = True,
     on_result: OnResult | None = None,
     session: Callable[[], AbstractContextManager[Any]] = nullcontext,
     name: str = "sweep",
@@ -89,14 +89,16 @@ def run_sweep(
         cpus_per_cell, gpus_per_cell: what a running cell reserves; fractions of a GPU are allowed.
         max_concurrent: at most so many cells at once; None for as many as fit the cluster.
         max_failures: how often a cell that crashed is run again; an error that would come again is not.
-        progress: `auto`, `bar`, `lines` or `none`.
-        on_result: called in this thread with each result once it is known, those of earlier runs first, in `cells`' order.
+        progress: whether to show it: a bar on a terminal, else lines.
+        on_result: called in this thread with each result once it is known, those of earlier runs first, in `cells`'
+            order.
         session: opened only where something is missing; must leave Ray initialised.
         name: name of the Tune experiment.
         worker: a subclass of `SweepWorker` to use in its place.
 
     Raises:
-        UserError: a result file of the ledger is damaged. What fails in a cell is in the outcome, see `SweepOutcome.check`.
+        UserError: a result file of the ledger is damaged. What fails in a cell is in the outcome, see
+            `SweepOutcome.check`.
     """
     # Tune resolves relative paths against each trial's own folder.
     store = store.resolve()
@@ -123,7 +125,7 @@ def run_sweep(
                 result = ledger.find(key)
                 if result is None:
                     raise EnvironmentFault(
-                        f"{ledger.path(key)}: a worker wrote this result but it isn't there. Is {store} shared by all machines?"
+                        f"{ledger.path(key)}: a worker wrote this result but it isn't there. Is {store} shared?"
                     )
                 found[key] = result
                 announce(key)
@@ -136,7 +138,7 @@ def run_sweep(
                 resources={"CPU": cpus_per_cell, "GPU": gpus_per_cell},
                 max_concurrent=max_concurrent,
                 max_failures=max_failures,
-                style=progress,
+                progress=SweepProgress((cell.task for cell in missing.values()), reused=reused, visible=progress),
                 on_done=on_done,
                 name=name,
                 worker=worker,
@@ -169,7 +171,7 @@ def _run_trials(
     resources: Mapping[str, float],
     max_concurrent: int | None,
     max_failures: int,
-    style: Style,
+    progress: SweepProgress,
     on_done: Callable[[str], str],
     name: str,
     worker: type[Any] | None,
@@ -194,12 +196,12 @@ def _run_trials(
     fault = StopOnFault()
     with (
         swept_folder(store, ".tune-") as storage,
-        SweepProgress((cell.task for cell in missing.values()), style=style) as bar,
+        progress,
         _environment(TUNE_ENVIRONMENT),
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
     ):
-        watch = Watch(bar, on_done, fault, max_failures)
+        watch = Watch(progress, on_done, fault, max_failures)
         tune.Tuner(
             worker or SweepWorker,
             param_space=space,

@@ -87,5 +87,6 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
 
 def _damaged(path: Path, reason: str) -> UserError:
     return UserError(
-        f"{path}: damaged result file ({reason}). Delete it and run the same command again: only this cell is computed again."
+        f"{path}: damaged result file ({reason}). Delete it and run the same command again: only this cell is then "
+        "computed again."
     )

@@ -26,8 +26,9 @@ class Space(Frozen):
     """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`.
 
     `per_task` overrides keys of `protocol` for single tasks, for instance `conll2003: {epochs: 1, max_steps: null}`.
-    `cpus_per_cell` and `gpus_per_cell` are what one running cell reserves of the cluster; a fraction of a GPU lets several
-    cells share it (its memory is then shared too, unguarded). `max_concurrent` bounds the number of cells at once.
+    `cpus_per_cell` and `gpus_per_cell` are what one running cell reserves of the cluster; a fraction of a GPU lets
+    several cells share it (its memory is then shared too, unguarded). `max_concurrent` bounds the number of cells at
+    once.
     """
 
     description: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from ray import tune
-from ray._raylet import setproctitle
+from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.finetuning.cell import Cell, cell_key, run_cell
@@ -17,12 +17,12 @@ from mlmclm.sweeps.ledger import Ledger
 COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
 
 
-class SweepWorker(tune.Trainable):  # type: ignore[misc]
+class SweepWorker(tune.Trainable):
     """Runs one cell a trial; reused from trial to trial with its cache of weights and tokenised data.
 
-    Config: `cell` (a `Cell`), `store` and `data_root` (absolute paths as strings; data_root may be None), `resources` (of
-    one trial, by Ray's names). A trial is one step. An error that would come again (bad input, a full disk) is the trial's outcome and is not retried; any other
-    exception ends the actor, and Tune retries the cell in a new one.
+    Config: `cell` (a `Cell`), `store` and `data_root` (absolute paths as strings; data_root may be None), `resources`
+    (of one trial, by Ray's names). A trial is one step. An error that would come again (bad input, a full disk) is the
+    trial's outcome and is not retried; any other exception ends the actor, and Tune retries the cell in a new one.
     """
 
     @classmethod

@@ -16,7 +16,7 @@ from mlmclm.sweeps.progress import SweepProgress
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, USER_ERROR
 
 
-class StopOnFault(tune.Stopper):  # type: ignore[misc]
+class StopOnFault(tune.Stopper):
     """Ends the experiment once `set`: after a full disk every further cell would be computed for nothing."""
 
     def __init__(self) -> None:
@@ -29,8 +29,9 @@ class StopOnFault(tune.Stopper):  # type: ignore[misc]
         return self.set
 
 
-class Watch(tune.Callback):  # type: ignore[misc]
-    """Tune's callback in the driver. `errors` holds the failed cells' errors by key; `broken`, an error of the driver's own.
+class Watch(tune.Callback):
+    """Tune's callback in the driver. `errors` holds the failed cells' errors by key; `broken`, an error of the driver's
+    own.
 
     Tune pickles its callbacks into a state that is never read, so this one pickles as nothing.
     """
@@ -81,9 +82,7 @@ class Watch(tune.Callback):  # type: ignore[misc]
         cell = trial.config["cell"]
         self._crashes[trial.trial_id] += 1
         crash = f"crash {self._crashes[trial.trial_id]} of at most {self._max_failures + 1}"
-        self._progress.retried(
-            cell.task, f"{cell_name(cell)}: {crash}, will run again ({describe(trial.get_error())})"
-        )
+        self._progress.retried(cell.task, f"{cell_name(cell)}: {crash}, will run again ({describe(trial.get_error())})")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         cell = trial.config["cell"]

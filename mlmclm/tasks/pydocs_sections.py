@@ -1,7 +1,8 @@
 """What a docstring says about parameters, results and exceptions, in any of the three conventions.
 
-numpydoc (underlined section titles), Google (indented sections; also the Hugging Face variant with backticks) and Sphinx (field
-lists). Text is flattened to one line and freed of markup; what does not parse is left out, never guessed.
+numpydoc (underlined section titles), Google (indented sections; also the Hugging Face variant with backticks) and
+Sphinx (field lists). Text is flattened to one line and freed of markup; what does not parse is left out, never
+guessed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Role = Literal["parameter", "attribute", "return", "exception", "note"]
 
 
 class Field(NamedTuple):
-    """One entry of a section. `name` and `type` are empty where the docstring gives none; an exception's class is its `type`."""
+    """One entry of a section; `name` and `type` may be empty, and an exception's class is its `type`."""
 
     role: Role
     name: str
@@ -31,21 +32,38 @@ class Parsed(NamedTuple):
 
 
 _ROLES: dict[str, Role] = {
-    **dict.fromkeys(["parameters", "other parameters", "args", "arguments", "keyword args", "keyword arguments"], "parameter"),
+    **dict.fromkeys(
+        ["parameters", "other parameters", "args", "arguments", "keyword args", "keyword arguments"], "parameter"
+    ),
     "attributes": "attribute",
     **dict.fromkeys(["returns", "return", "yields"], "return"),
     **dict.fromkeys(["raises", "exceptions"], "exception"),
     **dict.fromkeys(["notes", "note"], "note"),
 }
 _OTHER_TITLES = frozenset(
-    ["examples", "example", "see also", "references", "warnings", "warning", "warns", "methods", "todo", "usage", "shape"]
+    [
+        "examples",
+        "example",
+        "see also",
+        "references",
+        "warnings",
+        "warning",
+        "warns",
+        "methods",
+        "todo",
+        "usage",
+        "shape",
+    ]
 )
 
 _UNDERLINE = re.compile(r"^[-=~^]{3,}\s*$")
 _GOOGLE_TITLE = re.compile(r"^([A-Z][A-Za-z ]{2,20}):\s*$")
 _GOOGLE_ENTRY = re.compile(r"^[*`]*(\w+(?:, \*?\w+)*)[`]*(?: \((.*?)\))?\s*:(?:\s+(.*))?$")
+_BARE_ENTRY = re.compile(r"^[*`]*\w+`*(?: \([^)]*\))?:\s")
 _NUMPY_ENTRY = re.compile(r"^[*`]*(\w+(?:, ?\*{0,2}\w+)*)`*\s*:\s*(.*)$")
-_EXCEPTION = re.compile(r"^[`:~.\w]*?([A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt|Iteration)\w*)`*(?:\s*:\s*(.*))?$")
+_EXCEPTION = re.compile(
+    r"^[`:~.\w]*?([A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt|Iteration)\w*)`*(?:\s*:\s*(.*))?$"
+)
 _SPHINX_FIELD = re.compile(r"^:(param|parameter|arg|type|returns?|rtype|raises?|ivar|vartype)(?: ([^:]*))?:\s*(.*)$")
 _TYPE_WORD = re.compile(r"^[A-Za-z{\[('\"`~:]")
 
@@ -71,8 +89,12 @@ def parse(text: str) -> Parsed:
             fields += _entries(role, body, underlined=underlined)
     head, sphinx = _sphinx(head)
     paragraphs = [part for part in _paragraphs(head) if not _is_code(part)]
+    if paragraphs and (_BARE_ENTRY.match(paragraphs[0]) or paragraphs[0].startswith("@")):
+        paragraphs = []  # Entries without a heading: neither a summary nor a section.
     summary = clean(paragraphs[0]) if paragraphs else ""
-    return Parsed(summary, clean(" ".join(paragraphs[1:])), tuple(field for field in [*fields, *sphinx] if _good(field)))
+    return Parsed(
+        summary, clean(" ".join(paragraphs[1:])), tuple(field for field in [*fields, *sphinx] if _good(field))
+    )
 
 
 def _sections(lines: list[str]) -> tuple[list[str], list[tuple[str, list[str], bool]]]:
@@ -171,7 +193,9 @@ def _sphinx(lines: list[str]) -> tuple[list[str], list[Field]]:
     for kind, label, text in texts:
         declared, _, name = label.rpartition(" ")
         if kind in ("param", "parameter", "arg", "ivar"):
-            fields.append(Field("attribute" if kind == "ivar" else "parameter", name, types.get(name, clean(declared)), text))
+            fields.append(
+                Field("attribute" if kind == "ivar" else "parameter", name, types.get(name, clean(declared)), text)
+            )
         elif kind in ("return", "returns"):
             fields.append(Field("return", "", results, text))
         elif kind in ("raise", "raises"):
@@ -181,12 +205,18 @@ def _sphinx(lines: list[str]) -> tuple[list[str], list[Field]]:
 
 def _paragraphs(lines: list[str]) -> list[str]:
     """Blocks of lines between empty lines."""
-    return [part for part in (block.strip("\n") for block in "\n".join(line.rstrip() for line in lines).split("\n\n")) if part]
+    return [
+        part
+        for part in (block.strip("\n") for block in "\n".join(line.rstrip() for line in lines).split("\n\n"))
+        if part
+    ]
 
 
 def _is_code(paragraph: str) -> bool:
     """Whether a paragraph is an example, a directive, a list or a table instead of prose."""
-    return paragraph.lstrip().startswith((">>>", ".. ", "- ", "* ", "+-", "===", "```", "|", "In [")) or paragraph.startswith("    ")
+    return paragraph.lstrip().startswith(
+        (">>>", ".. ", "- ", "* ", "+-", "===", "```", "|", "In [")
+    ) or paragraph.startswith("    ")
 
 
 def _good(field: Field) -> bool:

@@ -7,7 +7,7 @@ time series that Prometheus keeps. The dashboards in `dashboards/` query these n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 from ray.util.metrics import Counter, Gauge, Histogram
@@ -65,11 +65,13 @@ def histogram(name: str) -> Histogram:
     return _metric("histogram", name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _metric(kind: str, name: str) -> Counter | Gauge | Histogram:
     definition = DEFINITIONS.get(name)
     if definition is None or definition.kind != kind:
         raise KeyError(f"no {kind} named {name!r} in mlmclm.tracking.metrics.DEFINITIONS")
     if kind == "histogram":
-        return Histogram(name, definition.description, boundaries=list(definition.boundaries), tag_keys=definition.labels)
+        return Histogram(
+            name, definition.description, boundaries=list(definition.boundaries), tag_keys=definition.labels
+        )
     return (Counter if kind == "counter" else Gauge)(name, definition.description, tag_keys=definition.labels)

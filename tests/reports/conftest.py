@@ -1,3 +1,5 @@
+"""The report's tests use the made-up results of the analysis' tests."""
+
 import sys
 from pathlib import Path
 

@@ -22,7 +22,11 @@ def facts(*, baseline: str | None = "2m-untrained") -> StudyFacts:
         ModelFacts(
             name,
             "pretrained" if stages else "untrained",
-            description="Causal, then masked." if len(stages) > 1 else "" if stages else "The same architecture as it is initialised.",
+            description="Causal, then masked."
+            if len(stages) > 1
+            else ""
+            if stages
+            else "The same architecture as it is initialised.",
             stages=stages,
             parameters=2_130_000,
             steps=600 if stages else 0,
@@ -30,7 +34,9 @@ def facts(*, baseline: str | None = "2m-untrained") -> StudyFacts:
             flops=6.3e13 if stages else None,
             validation_loss=3.61 + 0.1 * number if stages else None,
             curve=tuple((step, loss + 0.12 * number) for step, loss in curve) if stages else (),
-            validation_curve=((150, 5.4 + 0.1 * number), (300, 4.4), (450, 3.9), (600, 3.61 + 0.1 * number)) if stages else (),
+            validation_curve=((150, 5.4 + 0.1 * number), (300, 4.4), (450, 3.9), (600, 3.61 + 0.1 * number))
+            if stages
+            else (),
             switches=(150,) if len(stages) > 1 else (),
         )
         for number, (name, stages) in enumerate(plans.items())

@@ -82,7 +82,9 @@ def test_every_model_of_random_suites_is_reached_through_stages_that_start_where
 def _path_until(state: State, step: int) -> tuple[object, ...]:
     """The history of a state up to a step: the objective of each stretch and what decides its learning rates."""
     return tuple(
-        (str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end) for leg in state.legs if leg.start < step
+        (str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end)
+        for leg in state.legs
+        if leg.start < step
     )
 
 
@@ -96,7 +98,9 @@ def test_a_state_s_key_changes_with_history_recipe_and_nothing_else() -> None:
         history(parse("2m-clm-600"), Recipe(warmup_steps=20, decay_steps=51)).key("a"),
     ]
     assert len(set(keys)) == len(keys)
-    assert history(parse("2m-clm-600-100"), RECIPE).key("a") == State("2m", (Leg(parse("2m-clm-600").phases[0].objective, 0, 100, 0),)).key("a")
+    assert history(parse("2m-clm-600-100"), RECIPE).key("a") == State(
+        "2m", (Leg(parse("2m-clm-600").phases[0].objective, 0, 100, 0),)
+    ).key("a")
 
 
 def test_a_phase_shorter_than_its_decay_is_refused() -> None:

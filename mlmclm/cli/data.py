@@ -1,0 +1,67 @@
+"""`mlmclm data`: the corpus and the tasks of a study, prepared and described."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mlmclm.cli import options
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.files import read_json
+from mlmclm.pipeline import prepare, prepare_tasks, study_space
+from mlmclm.study_file import load_study
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("data")(data)
+
+
+def data(
+    file: StudyArgument,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prepares a study's corpus, tokenizer and tasks, and says what is in them.
+
+    Everything is checked here before anything is trained: missing columns, empty splits, labels out of range, sequences
+    that are too long.
+
+    Example: mlmclm data examples/quickstart.yaml
+    """
+    from mlmclm.corpora.prepare import describe
+
+    study = load_study(file)
+    space = study_space(study)
+    prepared = prepare(study, options.place(store, data))
+    corpus = describe(prepared.corpus)
+    tasks = prepare_tasks(prepared, space)
+    described = {
+        name: {
+            "family": task.family,
+            "rows": read_json(task.folder / "meta.json")["rows"],
+            "labels": list(task.label_names),
+            "fingerprint": task.task_data,
+        }
+        for name, task in tasks.items()
+    }
+    if as_json:
+        print_json({"corpus": corpus, "tasks": described})
+        return
+    output = Console(highlight=False)
+    table = Table("corpus", study.corpus.source)
+    for key, value in corpus.items():
+        if isinstance(value, dict):
+            table.add_row(key, ", ".join(f"{count:,} {name}" for name, count in value.items()))
+        elif not isinstance(value, list):
+            table.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+    output.print(table)
+    for text in corpus.get("examples", []):
+        output.print(" ".join(str(text).split())[:160], style="dim", markup=False, soft_wrap=True)
+    table = Table("task", "family", "rows", "labels")
+    for name, facts in described.items():
+        rows = ", ".join(f"{part} {count:,}" for part, count in facts["rows"].items())
+        table.add_row(name, facts["family"], rows, ", ".join(facts["labels"]))
+    output.print(table)

@@ -1,0 +1,66 @@
+"""`mlmclm pretrain`: trains the models of a study."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.options import AddressOption, DataOption, DryRunOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.study import shared_session
+from mlmclm.errors import unknown
+from mlmclm.files import only_one
+from mlmclm.pipeline import export_models, prepare, pretrain
+from mlmclm.progress import say
+from mlmclm.study_file import load_study
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("pretrain")(pretrain_models)
+
+
+def pretrain_models(
+    file: StudyArgument,
+    models: Annotated[list[str] | None, typer.Argument(help="Only these models of the study.", show_default=False)] = None,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    ray: AddressOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Trains the models of a study, each stage as a Ray Train run of DeepSpeed workers, and exports Hugging Face folders.
+
+    Steps that several models share are trained once. A run that was interrupted goes on from its last checkpoint.
+
+    Example: mlmclm pretrain examples/quickstart.yaml 2m-clm-600
+    """
+    from mlmclm.study_tracking import StudyTracking
+
+    study, place = load_study(file), options.place(store, data)
+    for name in models or ():
+        if name not in study.models:
+            raise unknown("model", name, study.models, where=str(file))
+    if models:
+        kept = study.baseline if study.baseline in models else None
+        study = study.model_copy(update={"models": tuple(models), "baseline": kept})
+    if dry_run:
+        from mlmclm.cli.dry_run import show_dry_run
+
+        show_dry_run(study, place, as_json=as_json, sweep=False)
+        return
+    with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"), ExitStack() as stack:
+        tracking = stack.enter_context(StudyTracking(study, place))
+        prepared = prepare(study, place)
+        if prepared.unfinished():
+            shared_session(stack, place, ray)()
+            pretrain(prepared, tracking.stage_lines(prepared))
+        exported = export_models(prepared)
+        tracking.pretrained(prepared)
+    if as_json:
+        print_json({model.name: {"folder": str(model.folder), "weights": model.weights} for model in exported})
+    else:
+        for model in exported:
+            say(f"{model.name}: {model.folder}")

@@ -1,0 +1,54 @@
+"""`mlmclm report`: tables and report from the results that are there."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.study import write_study_report
+from mlmclm.errors import UserError
+from mlmclm.pipeline import export_models, prepare, prepare_tasks, study_space, sweep_cells
+from mlmclm.study_file import load_study
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("report")(report)
+
+
+def report(
+    file: StudyArgument,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    export: Annotated[bool, typer.Option("--export", help="Also write every run to MLflow that isn't there yet.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Analyses the results that a study has so far and writes its tables and its HTML report; computes no cell.
+
+    Example: mlmclm report examples/quickstart.yaml
+    """
+    from mlmclm.study_tracking import StudyTracking
+    from mlmclm.sweeps.ledger import Ledger
+
+    study, place = load_study(file), options.place(store, data)
+    space = study_space(study)
+    with ExitStack() as stack:
+        tracking = stack.enter_context(StudyTracking(study, place)) if export else None
+        prepared = prepare(study, place)
+        models = export_models(prepared)
+        tasks = prepare_tasks(prepared, space)
+        results = Ledger(place.store).results(sweep_cells(space, models, tasks))
+        if not results:
+            raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
+        if tracking is not None:
+            tracking.pretrained(prepared)
+            tracking.sweep_begins(prepared, space)
+            for result in results:
+                tracking.cell(result)
+        found = write_study_report(prepared, space, tasks, results, f"mlmclm study {file}", tracking)
+    if as_json:
+        print_json(found)

@@ -1,0 +1,142 @@
+"""`mlmclm study`: the whole way from a study file to its report."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from mlmclm.cli import options
+from mlmclm.cli.options import AddressOption, DataOption, DryRunOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.files import only_one
+from mlmclm.pipeline import (
+    Place,
+    Prepared,
+    analyse_study,
+    export_models,
+    prepare,
+    prepare_tasks,
+    pretrain,
+    study_space,
+    sweep,
+    sweep_cells,
+)
+from mlmclm.progress import say
+from mlmclm.study_file import StudyFile, load_study
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("study")(study)
+
+
+def study(
+    file: StudyArgument,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    ray: AddressOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Does all of a study: prepares the data, pretrains, fine-tunes the grid, chooses, reports.
+
+    What is in the store already is not computed again: run the same command after a crash, a kill or a change of the file, and
+    only what is missing is done.
+
+    Example: mlmclm study examples/quickstart.yaml
+    """
+    loaded, place = load_study(file), options.place(store, data)
+    command = f"mlmclm study {file}" + (f" --data {data}" if data is not None else "")
+    if dry_run:
+        from mlmclm.cli.dry_run import show_dry_run
+
+        show_dry_run(loaded, place, as_json=as_json)
+        return
+    with only_one(place.study_folder(loaded) / ".lock", f"study {loaded.name!r}"):
+        outcome = run_study(loaded, place, command=command, address=ray)
+    if as_json:
+        print_json(outcome)
+
+
+def run_study(loaded: StudyFile, place: Place, *, command: str, address: str | None = None) -> dict[str, Any]:
+    """The study from its first missing piece to its report; returns the outcome as plain values."""
+    from mlmclm.study_tracking import StudyTracking
+
+    space = study_space(loaded)
+    with ExitStack() as stack:
+        tracking = stack.enter_context(StudyTracking(loaded, place))
+        prepared = prepare(loaded, place)
+        tasks = prepare_tasks(prepared, space)
+        session = shared_session(stack, place, address)
+        if prepared.unfinished():
+            session()
+            pretrain(prepared, tracking.stage_lines(prepared))
+        models = export_models(prepared)
+        tracking.pretrained(prepared)
+        tracking.sweep_begins(prepared, space)
+        cells = sweep_cells(space, models, tasks)
+        outcome = sweep(prepared, space, cells, session=session, on_result=tracking.cell)
+        return write_study_report(prepared, space, tasks, outcome.results, command, tracking)
+
+
+def shared_session(stack: ExitStack, place: Place, address: str | None) -> Any:
+    """A function that opens a Ray session the first time that it is called and leaves it open until `stack` ends."""
+    from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.service.ray_cluster import ray_session
+
+    opened = False
+
+    def session() -> AbstractContextManager[None]:
+        nonlocal opened
+        if not opened:
+            prepare_environment()
+            running = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
+            if running.dashboard is not None:
+                say(f"Ray dashboard: {running.dashboard}")
+            opened = True
+        return nullcontext()
+
+    return session
+
+
+def write_study_report(
+    prepared: Prepared, space: Any, tasks: Any, results: list[dict[str, Any]], command: str, tracking: Any = None
+) -> dict[str, Any]:
+    """Analyses results, writes tables and report, tells MLflow, and prints what was found."""
+    from mlmclm.analysis.summary import summary
+    from mlmclm.facts import study_facts
+    from mlmclm.reports.report import write_report
+    from mlmclm.reports.wording import baseline_sentence, headline
+
+    analysis = analyse_study(prepared, space, results)
+    paths = write_report(analysis, study_facts(prepared, space, tasks, command), prepared.place.study_folder(prepared.study))
+    if tracking is not None:
+        tracking.reported(prepared, space, analysis, paths)
+    output = Console(highlight=False, stderr=True)
+    found = headline(analysis)
+    output.print(f"\n[bold]{found.verdict}[/bold]\n{found.detail}", soft_wrap=True)
+    if prepared.study.baseline is not None:
+        output.print(baseline_sentence(analysis), soft_wrap=True)
+    show_best(analysis, output)
+    output.print(f"report:  {paths['report']}", soft_wrap=True)
+    output.print(f"compare: mlmclm ui --store {prepared.place.store}", soft_wrap=True)
+    return {"report": str(paths["report"]), **summary(analysis)}
+
+
+def show_best(analysis: Any, output: Console) -> None:
+    """The model-by-task table."""
+    from rich.table import Table
+
+    from mlmclm.analysis.results import records
+    from mlmclm.reports import text
+
+    table = Table("model", "task", "metric", "best rate", "test [95 %]", "sd over seeds")
+    for row in records(analysis.best):
+        known = row["n"] > 0
+        score = f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}" if known else "–"
+        spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
+        table.add_row(row["model"], row["task"], text.metric(row["metric"]), row["learning_rates"], score, spread)
+    output.print(table)

@@ -1,0 +1,56 @@
+"""`mlmclm sweep`: fine-tunes models over a grid of learning rate x seed x task."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.options import AddressOption, DataOption, DryRunOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.study import shared_session, write_study_report
+from mlmclm.files import only_one
+from mlmclm.pipeline import export_models, prepare, prepare_tasks, study_space, sweep, sweep_cells
+from mlmclm.study_file import load_study
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("sweep")(sweep_study)
+
+
+def sweep_study(
+    file: StudyArgument,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    ray: AddressOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tunes the models of a study, which must be pretrained, over its search space on Ray Tune, and reports.
+
+    A cell (model, task, learning rate, seed) is computed once, ever: its result is a file named by a hash of all that can change
+    it. Run the same command again and the missing cells are computed, whatever ended the last run.
+
+    Example: mlmclm sweep examples/quickstart.yaml
+    """
+    from mlmclm.study_tracking import StudyTracking
+
+    study, place = load_study(file), options.place(store, data)
+    if dry_run:
+        from mlmclm.cli.dry_run import show_dry_run
+
+        show_dry_run(study, place, as_json=as_json)
+        return
+    space = study_space(study)
+    with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"), ExitStack() as stack:
+        tracking = stack.enter_context(StudyTracking(study, place))
+        prepared = prepare(study, place)
+        models = export_models(prepared)
+        tasks = prepare_tasks(prepared, space)
+        tracking.sweep_begins(prepared, space)
+        cells = sweep_cells(space, models, tasks)
+        outcome = sweep(prepared, space, cells, session=shared_session(stack, place, ray), on_result=tracking.cell)
+        found = write_study_report(prepared, space, tasks, outcome.results, f"mlmclm study {file}", tracking)
+    if as_json:
+        print_json(found)

@@ -1,0 +1,28 @@
+"""`mlmclm ui`: the MLflow server on a store."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.options import StoreOption
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("ui")(ui)
+
+
+def ui(
+    store: StoreOption = options.DEFAULT_STORE,
+    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; a free one by default.", show_default=False)] = None,
+) -> None:
+    """Starts the MLflow server on the store's own records (on loopback), prints the link, and runs until Ctrl-C.
+
+    Example: mlmclm ui --port 5000
+    """
+    from mlmclm.service.mlflow_server import serve
+
+    serve(store.resolve(), port=port)

@@ -1,0 +1,358 @@
+"""The documents of a source, one at a time: Python's documentation, local files, or a Hugging Face data set."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from mlmclm.corpora import pydocs
+from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.workers import Progress, silent
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.files import hash_file, read_json, stable_hash, write_json
+
+PYDOCS = "pydocs"
+SUFFIXES = (".parquet", ".jsonl", ".json", ".txt")
+_VALIDATION_NAMES = ("validation", "valid", "val", "dev")
+
+
+class Source(Protocol):
+    """Where documents come from."""
+
+    def fingerprint(self) -> str:
+        """Changes when the documents do (hex)."""
+
+    def train(self) -> Iterator[str]:
+        """The documents to train on, in a fixed order; empty ones included."""
+
+    def validation(self) -> Iterator[str] | None:
+        """The documents to validate on, or None where they are to be held out of `train`."""
+
+
+def open_source(
+    config: CorpusConfig,
+    *,
+    store: Path,
+    data_root: Path | None = None,
+    workers: int | None = None,
+    progress: Progress = silent,
+) -> Source:
+    """The source that a configuration names; nothing is read yet.
+
+    A name is looked up as `pydocs`, as a path, as a path under `data_root`, and last on the Hugging Face hub.
+
+    Raises:
+        UserError: a path that does not exist, or a folder without files of a known kind.
+    """
+    if config.source == PYDOCS:
+        return PydocsSource(store, workers, progress)
+    tried = [Path(config.source).expanduser()]
+    if data_root is not None and not tried[0].is_absolute():
+        tried.append(data_root / config.source)
+    for path in tried:
+        if path.exists():
+            return FileSource(path, config, store)
+    if _looks_like_a_path(config.source):
+        places = " nor ".join(str(path) for path in tried)
+        raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.")
+    return HubSource(config, tried)
+
+
+@dataclass(frozen=True)
+class PydocsSource:
+    """The documentation of this environment; training packages to train on, validation packages to validate on."""
+
+    store: Path
+    workers: int | None
+    progress: Progress
+
+    def fingerprint(self) -> str:
+        """The environment's."""
+        return pydocs.fingerprint()
+
+    def _folder(self) -> Path:
+        """The extracted documents."""
+        return pydocs.prepare_pydocs(self.store, workers=self.workers, progress=self.progress)
+
+    def train(self) -> Iterator[str]:
+        """Docstrings of the training packages, and the documentation topics."""
+        return pydocs.read_texts(self._folder(), "train")
+
+    def validation(self) -> Iterator[str]:
+        """Docstrings of the validation packages."""
+        return pydocs.read_texts(self._folder(), "validation")
+
+
+class FileSource:
+    """A local file, or the files of a folder: those of a split start with its name, or lie in a folder of its name.
+
+    Parquet and JSON files have a column of text; in a text file, empty lines stand between documents.
+    """
+
+    def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
+        """Finds the files.
+
+        Raises:
+            UserError: there are none, or none of the split.
+        """
+        self._path, self._column, self._store = path, config.text_column, store
+        if path.is_file():
+            if path.suffix not in SUFFIXES:
+                raise UserError(f"{path}: not a kind of file that can be read. Allowed: {', '.join(SUFFIXES)}.")
+            files = [path]
+        else:
+            files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        if not files:
+            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {', '.join(SUFFIXES)}.")
+        parts = {file: _part_of(file, path) for file in files}
+        self._train = self._of_split(config.split, parts)
+        if config.validation_split is not None:
+            self._validation = self._of_split(config.validation_split, parts)
+        else:
+            names = [name for name in _VALIDATION_NAMES if name != config.split]
+            self._validation = [file for file, part in parts.items() if part.startswith(tuple(names))]
+            self._validation = [file for file in self._validation if file not in self._train]
+
+    def _of_split(self, split: str, parts: dict[Path, str]) -> list[Path]:
+        """The files of a split; all files where none is named after any split and the training split is asked for."""
+        named = [file for file, part in parts.items() if part.startswith(split)]
+        others = ("train", "test", *_VALIDATION_NAMES)
+        if (
+            not named
+            and split == "train"
+            and (len(parts) == 1 or not any(part.startswith(others) for part in parts.values()))
+        ):
+            named = list(parts)
+        if not named:
+            found = ", ".join(sorted(set(parts.values())))
+            raise UserError(
+                f"{self._path}: no file of split {split!r} (a name that starts with it). There are: {found}."
+            )
+        return named
+
+    def fingerprint(self) -> str:
+        """Of the files' content; a hash is taken again only when size or time of a file has changed."""
+        known_path = self._store / "corpora" / "hashes.json"
+        known: dict[str, list[Any]] = read_json(known_path) if known_path.exists() else {}
+        parts, changed = [], False
+        for kind, files in (("train", self._train), ("validation", self._validation)):
+            for file in files:
+                stat = file.stat()
+                mark = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+                entry = known.get(str(file.resolve()))
+                if entry is None or entry[0] != mark:
+                    entry = known[str(file.resolve())] = [mark, hash_file(file)]
+                    changed = True
+                parts.append([kind, file.suffix, stat.st_size, entry[1]])
+        if changed:
+            write_json(known_path, known)
+        return stable_hash([self._column, parts])[:16]
+
+    def train(self) -> Iterator[str]:
+        """The documents of the split's files."""
+        return self._read(self._train)
+
+    def validation(self) -> Iterator[str] | None:
+        """The documents of the validation files, if there are any."""
+        return self._read(self._validation) if self._validation else None
+
+    def _read(self, files: Sequence[Path]) -> Iterator[str]:
+        """The documents of files, in the order of their paths."""
+        readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
+            ".parquet": _read_parquet,
+            ".jsonl": _read_json_lines,
+            ".json": _read_json,
+            ".txt": _read_text,
+        }
+        for file in files:
+            try:
+                yield from readers[file.suffix](file, self._column)
+            except UnicodeDecodeError as error:
+                raise UserError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
+            except PermissionError as error:
+                raise UserError(f"{file}: cannot be read ({error.strerror}).") from error
+
+
+class HubSource:
+    """A data set of the Hugging Face hub (or of its local cache)."""
+
+    def __init__(self, config: CorpusConfig, tried: Sequence[Path]) -> None:
+        """Names the data set; nothing is downloaded yet."""
+        self._config, self._tried = config, tried
+
+    def fingerprint(self) -> str:
+        """Of the name and the revision: the hub keeps a revision's content."""
+        config = self._config
+        return stable_hash(
+            [
+                config.source,
+                config.config_name,
+                config.revision,
+                config.split,
+                config.validation_split,
+                config.text_column,
+            ]
+        )[:16]
+
+    def train(self) -> Iterator[str]:
+        """The documents of the split."""
+        return self._read(self._config.split)
+
+    def validation(self) -> Iterator[str] | None:
+        """The documents of the validation split, if one is named."""
+        split = self._config.validation_split
+        return None if split is None else self._read(split)
+
+    def _read(self, split: str) -> Iterator[str]:
+        """The texts of a split."""
+        import datasets
+
+        config = self._config
+        try:
+            data = datasets.load_dataset(
+                config.source, config.config_name, split=split, revision=config.revision, streaming=config.streaming
+            )
+            if data.column_names is not None:
+                _check_column(config.source, config.text_column, data.column_names)
+                data = data.select_columns([config.text_column])
+            for row in data:
+                _check_column(config.source, config.text_column, row)
+                yield _text(row[config.text_column], config.source, config.text_column)
+        except datasets.exceptions.DatasetNotFoundError as error:
+            raise self._not_found(error) from error
+        except ValueError as error:
+            raise UserError(
+                f"corpus source {config.source!r}, split {split!r}: {' '.join(str(error).split())}"
+            ) from error
+        except (OSError, RuntimeError, ImportError) as error:
+            raise self._unreachable(error) from error
+
+    def _not_found(self, error: Exception) -> UserError | EnvironmentFault:
+        """The hub answers that there is no such data set, or could not be asked."""
+        import huggingface_hub.constants
+
+        if huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower():
+            return self._unreachable(error)
+        return UserError(
+            f"corpus source {self._config.source!r} is neither {PYDOCS!r}, nor a file or folder ({self._places()}), nor a "
+            f"data set that the Hugging Face hub shows to you ({' '.join(str(error).split())})."
+        )
+
+    def _unreachable(self, error: Exception) -> EnvironmentFault:
+        """The hub cannot be reached."""
+        return EnvironmentFault(
+            f"corpus source {self._config.source!r} is neither {PYDOCS!r} nor a file or folder ({self._places()}), and it "
+            "cannot be loaded as a data set of the Hugging Face hub "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). "
+            "Check the name and the network, or name a local folder."
+        )
+
+    def _places(self) -> str:
+        """The paths that were looked at."""
+        return ", ".join(str(path) for path in self._tried)
+
+
+def _looks_like_a_path(source: str) -> bool:
+    """Whether a name can only be meant as a path: a hub name is `name` or `owner/name`."""
+    return source.startswith((".", "/", "~")) or source.count("/") > 1 or Path(source).suffix in SUFFIXES
+
+
+def _part_of(file: Path, root: Path) -> str:
+    """What decides a file's split: its name, or the folder directly under the root."""
+    if file == root:
+        return file.name
+    first = file.relative_to(root).parts[0]
+    splits = ("train", "test", *_VALIDATION_NAMES)
+    return file.name if file.name.startswith(splits) or not first.startswith(splits) else first
+
+
+def _check_column(where: object, column: str, columns: Iterable[str]) -> None:
+    """Raises UserError unless the column is there."""
+    names = list(columns)
+    if column not in names:
+        near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(
+            f"{where}: there is no column {column!r}.{hint} Its columns: {', '.join(names)}. Set text_column."
+        )
+
+
+def _text(value: Any, where: object, column: str) -> str:
+    """A cell that must be text; a missing one is an empty document."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: column {column!r} holds {type(value).__name__}, not text. Set text_column.")
+    return value
+
+
+def _read_parquet(path: Path, column: str) -> Iterator[str]:
+    """The text column of a Parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _check_column(path, column, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield _text(value, path, column)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
+
+
+def _read_json_lines(path: Path, column: str) -> Iterator[str]:
+    """The text column of a file with one JSON object a line."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _json_text(_load_json(line, f"{path}, line {number}"), f"{path}, line {number}", column)
+
+
+def _read_json(path: Path, column: str) -> Iterator[str]:
+    """The text column of a JSON array of objects, or of one JSON object a line (both are called .json)."""
+    content = path.read_text(encoding="utf-8")
+    if not content.lstrip().startswith("["):
+        yield from _read_json_lines(path, column)
+        return
+    for number, row in enumerate(_load_json(content, str(path))):
+        yield _json_text(row, f"{path}, entry {number}", column)
+
+
+def _load_json(content: str, where: str) -> Any:
+    """Parses JSON."""
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error}).") from error
+
+
+def _json_text(row: Any, where: str, column: str) -> str:
+    """The text of one object."""
+    if not isinstance(row, dict):
+        _refuse(row, where, column)
+    _check_column(where, column, row)
+    return _text(row[column], where, column)
+
+
+def _refuse(row: Any, where: str, column: str) -> NoReturn:
+    """Raises UserError for an entry that is not an object."""
+    raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
+
+
+def _read_text(path: Path, column: str) -> Iterator[str]:
+    """The documents of a text file: what stands between empty lines. There are no columns."""
+    lines: list[str] = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.strip():
+                lines.append(line)
+            elif lines:
+                yield "".join(lines).rstrip("\n")
+                lines = []
+    if lines:
+        yield "".join(lines).rstrip("\n")

@@ -1,0 +1,254 @@
+"""One tokenizer folder for a study: trained here, or brought into one form from a name, a file or a folder.
+
+Whatever the origin, the folder holds `tokenizer.json` and `tokenizer_config.json` with pad, bos, eos and mask tokens
+(added where missing) and loads with `AutoTokenizer.from_pretrained` without the network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.corpora.config import TokenizerConfig
+from mlmclm.corpora.tokenizer_formats import gpt2_tokenizer, tiktoken_tokenizer
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.files import hash_file, read_json, stable_hash, whole_folder, write_atomic, write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_VERSION = 1
+"""Part of every key: raise it when what is built changes."""
+
+TRAINING_CHARACTERS = 8_000_000
+"""Text that a tokenizer is trained on; more changes few of the first 32,000 merges and costs time in proportion."""
+
+PRETOKENISATION = (
+    # Llama 3's pattern, with single digits instead of groups of three: numbers compose in small vocabularies.
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+ROLES = ("pad", "bos", "eos", "mask")
+DEFAULT_TOKENS = {"pad": "<|pad|>", "bos": "<|begin_of_text|>", "eos": "<|end_of_text|>", "mask": "<|mask|>"}
+
+_USUAL_TOKENS = {
+    "pad": ("<|pad|>", "[PAD]", "<pad>", "<|padding|>"),
+    "bos": ("<|begin_of_text|>", "[CLS]", "<s>", "<bos>", "<|endoftext|>"),
+    "eos": ("<|end_of_text|>", "[SEP]", "</s>", "<eos>", "<|endoftext|>"),
+    "mask": ("<|mask|>", "[MASK]", "<mask>"),
+}
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The texts of the special tokens that a tokenizer's own configuration names; None where it does not."""
+
+    pad: str | None = None
+    bos: str | None = None
+    eos: str | None = None
+    mask: str | None = None
+
+
+def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
+    """The name of the tokenizer's folder (16 hex): of the file's content, the hub's name, or the text it is trained on.
+
+    Raises:
+        UserError: a path that does not exist or is no tokenizer.
+    """
+    origin: list[Any]
+    if config.path is not None:
+        origin = ["path", [[file.name, hash_file(file)] for file in _tokenizer_files(Path(config.path).expanduser())]]
+    elif config.name is not None:
+        origin = ["name", config.name, config.revision]
+    else:
+        origin = ["trained", config.train_vocab_size, TRAINING_CHARACTERS, PRETOKENISATION, corpus_key]
+    return stable_hash([TOKENIZER_VERSION, *origin])[:16]
+
+
+def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str = "", texts: Iterable[str] = ()) -> Path:
+    """The tokenizer's folder, made on first use.
+
+    Args:
+        corpus_key: identifies `texts`; needed, as they are, only to train one.
+        texts: the sample to train on.
+
+    Raises:
+        UserError: the path is no tokenizer, or there is too little text for the vocabulary.
+        EnvironmentFault: the hub cannot be reached, or the disk is full.
+    """
+    folder = store / "tokenizers" / tokenizer_key(config, corpus_key)
+    if not folder.is_dir():
+        if config.path is not None:
+            tokenizer, named = _from_path(Path(config.path).expanduser())
+        elif config.name is not None:
+            tokenizer, named = _from_hub(config.name, config.revision)
+        else:
+            tokenizer, named = train(texts, config.train_vocab_size or 0), SpecialTokens()
+        with whole_folder(folder) as temporary:
+            save(tokenizer, named, temporary)
+    return folder
+
+
+def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """A byte-level BPE of `vocabulary` tokens, 256 bytes and four special tokens (ids 0 to 3) included.
+
+    Raises:
+        UserError: the texts hold too few different words for a vocabulary of this size.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENISATION), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[DEFAULT_TOKENS[role] for role in ROLES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() < vocabulary:
+        raise UserError(
+            f"tokenizer.train_vocab_size: the corpus gives only {tokenizer.get_vocab_size()} different tokens, fewer "
+            f"than {vocabulary}. Choose a smaller vocabulary or more text."
+        )
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
+    """Completes the special tokens and writes `tokenizer.json` and `tokenizer_config.json`."""
+    from tokenizers import AddedToken, processors
+
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    texts: dict[str, str] = {}
+    for role in ROLES:
+        usual = next((text for text in _USUAL_TOKENS[role] if text in vocabulary), None)
+        texts[role] = getattr(named, role) or usual or DEFAULT_TOKENS[role]
+        tokenizer.add_special_tokens([AddedToken(texts[role], special=True, normalized=False)])
+    if not _adds_special_tokens(tokenizer):
+        ids = {
+            text: index for text in (texts["bos"], texts["eos"]) if (index := tokenizer.token_to_id(text)) is not None
+        }
+        template = processors.TemplateProcessing(
+            single=f"{texts['bos']} $A {texts['eos']}",
+            pair=f"{texts['bos']} $A {texts['eos']} $B:1 {texts['eos']}:1",
+            special_tokens=list(ids.items()),
+        )
+        # Offsets without the space before a word: an answer's span starts at its first letter.
+        tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    write_atomic(folder / "tokenizer.json", tokenizer.to_str())
+    settings: dict[str, Any] = {f"{role}_token": text for role, text in texts.items()}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings |= {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": 1_000_000}
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder, for text that is data: special tokens written out in it are ordinary text."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def special_ids(folder: Path) -> dict[str, int]:
+    """The ids of pad, bos, eos and mask."""
+    tokenizer = load_tokenizer(folder)
+    settings = read_json(folder / "tokenizer_config.json")
+    return {role: tokenizer.token_to_id(settings[f"{role}_token"]) for role in ROLES}
+
+
+def _adds_special_tokens(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer's own post-processor marks the beginning or the end of a text."""
+    return len(tokenizer.encode("", add_special_tokens=True).ids) > 0
+
+
+def _tokenizer_files(path: Path) -> list[Path]:
+    """The files that make up the tokenizer at a path.
+
+    Raises:
+        UserError: there is no tokenizer.
+    """
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise UserError(f"tokenizer.path: {path}: no such file or folder.")
+    for names in (["tokenizer.json"], ["vocab.json", "merges.txt"], ["tokenizer.model"]):
+        files = [path / name for name in names]
+        if all(file.is_file() for file in files):
+            extra = path / "tokenizer_config.json"
+            return [*files, *([extra] if names == ["tokenizer.json"] and extra.is_file() else [])]
+    raise UserError(
+        f"tokenizer.path: {path}: not a tokenizer folder. It needs tokenizer.json, or vocab.json and merges.txt (GPT-2), "
+        "or tokenizer.model (tiktoken ranks)."
+    )
+
+
+def _from_path(path: Path) -> tuple[Tokenizer, SpecialTokens]:
+    """Reads a tokenizer in any of the known forms."""
+    from tokenizers import Tokenizer
+
+    files = _tokenizer_files(path)
+    names = [file.name for file in files]
+    if files[0].suffix == ".model":
+        return tiktoken_tokenizer(files[0]), SpecialTokens(
+            "<|end_of_text|>", "<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"
+        )
+    if names == ["vocab.json", "merges.txt"]:
+        return gpt2_tokenizer(files[0], files[1]), SpecialTokens()
+    try:
+        tokenizer = Tokenizer.from_file(str(files[0]))
+    except Exception as error:  # The library raises bare Exception.
+        raise UserError(
+            f"tokenizer.path: {files[0]}: not a tokenizer file ({' '.join(str(error).split())})."
+        ) from error
+    return tokenizer, _named_in(files[1:])
+
+
+def _named_in(files: Sequence[Path]) -> SpecialTokens:
+    """The special tokens that a tokenizer_config.json names; BERT's cls and sep serve as bos and eos."""
+    settings: dict[str, Any] = read_json(files[0]) if files else {}
+
+    def text(*keys: str) -> str | None:
+        for key in keys:
+            value = settings.get(key)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                return value
+        return None
+
+    return SpecialTokens(
+        text("pad_token"), text("bos_token", "cls_token"), text("eos_token", "sep_token"), text("mask_token")
+    )
+
+
+def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens]:
+    """Loads a tokenizer by its name on the hub; no code of the repository is run."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(
+            f"tokenizer.name: {name!r} cannot be loaded from the Hugging Face hub "
+            f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local tokenizer as path."
+        ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"tokenizer.name: {name!r} has no fast tokenizer (tokenizer.json), which is needed.")
+    named = SpecialTokens(
+        loaded.pad_token, loaded.bos_token or loaded.cls_token, loaded.eos_token or loaded.sep_token, loaded.mask_token
+    )
+    return Tokenizer.from_str(json.dumps(json.loads(backend.to_str()))), named

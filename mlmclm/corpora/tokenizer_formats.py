@@ -1,0 +1,112 @@
+"""Tokenizers in other projects' files: tiktoken ranks (Llama 3, EuroBERT) and GPT-2's vocabulary and merges."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlmclm.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Of Meta's `llama/tokenizer.py`."""
+
+LLAMA3_SPECIAL_TOKENS = (
+    # EuroBERT takes the first reserved token (128002) for its mask; the others are Llama 3's.
+    ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>", *(f"<|reserved_special_token_{n}|>" for n in range(1, 4))]
+    + ["<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"]
+    + [f"<|reserved_special_token_{n}|>" for n in range(5, 251)]
+)
+"""256 tokens after the 128,000 ranks."""
+
+
+def tiktoken_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a file of tiktoken ranks, with Llama 3's pattern and EuroBERT's special tokens.
+
+    A pair of tokens merges where its bytes together are a token, lowest rank first, which is what tiktoken does.
+
+    Raises:
+        UserError: the file does not hold ranks.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    ranks = _read_ranks(path)
+    characters = _byte_characters()
+    texts = {token: "".join(characters[byte] for byte in token) for token in ranks}
+    merges: list[tuple[int, int, int, str, str]] = []
+    for token, rank in ranks.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ranks and right in ranks:
+                merges.append((rank, ranks[left], ranks[right], texts[left], texts[right]))
+    merges.sort()
+    model = models.BPE(
+        vocab={texts[token]: rank for token, rank in ranks.items()},
+        merges=[(left, right) for *_, left, right in merges],
+        ignore_merges=True,  # tiktoken takes a piece that is a token whole.
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in LLAMA3_SPECIAL_TOKENS])
+    return tokenizer
+
+
+def gpt2_tokenizer(vocabulary: Path, merges: Path) -> Tokenizer:
+    """The byte-level BPE of GPT-2's two files.
+
+    Raises:
+        UserError: they do not hold a vocabulary and its merges.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    try:
+        model = models.BPE.from_file(str(vocabulary), str(merges))
+    except Exception as error:  # The library raises bare Exception.
+        raise UserError(
+            f"tokenizer.path: {vocabulary} and {merges.name} are not a BPE vocabulary and its merges "
+            f"({' '.join(str(error).split())})."
+        ) from error
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    """Token -> rank from lines of base64 and a number."""
+    ranks: dict[bytes, int] = {}
+    try:
+        for line in path.read_bytes().splitlines():
+            if line:
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+    except (ValueError, binascii.Error) as error:
+        raise UserError(
+            f"tokenizer.path: {path}: not a file of tiktoken ranks (lines of base64 and a number)."
+        ) from error
+    if len(ranks) < 256 or sorted(ranks.values()) != list(range(len(ranks))):
+        raise UserError(
+            f"tokenizer.path: {path}: the ranks are not 0 to n - 1, each once, with all 256 bytes among them."
+        )
+    return ranks
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    codes = {byte: byte for byte in printable} | {byte: 256 + number for number, byte in enumerate(others)}
+    return [chr(codes[byte]) for byte in range(256)]

@@ -1,0 +1,147 @@
+"""What a study's report and model cards say beside the scores; none of it depends on when, where or how fast anything ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.files import read_json
+from mlmclm.models.sizes import SIZES, parameters, training_flops
+from mlmclm.pipeline import Prepared
+from mlmclm.reports.facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.studies.names import ModelName
+from mlmclm.studies.plans import State
+
+if TYPE_CHECKING:
+    from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepare import Prepared as PreparedTask
+
+
+def card_facts(prepared: Prepared, name: ModelName) -> dict[str, Any]:
+    """What a model's card says; nothing of it depends on when or where it was trained."""
+    state, recipe, corpus = prepared.target(name), prepared.study.recipe, prepared.corpus
+    objective = name.last_objective
+    trained = prepared.curve(name)
+    validation = [record["validation_loss"] for record in trained if "validation_loss" in record]
+    return {
+        "name": str(name),
+        "size": name.size,
+        "parameters": parameters(SIZES[name.size], prepared.vocabulary),
+        "stages": list(stage_texts(name, recipe.decay_steps)),
+        "objective": str(objective) if objective is not None else None,
+        "causal": objective is not None and objective.causal,
+        "steps": state.step,
+        "tokens": state.step * recipe.batch * recipe.block_length,
+        "flops": flops(prepared, state),
+        "recipe": recipe.identity(),
+        "corpus": {
+            "source": prepared.study.corpus.source,
+            "documents": corpus.documents,
+            "tokens": corpus.tokens,
+            "vocabulary": prepared.vocabulary,
+        },
+        "validation_loss": validation[-1] if validation else None,
+        "curve": [(record["step"], record["loss"]) for record in trained if "loss" in record],
+    }
+
+
+def stage_texts(name: ModelName, decay_steps: int) -> Iterator[str]:
+    """One line a phase of a model's plan."""
+    start = 0
+    for index, phase in enumerate(name.phases):
+        stop = min(phase.until, name.steps)
+        if start >= stop:
+            return
+        decayed = (
+            (phase.decayed or index == len(name.phases) - 1) and decay_steps > 0 and stop > phase.until - decay_steps
+        )
+        law = f", the last {stop - (phase.until - decay_steps)} with decaying rate" if decayed else ""
+        words = "causal (CLM)" if phase.objective.causal else f"masked at {phase.objective.mask_percent} % (MLM)"
+        yield f"steps {start} to {stop}: {words}{law}"
+        start = stop
+
+
+def flops(prepared: Prepared, state: State) -> int:
+    """Model FLOPs of a state's whole history (`models.sizes.training_flops`)."""
+    recipe = prepared.study.recipe
+    total = 0
+    for leg in state.legs:
+        tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
+        share = (
+            (recipe.block_length - 1) / recipe.block_length
+            if leg.objective.causal
+            else leg.objective.mask_percent / 100
+        )
+        total += training_flops(
+            SIZES[state.size],
+            tokens=tokens,
+            labelled=round(tokens * share),
+            length=recipe.block_length,
+            vocabulary=prepared.vocabulary,
+            causal=leg.objective.causal,
+        )
+    return total
+
+
+def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask], command: str) -> StudyFacts:
+    """What the report says beside the results."""
+    from mlmclm.tasks.registry import get_task
+
+    study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
+    declared = {name: get_task(name) for name in space.tasks}
+    return StudyFacts(
+        name=study.name,
+        command=command,
+        models=tuple(_model_facts(prepared, name) for name in prepared.plan.models),
+        tasks=tuple(
+            TaskFacts(name, task.title, task.family, task.metric, _rows(tasks[name]), _source(task))
+            for name, task in declared.items()
+        ),
+        learning_rates=space.learning_rates,
+        seeds=space.seeds,
+        baseline=study.baseline,
+        corpus={
+            "source": study.corpus.source,
+            "documents": corpus.documents,
+            "training tokens": len(corpus.train) * recipe.block_length,
+            "validation tokens": len(corpus.validation) * recipe.block_length,
+            "vocabulary": prepared.vocabulary,
+        },
+        recipe={key: _plain(value) for key, value in recipe.identity().items()},
+        protocol={key: _plain(value) for key, value in space.protocol.model_dump(mode="json").items()},
+        versions={name: metadata.version(name) for name in ("mlmclm", "torch", "transformers", "deepspeed", "ray")},
+    )
+
+
+def _rows(task: PreparedTask) -> dict[str, int]:
+    """Rows of each of a task's tables."""
+    return {name: int(rows) for name, rows in read_json(task.folder / "meta.json")["rows"].items()}
+
+
+def _source(task: Any) -> str:
+    return f"{task.source}{f' ({task.licence})' if task.licence else ''}"
+
+
+def _plain(value: Any) -> str | int | float | bool | None:
+    return value if isinstance(value, str | int | float | bool) or value is None else ", ".join(map(str, value))
+
+
+def _model_facts(prepared: Prepared, name: ModelName) -> ModelFacts:
+    state, recipe = prepared.target(name), prepared.study.recipe
+    trained = prepared.curve(name)
+    validation = tuple((record["step"], record["validation_loss"]) for record in trained if "validation_loss" in record)
+    phases = [phase.until for phase in name.phases]
+    return ModelFacts(
+        name=str(name),
+        kind="pretrained" if name.phases else "untrained",
+        stages=tuple(stage_texts(name, recipe.decay_steps)),
+        parameters=parameters(SIZES[name.size], prepared.vocabulary),
+        steps=state.step,
+        tokens=state.step * recipe.batch * recipe.block_length,
+        flops=flops(prepared, state),
+        validation_loss=validation[-1][1] if validation else None,
+        curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),
+        validation_curve=validation,
+        switches=tuple(until for until in phases[:-1] if until < state.step),
+    )

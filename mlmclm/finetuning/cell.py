@@ -1,0 +1,169 @@
+"""One cell of a sweep: model, task, learning rate, seed -> scores. No Ray in it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from mlmclm.files import stable_hash
+from mlmclm.finetuning.batching import stream
+from mlmclm.finetuning.loop import evaluate, train
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.models.folder import check_length, load_encoder
+from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.family import Family
+from mlmclm.tasks.prepare import find_or_prepare
+from mlmclm.tasks.registry import get_task
+
+ENGINE_VERSION = "1"
+"""Raised whenever the same cell gives another score; it is part of every cell's key."""
+SCHEMA = 1
+"""Of the result's form."""
+MODELS_KEPT = 2
+"""Base models that a worker keeps in memory."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is to be computed. `model` and `model_folder` only say where the weights are and what to call them."""
+
+    model: str
+    model_folder: Path
+    weights: str
+    """`weights_hash` of the folder."""
+    task: str
+    task_data: str
+    """Fingerprint of the task's data (`Prepared.task_data`)."""
+    protocol: Protocol
+    learning_rate: float
+    seed: int
+
+
+def cell_key(cell: Cell) -> str:
+    """Hex; a hash of all that can change the result, and never of a path or the model's name."""
+    return stable_hash(
+        {
+            "weights": cell.weights,
+            "task": cell.task,
+            "task_data": cell.task_data,
+            "protocol": cell.protocol.model_dump(mode="json"),
+            "learning_rate": float(cell.learning_rate),
+            "seed": cell.seed,
+            "engine": ENGINE_VERSION,
+        }
+    )
+
+
+def run_cell(
+    cell: Cell,
+    *,
+    store: Path,
+    data_root: Path | None,
+    cache: dict[Any, Any] | None = None,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> dict[str, Any]:
+    """Fine-tunes and evaluates; the same cell gives the same result, but for `cost`, in a fresh process or a reused one.
+
+    For a given number of torch threads, that is: sums are taken in another order with another. Torch's global random state
+    is left as it was.
+
+    Args:
+        cache: a dictionary that a worker keeps between cells: base weights and opened data stay in it.
+        on_step: called with step (from 1), steps, loss.
+
+    Returns:
+        The result's JSON object.
+
+    Raises:
+        UserError: the model folder, the data or a length is not what the cell says.
+    """
+    began = time.perf_counter()
+    cache = {} if cache is None else cache
+    torch.set_flush_denormal(True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    family = _family(cell, store, data_root, cache)
+    streams = {name: stream(cell.seed, name) for name in ("head", "order", "dropout")}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(streams["dropout"])
+        encoder = copy.deepcopy(_base(cell, cache))
+        head = family.head(encoder.config.hidden_size, torch.Generator().manual_seed(streams["head"]))
+        if cell.protocol.precision == "bf16":
+            encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
+        encoder, head = encoder.to(device), head.to(device)
+        started = time.perf_counter()
+        trained = train(
+            encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, seed=cell.seed, on_step=on_step
+        )
+        ended = time.perf_counter()
+        scores = None
+        diverged_step = trained.diverged_step
+        if diverged_step is None:
+            scores = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
+            if scores is None:
+                diverged_step = trained.steps
+    finished = time.perf_counter()
+    task = get_task(cell.task)
+    return {
+        "schema": SCHEMA,
+        "key": cell_key(cell),
+        "model": cell.model,
+        "weights": cell.weights,
+        "task": cell.task,
+        "family": task.family,
+        "task_data": cell.task_data,
+        "protocol": cell.protocol.model_dump(mode="json"),
+        "learning_rate": float(cell.learning_rate),
+        "seed": cell.seed,
+        "streams": streams,
+        "engine": ENGINE_VERSION,
+        "status": "ok" if scores is not None else "diverged",
+        "metric": task.metric,
+        "scores": scores,
+        "diverged_step": diverged_step,
+        "curve": trained.curve,
+        "steps": trained.steps,
+        "examples": trained.examples,
+        "tokens": trained.tokens,
+        "parameters": sum(p.numel() for module in (encoder, head) for p in module.parameters()),
+        "cost": {
+            "seconds": finished - began,
+            "start_up": started - began,
+            "train": ended - started,
+            "evaluate": finished - ended,
+            "worker": f"{socket.gethostname()}/{os.getpid()}",
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    }
+
+
+def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]) -> Family:
+    """The task, tokenised and opened."""
+    key = ("task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol)
+    if key not in cache:
+        check_length(cell.model_folder, cell.protocol.max_length)
+        prepared = find_or_prepare(cell.task, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
+        cache[key] = FAMILIES[prepared.family](prepared, cell.protocol)
+    family: Family = cache[key]
+    return family
+
+
+def _base(cell: Cell, cache: dict[Any, Any]) -> PreTrainedModel:
+    """The base model, which must not be trained itself: the cell trains a copy."""
+    key = ("model", cell.weights)
+    if key not in cache:
+        kept = [name for name in cache if name[0] == "model"]
+        for name in kept[: len(kept) - MODELS_KEPT + 1]:
+            del cache[name]
+        cache[key] = load_encoder(cell.model_folder)
+    model: PreTrainedModel = cache[key]
+    return model

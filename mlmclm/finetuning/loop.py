@@ -1,0 +1,148 @@
+"""Training and evaluating one model on one task: a plain loop over packed batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mlmclm.finetuning.batching import Array, evaluation_batches, stream, training_rows
+from mlmclm.finetuning.protocol import Protocol, learning_rate_at
+from mlmclm.models.encoder import encode, pack_ids
+from mlmclm.models.packing import Packing
+from mlmclm.tasks.family import Family
+
+CURVE_POINTS = 50
+"""Points of the loss curve that a result keeps, each the mean over its share of the steps."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training leaves beside the weights."""
+
+    curve: list[list[float]]
+    """[step (from 1), mean loss of the steps since the point before] pairs."""
+    steps: int
+    examples: int
+    tokens: int
+    """Real tokens seen."""
+    diverged_step: int | None
+    """The step (from 1) whose loss or gradient was not finite."""
+
+
+def compute_in(protocol: Protocol, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to bfloat16 where the protocol asks for it."""
+    if protocol.precision == "bf16-autocast":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def train(
+    encoder: PreTrainedModel,
+    head: nn.Module,
+    family: Family,
+    protocol: Protocol,
+    *,
+    learning_rate: float,
+    seed: int,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> Trained:
+    """Fine-tunes in place; ends at the first loss or gradient that is not finite.
+
+    Chance enters through the stream `order` and, in layers with dropout, through torch's global generator, which the caller
+    seeds.
+
+    Args:
+        on_step: called with step (from 1), steps, loss.
+    """
+    device = next(encoder.parameters()).device
+    steps = protocol.steps(family.train_size)
+    encoder.train()
+    head.train()
+    parameters = [*encoder.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(
+        _decay_groups(parameters, protocol.weight_decay),
+        lr=learning_rate,
+        betas=(protocol.adam_beta1, protocol.adam_beta2),
+        eps=protocol.adam_epsilon,
+        fused=True,
+    )
+    rows = training_rows(family.train_size, protocol.batch_size, stream(seed, "order"))
+    curve: list[list[float]] = []
+    since: list[float] = []
+    every = max(1, steps // CURVE_POINTS)
+    tokens = 0
+    for step in range(steps):
+        batch = family.batch(next(rows))
+        packing = Packing.of([len(ids) for ids in batch.sequences], device)
+        with compute_in(protocol, device):
+            hidden = encode(encoder, pack_ids(batch.sequences, packing), packing, causal=protocol.attention == "causal")
+            loss = family.loss(head, hidden, packing, batch.targets)
+        tokens += packing.tokens
+        value = loss.item()
+        finite = math.isfinite(value)
+        if finite:
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = _clip(parameters, protocol.clip_norm)
+            finite = math.isfinite(norm)
+        if not finite:
+            return Trained(curve, step, step * protocol.batch_size, tokens, diverged_step=step + 1)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        since.append(value)
+        if (step + 1) % every == 0 or step + 1 == steps:
+            curve.append([step + 1, sum(since) / len(since)])
+            since = []
+        if on_step is not None:
+            on_step(step + 1, steps, value)
+    return Trained(curve, steps, steps * protocol.batch_size, tokens, diverged_step=None)
+
+
+def evaluate(
+    encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, splits: Iterable[str]
+) -> dict[str, dict[str, float]] | None:
+    """Metrics by split; None where the model's predictions are not finite."""
+    device = next(encoder.parameters()).device
+    encoder.eval()
+    head.eval()
+    scores = {}
+    for split in splits:
+        sequences = family.evaluation_sequences(split)
+        predictions: list[Array] = [np.empty(0)] * len(sequences)
+        for rows in evaluation_batches(sequences.lengths, protocol.evaluation_batch_tokens):
+            packing = Packing.of(sequences.lengths[rows], device)
+            ids = pack_ids([sequences[row] for row in rows], packing)
+            with torch.no_grad(), compute_in(protocol, device):
+                hidden = encode(encoder, ids, packing, causal=protocol.attention == "causal")
+                found = family.predict(head, hidden, packing, split, rows)
+            for row, prediction in zip(rows, found, strict=True):
+                predictions[row] = prediction
+        if not all(np.isfinite(prediction).all() for prediction in predictions):
+            return None
+        scores[split] = family.score(split, predictions)
+    return scores
+
+
+def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups: list[dict[str, object]] = [{"params": matrices, "weight_decay": weight_decay}]
+    return [*groups, {"params": vectors, "weight_decay": 0.0}] if vectors else groups
+
+
+def _clip(parameters: list[nn.Parameter], largest: float | None) -> float:
+    """Scales the gradients in place so that their joint norm is at most `largest`; the norm before."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms: list[Tensor] = list(torch._foreach_norm(gradients))
+    norm = float(torch.linalg.vector_norm(torch.stack([part.float() for part in norms])))
+    if largest is not None and math.isfinite(norm) and norm > largest:
+        torch._foreach_mul_(gradients, largest / (norm + 1e-6))
+    return norm

@@ -1,0 +1,63 @@
+"""How a cell is fine-tuned and evaluated: everything but the model, the task, the learning rate and the seed."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from mlmclm.tasks.settings import TaskSettings
+
+
+class Protocol(TaskSettings):
+    """Defaults are the study's (arXiv 2507.00994, released configurations) but for the precision of the weights.
+
+    The study trains pure bfloat16 weights (`precision: bf16`), which loses small steps; the default keeps fp32 weights and
+    computes in bfloat16.
+    """
+
+    batch_size: int = Field(default=32, ge=1)
+    """Examples a step; pairs in retrieval, windows in question answering."""
+    max_steps: int | None = Field(default=1000, ge=1)
+    epochs: float | None = Field(default=None, gt=0)
+    """Passes over train. Where both are given, whichever ends first (study: one epoch for CoNLL-2003, 1,000 steps else)."""
+    warmup_ratio: float = Field(default=0.1, ge=0, le=1)
+    """Share of the steps over which the rate rises linearly from 0; it then falls linearly to 0."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    adam_epsilon: float = Field(default=1e-5, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    """On matrices; vectors (norms, biases) have none, as in Hugging Face's Trainer."""
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    """Largest norm of the gradient (1.0 is Trainer's); None leaves it."""
+    precision: Literal["bf16-autocast", "fp32", "bf16"] = "bf16-autocast"
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
+    evaluation_batch_tokens: int = Field(default=4096, ge=64)
+    """Tokens of an evaluation batch, which holds at least one sequence."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> Protocol:
+        if self.max_steps is None and self.epochs is None:
+            raise ValueError("give 'max_steps' or 'epochs'")
+        return self
+
+    def steps(self, examples: int) -> int:
+        """Optimiser steps on a training split of so many rows."""
+        limits = []
+        if self.max_steps is not None:
+            limits.append(self.max_steps)
+        if self.epochs is not None:
+            limits.append(max(1, math.ceil(self.epochs * examples / self.batch_size)))
+        return min(limits)
+
+
+def learning_rate_at(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
+    """The rate of step `step` (from 0) of `steps`: linear rise over the first `ceil(warmup_ratio * steps)`, linear fall to 0.
+
+    As transformers' linear schedule, except that the first step's rate is not 0, so that no step is wasted.
+    """
+    warmup = math.ceil(warmup_ratio * steps)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (steps - step) / max(1, steps - warmup)

@@ -1,0 +1,175 @@
+"""Model folders: what one must hold, its identity, and loading it without running anything that came with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging
+
+from mlmclm.errors import UserError
+from mlmclm.files import hash_file, read_json
+from mlmclm.models.attention import use_attention
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def check_model_folder(path: Path) -> dict[str, Any]:
+    """A folder with config.json, safetensors weights and a fast tokenizer, of an architecture that transformers knows.
+
+    Returns:
+        Its configuration.
+
+    Raises:
+        UserError: something is missing, damaged, a pickle, or would need remote code.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path}: no such model folder.")
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path}: not a model folder: config.json is missing.")
+    config = read_json(path / "config.json")
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise UserError(f"{path / 'config.json'}: no 'model_type'; not a Hugging Face model's configuration.")
+    if config["model_type"] not in CONFIG_MAPPING:
+        code = " It comes with code of its own, which is never run." if "auto_map" in config else ""
+        raise UserError(f"{path}: the architecture {config['model_type']!r} is not one that transformers has.{code}")
+    files = weight_files(path)
+    if not files:
+        pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+        if pickles:
+            raise UserError(
+                f"{path}: the weights are a pickle ({', '.join(pickles)}), which can run code when it is read. "
+                "Convert them to safetensors (model.save_pretrained does) and try again."
+            )
+        raise UserError(f"{path}: not a model folder: model.safetensors is missing.")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as handle:
+                handle.keys()
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file}: cannot be read; is it cut short? ({error})") from error
+    if not (path / "tokenizer.json").is_file():
+        raise UserError(f"{path}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
+    return config
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a folder; all the shards where there is an index.
+
+    Raises:
+        UserError: the index names a shard that isn't there.
+    """
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise UserError(f"{path}: the weights {', '.join(missing)} that {index.name} names are missing.")
+        return [path / name for name in names]
+    single = path / "model.safetensors"
+    return [single] if single.is_file() else []
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 (hex) over the content of config.json, the weights and tokenizer.json; no path or name enters.
+
+    Raises:
+        UserError: the folder is not a model (see `check_model_folder`).
+    """
+    check_model_folder(folder)
+    digest = hashlib.sha256()
+    for file in [folder / "config.json", *weight_files(folder), folder / "tokenizer.json"]:
+        digest.update(bytes.fromhex(hash_file(file)))
+    return digest.hexdigest()
+
+
+def tokenizer_hash(folder: Path) -> str:
+    """SHA-256 (hex) of tokenizer.json and of which tokens tokenizer_config.json calls special.
+
+    Raises:
+        UserError: there is no tokenizer.json.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"{folder}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
+    digest = hashlib.sha256(bytes.fromhex(hash_file(file)))
+    config = folder / "tokenizer_config.json"
+    settings = read_json(config) if config.is_file() else {}
+    for name in ("bos_token", "eos_token", "sep_token", "cls_token", "pad_token", "mask_token"):
+        value = settings.get(name)
+        digest.update(f"{name}={value.get('content') if isinstance(value, dict) else value};".encode())
+    return digest.hexdigest()
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a folder, with truncation and padding off.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+    except Exception as error:
+        # The tokenizers library raises bare Exception for a file it can't parse.
+        raise UserError(f"{folder}: the tokenizer cannot be read ({' '.join(str(error).split())[:300]}).") from error
+    if not tokenizer.is_fast:
+        raise UserError(f"{folder}: the tokenizer has no fast version, which is needed for character positions.")
+    return tokenizer
+
+
+def check_length(folder: Path, length: int) -> None:
+    """Refuses sequences longer than the model of the folder, where it holds one.
+
+    Raises:
+        UserError: it names both lengths.
+    """
+    file = folder / "config.json"
+    longest = read_json(file).get("max_position_embeddings") if file.is_file() else None
+    if longest is not None and length > longest:
+        raise UserError(f"max_length is {length}, but the model in {folder} was made for {longest} positions at most.")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bar and its report of the LM head, which a base model does not have."""
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def load_encoder(folder: Path) -> PreTrainedModel:
+    """The base model in fp32 with this package's attention, in evaluation mode; safetensors only, no remote code.
+
+    Raises:
+        UserError: the folder is not a model, or weights of the base model are missing.
+    """
+    check_model_folder(folder)
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        model, info = AutoModel.from_pretrained(
+            str(folder),
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    if info["missing_keys"]:
+        raise UserError(f"{folder}: the weights lack {', '.join(sorted(info['missing_keys'])[:5])}.")
+    use_attention(model)
+    encoder: PreTrainedModel = model.eval()
+    return encoder

@@ -1,0 +1,96 @@
+"""A pretraining state as files: fp32 weights and Adam's moments under their Hugging Face names.
+
+    state.safetensors    weights `w/NAME`, first and second moments `m/NAME`, `v/NAME`
+    step.json            the number of optimiser steps taken
+
+The same files are a checkpoint of a running stage and, with `state.json` and `metrics.jsonl` beside them, a state of the store.
+Any number of workers and any ZeRO stage can take them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mlmclm.errors import UserError
+from mlmclm.files import read_json, whole_folder, write_json
+from mlmclm.pretraining.states import exists, state_folder
+
+WEIGHTS, FIRST, SECOND = "w/", "m/", "v/"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that the next step depends on, apart from the step's number, batch and learning rate."""
+
+    step: int
+    weights: dict[str, Tensor]
+    first: dict[str, Tensor]
+    """Adam's running mean of gradients, by parameter name; empty before the first step."""
+    second: dict[str, Tensor]
+    """Adam's running mean of squared gradients."""
+
+
+def write_tensors(folder: Path, state: TrainingState) -> None:
+    """Writes `state.safetensors` and the step into an existing folder."""
+    tensors = {
+        f"{prefix}{name}": tensor.contiguous() for prefix, part in _parts(state) for name, tensor in part.items()
+    }
+    save_file(tensors, str(folder / "state.safetensors"))
+    write_json(folder / "step.json", {"step": state.step})
+
+
+def read_tensors(folder: Path) -> TrainingState:
+    """Reads what `write_tensors` wrote.
+
+    Raises:
+        UserError: the folder holds no whole state.
+    """
+    path = folder / "state.safetensors"
+    try:
+        with safe_open(str(path), "pt") as handle:
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a whole pretraining state ({error}). Delete {folder} and run again.") from error
+    step = int(read_json(folder / "step.json")["step"])
+    parts = [
+        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        for prefix in (WEIGHTS, FIRST, SECOND)
+    ]
+    return TrainingState(step, *parts)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights alone, by Hugging Face name."""
+    with safe_open(str(folder / "state.safetensors"), "pt") as handle:
+        return {
+            name.removeprefix(WEIGHTS): handle.get_tensor(name)
+            for name in handle.keys()  # noqa: SIM118
+            if name.startswith(WEIGHTS)
+        }
+
+
+def deposit(store: Path, key: str, state: TrainingState, description: dict[str, Any], metrics: Iterable[str]) -> None:
+    """Puts a state into the store, whole or not at all; one that is there stays as it is."""
+    if exists(store, key):
+        return
+    with whole_folder(state_folder(store, key)) as folder:
+        write_tensors(folder, state)
+        (folder / "metrics.jsonl").write_text("".join(metrics), encoding="utf-8")
+        write_json(folder / "state.json", {**description, "key": key, "step": state.step})
+
+
+def _parts(state: TrainingState) -> list[tuple[str, dict[str, Tensor]]]:
+    return [(WEIGHTS, state.weights), (FIRST, state.first), (SECOND, state.second)]
+
+
+def fresh(weights: dict[str, Tensor]) -> TrainingState:
+    """The state before the first step."""
+    return TrainingState(0, {name: tensor.detach().to(torch.float32) for name, tensor in weights.items()}, {}, {})

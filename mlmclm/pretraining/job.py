@@ -1,0 +1,57 @@
+"""What a stage's workers are told, and the function that Ray Train starts in them.
+
+This module imports nothing heavy: Ray's controller process loads it too, and would load torch and DeepSpeed with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlmclm.corpora.blocks import Blocks
+from mlmclm.studies.plans import Leg
+from mlmclm.studies.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """One stage as plain values, the same for every worker."""
+
+    title: str
+    size: str
+    store: str
+    run_folder: str
+    model: str
+    """The model that the stage is for (the first of several), as a label of metrics."""
+    corpus: str
+    """Key of the prepared corpus."""
+    train: Blocks
+    validation: Blocks
+    tokenizer: str
+    """Folder of the tokenizer."""
+    legs: tuple[Leg, ...]
+    """All legs of the stage's end state; the first of them may lie before its start."""
+    start_key: str | None
+    """Key of the state to start from; None for the initialisation."""
+    deposits: tuple[tuple[int, str], ...]
+    """(step, key) of the states to leave behind, in order; the last is the end."""
+    recipe: Recipe
+    fingerprint: str
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON line a step, written by rank 0."""
+        return Path(self.run_folder) / "metrics.jsonl"
+
+    @property
+    def stop_path(self) -> Path:
+        """Written when the loss is no longer finite; the stage ends without depositing anything more."""
+        return Path(self.run_folder) / "stopped.json"
+
+
+def run_in_worker(config: dict[str, Any]) -> None:
+    """Ray Train's training function; `config["job"]` is the `StageJob`."""
+    from mlmclm.pretraining.worker import train_stage
+
+    train_stage(config["job"])

@@ -1,0 +1,128 @@
+"""The MLflow server on a store's own database, for looking at a study: loopback only, in the foreground."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.temporary import swept_folder
+from mlmclm.tracking.address import check_address, default_address, sqlite_file
+from mlmclm.tracking.views import experiment_link
+
+HOST = "127.0.0.1"
+START_SECONDS = 60.0
+SERVER_ENVIRONMENT = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight more processes of 235 MB
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], None] = print) -> None:
+    """Runs the server until it is interrupted (Ctrl-C or SIGTERM); `on_ready` gets the link once it answers.
+
+    Raises:
+        UserError: the store has no MLflow database yet, or the port is taken.
+        EnvironmentFault: the database is damaged, or the server doesn't start.
+    """
+    with running_server(store, port=port) as (link, process):
+        on_ready(link)
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            return
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        raise EnvironmentFault(f"The MLflow server ended by itself with exit code {process.returncode}.")
+
+
+@contextmanager
+def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """An MLflow server on the store, for the time of the block: yields its link and its process.
+
+    Raises: as `serve`.
+    """
+    address = default_address(store)
+    database = sqlite_file(address)
+    if database is None or not database.exists():
+        raise UserError(f"{store}: no MLflow records there yet; run a study with this store first.")
+    check_address(address)
+    port = _free_port() if port is None else _checked_port(port)
+    base = f"http://{HOST}:{port}"
+    with swept_folder(store / "mlflow", ".server-") as folder:
+        log = folder / "server.log"
+        command = [
+            *(sys.executable, "-m", "mlflow", "server"),
+            *("--backend-store-uri", address),
+            *("--artifacts-destination", (store.resolve() / "mlflow" / "artifacts").as_uri()),
+            *("--host", HOST, "--port", str(port), "--workers", "1"),
+        ]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **SERVER_ENVIRONMENT},
+                # A group of its own: Ctrl-C reaches us alone, and we end the server with all its workers.
+                start_new_session=True,
+            )
+        try:
+            _wait(process, base, log)
+            yield experiment_link(base), process
+        finally:
+            _stop(process)
+
+
+def _wait(process: subprocess.Popen[bytes], base: str, log: Path) -> None:
+    """Returns when the server answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{base}/health", timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.2)
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    raise EnvironmentFault("The MLflow server doesn't start. Its last words:\n" + "\n".join(lines[-5:]))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends the server's process group, politely first."""
+    for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(seconds)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _checked_port(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            raise UserError(
+                f"Port {port} cannot be used ({error}). Choose another with --port, or leave it out."
+            ) from error
+    return port

@@ -1,0 +1,191 @@
+"""A Ray session for the driver: the cluster it was told of, or one of its own on this machine.
+
+A cluster of its own listens on loopback only, asks every client for a token, lives in a temporary folder, and ends with
+the driver, however the driver ends: the kernel kills Ray's daemons with the process that started them (which must be
+the main thread), and workers follow their raylet.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import EnvironmentFault
+from mlmclm.files import write_atomic
+from mlmclm.temporary import swept_folder
+from mlmclm.workers import runtime_environment
+
+TEMPORARY_PREFIX = "mlmclm-ray-"
+LONGEST_ROOT = 40
+"""Ray's socket paths add up to 65 characters to its root folder, and the system allows 107."""
+OBJECT_STORE_BYTES = 256 << 20
+"""Nothing large passes through Ray's object store: corpora and results are files."""
+DISCOVERY_FILE = "prom_metrics_service_discovery.json"
+
+
+@dataclass(frozen=True)
+class RaySession:
+    """`address` is for other Ray clients; `dashboard` a link or None; `local` says whether the cluster is our own."""
+
+    address: str
+    dashboard: str | None
+    local: bool
+    token_file: Path | None = None
+
+
+@contextmanager
+def ray_session(
+    store: Path,
+    *,
+    address: str | None = None,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    dashboard: bool = False,
+    log_to_driver: bool = False,
+    object_store_bytes: int = OBJECT_STORE_BYTES,
+) -> Iterator[RaySession]:
+    """Leaves Ray initialised inside the block. Inside another session (or after `ray.init`) it is that one, left open.
+
+    Args:
+        store: the study's store; a cluster of our own keeps its access token in `store/ray/auth_token`.
+        address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job; without either a new local
+            cluster.
+        num_cpus, num_gpus: what a new cluster offers; None for what the machine has.
+        dashboard: whether a new cluster starts the dashboard, on loopback, on a free port.
+        log_to_driver: whether the workers' output is repeated here; it is in the session's log files in any case.
+        object_store_bytes: shared memory of a new cluster.
+
+    Raises:
+        EnvironmentFault: the cluster doesn't answer, or none can be started.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The coming default, that a worker with no GPUs still sees them; without a choice Ray warns at every start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():
+        yield RaySession(ray.get_runtime_context().gcs_address, _dashboard(), local=False)
+        return
+    common: dict[str, Any] = {
+        "runtime_env": runtime_environment(_job_environment()),
+        "logging_level": logging.ERROR,
+        "log_to_driver": log_to_driver,
+    }
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    with ExitStack() as stack:
+        token_file = None
+        if address:
+            _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
+        else:
+            token_file = _own_token(store)
+            stack.enter_context(_loopback_only())
+            root = stack.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
+            stack.callback(_link_discovery(root).unlink, missing_ok=True)
+            _connect(
+                {
+                    "address": "local",
+                    "num_cpus": num_cpus,
+                    "num_gpus": num_gpus,
+                    "include_dashboard": dashboard,
+                    "dashboard_host": "127.0.0.1",
+                    "object_store_memory": object_store_bytes,
+                    "_temp_dir": str(root),
+                    **common,
+                },
+                "Ray cannot be started on this machine",
+            )
+        stack.callback(ray.shutdown)
+        gcs_address = ray.get_runtime_context().gcs_address
+        yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file)
+
+
+def _connect(arguments: dict[str, Any], what: str) -> None:
+    import ray
+
+    try:
+        ray.init(**arguments)
+    except Exception as error:
+        ray.shutdown()
+        reason = str(error).strip().splitlines()
+        raise EnvironmentFault(f"{what}: {type(error).__name__}: {reason[0] if reason else ''}") from error
+
+
+def _dashboard() -> str | None:
+    """The link of the current cluster's dashboard, None where it has none."""
+    import ray
+
+    url = ray._private.worker.get_dashboard_url()
+    return (url if "://" in url else f"http://{url}") if url else None
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Has a new cluster's servers listen on 127.0.0.1, which Ray does on systems where it has no real clusters.
+
+    Otherwise some ten ports are open to the network, the one for serialised code among them, with only the token before
+    it.
+    """
+    from ray._private import ray_constants
+
+    variable, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[variable] = "0"  # for the daemons and workers
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, which has read the variable by now
+    try:
+        yield
+    finally:
+        os.environ.pop(variable, None)
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _job_environment() -> dict[str, Any]:
+    """The runtime environment that `ray job submit` gave this driver; empty outside a job."""
+    config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    found: dict[str, Any] = (json.loads(config).get("runtime_env") or {}) if config else {}
+    return found
+
+
+def _own_token(store: Path) -> Path | None:
+    """Has the new cluster ask for a token, kept in the store and readable by its owner only.
+
+    Ray's default is to write one into the home folder. A token or mode that the user has set up is left to Ray (None).
+    The token goes into this process's environment and stays: Ray reads it once a process, and its daemons inherit it.
+    """
+    path = store.resolve() / "ray" / "auth_token"
+    ours = _own_token.__dict__.get("token")
+    chosen = any(os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if ours is None and (chosen or (Path.home() / ".ray" / "auth_token").exists()):
+        return None
+    if ours is None:
+        ours = path.read_text(encoding="utf-8").strip() if path.exists() else secrets.token_hex(32)
+        _own_token.__dict__["token"] = ours
+    if not path.exists() or path.read_text(encoding="utf-8").strip() != ours:
+        umask = os.umask(0o077)
+        try:
+            write_atomic(path, f"{ours}\n")
+        finally:
+            os.umask(umask)
+    # RAY_AUTH_MODE is left to ray.init, which turns tokens on for a new cluster and refreshes what it has read already.
+    os.environ["RAY_AUTH_TOKEN"] = ours
+    return path
+
+
+def _short_root() -> Path:
+    """The system's temporary folder, or /tmp where that is too long for Ray's sockets."""
+    chosen = Path(tempfile.gettempdir()).resolve()
+    return chosen if len(str(chosen)) + len(TEMPORARY_PREFIX) + 8 <= LONGEST_ROOT else Path("/tmp")
+
+
+def _link_discovery(root: Path) -> Path:
+    """Puts a link to Ray's list of metrics addresses beside its folder, where `dashboards/prometheus.yml` looks for
+    it."""
+    link = root.with_suffix(".json")
+    link.symlink_to(root / DISCOVERY_FILE)
+    return link

@@ -1,0 +1,140 @@
+"""What a study tells MLflow, and when: stages while they run, cells as they finish, the sweep and its groups at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from mlmclm.files import read_json
+from mlmclm.pipeline import Place, Prepared
+from mlmclm.pretraining import states
+from mlmclm.studies.plans import Stage
+from mlmclm.study_file import StudyFile
+from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.tracker import Tracker
+from mlmclm.tracking.views import cell_record, group_record, last_finished_ms, stage_record, sweep_record
+
+if TYPE_CHECKING:
+    from mlmclm.analysis.study import Analysis
+    from mlmclm.sweeps.space import Space
+
+SECONDS_TO_FINISH = 120.0
+"""How long the end of a study waits for MLflow; what is left then is written by the next run."""
+
+
+class StudyTracking:
+    """A study's tracker. An address that doesn't answer is an error at once, before anything is computed; one that stops
+    answering later costs the study nothing."""
+
+    def __init__(self, study: StudyFile, place: Place) -> None:
+        self.study = study
+        if study.tracking is not None:
+            from mlmclm.tracking.address import check_address
+
+            check_address(study.tracking)
+        self._tracker = Tracker(
+            place.store, study.name, address=study.tracking, close_seconds=SECONDS_TO_FINISH
+        )
+        self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tracker.__exit__(kind, error, trace)
+
+    def stage_lines(self, prepared: Prepared) -> Callable[[Stage, list[dict[str, Any]]], None]:
+        """A function that takes the lines of a running stage and keeps its run in MLflow up to date."""
+
+        def take(stage: Stage, rows: list[dict[str, Any]]) -> None:
+            key = stage.end.key(prepared.fingerprint)
+            with self._lock:
+                self._rows[key] += rows
+                everything = _last_of_each_step(self._rows[key])
+            self._tracker.put(self._stage(prepared, stage, everything, running=True))
+
+        return take
+
+    def pretrained(self, prepared: Prepared) -> None:
+        """All finished stages, from the store's own metrics."""
+        for stage in prepared.plan.stages:
+            rows = states.curve(prepared.place.store, stage.end.key(prepared.fingerprint))
+            own = [row for row in rows if row["step"] > stage.start.step]
+            self._tracker.put(self._stage(prepared, stage, own, running=False))
+
+    def sweep_begins(self, prepared: Prepared, space: Space) -> None:
+        """The sweep and its groups, so that cells find their parents."""
+        self._tracker.put(self._sweep(space, running=True))
+        for model in self.study.models:
+            for task in space.tasks:
+                self._tracker.put(group_record(self.study.name, model, task, status="RUNNING"))
+
+    def cell(self, result: dict[str, Any]) -> None:
+        """A cell that has a result."""
+        self._results[result["model"], result["task"]].append(result)
+        self._tracker.put(cell_record(self.study.name, result))
+
+    def reported(self, prepared: Prepared, space: Space, analysis: Analysis, paths: dict[str, Path]) -> None:
+        """The analysis: numbers of every (model, task), and the report's files at the sweep."""
+        from mlmclm.analysis.summary import task_metrics
+
+        for (model, task), metrics in task_metrics(analysis).items():
+            results = self._results[model, task]
+            self._tracker.put(
+                group_record(self.study.name, model, task, metrics=metrics, time_ms=last_finished_ms(results))
+            )
+        everything = [result for results in self._results.values() for result in results]
+        artifacts = [(path, "") for path in paths.values()]
+        self._tracker.put(self._sweep(space, running=False, artifacts=artifacts, time_ms=last_finished_ms(everything)))
+
+    def _sweep(
+        self, space: Space, *, running: bool, artifacts: list[tuple[Path, str]] | None = None, time_ms: int = 0
+    ) -> RunRecord:
+        return sweep_record(
+            self.study.name,
+            models=self.study.models,
+            tasks=space.tasks,
+            learning_rates=space.learning_rates,
+            seeds=space.seeds,
+            settings=space.protocol.model_dump(mode="json"),
+            artifacts=artifacts or (),
+            time_ms=time_ms,
+            status="RUNNING" if running else "FINISHED",
+        )
+
+    def _stage(self, prepared: Prepared, stage: Stage, rows: list[dict[str, Any]], *, running: bool) -> RunRecord:
+        key = stage.end.key(prepared.fingerprint)
+        facts = None
+        if not running:
+            facts = read_json(states.state_folder(prepared.place.store, key) / "state.json").get("system")
+        return stage_record(
+            self.study.name,
+            stage=key,
+            title=stage.title,
+            settings={
+                "objective": str(stage.objective),
+                "size": stage.end.size,
+                "steps": f"{stage.start.step} to {stage.end.step}",
+                "recipe": self.study.recipe.model_dump(mode="json"),
+                "corpus": self.study.corpus.model_dump(mode="json"),
+                "tokenizer": self.study.tokenizer.model_dump(mode="json"),
+            },
+            rows=rows,
+            facts=facts,
+            models=stage.models,
+            status="RUNNING" if running else "FINISHED",
+        )
+
+
+def _last_of_each_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A restarted worker writes some steps again; its lines take the place of the earlier ones."""
+    latest = {(row["step"], "validation_loss" in row): row for row in rows}
+    return [latest[key] for key in sorted(latest)]

@@ -1,0 +1,103 @@
+"""What a task is: where its data come from, what its columns mean, how it is split and scored. One YAML file a task."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from mlmclm.configuration import Frozen
+
+Family = Literal["sequence-classification", "token-classification", "question-answering", "retrieval"]
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "sequence-classification": ("text", "text_pair", "label"),
+    "token-classification": ("tokens", "tags"),
+    "question-answering": ("id", "question", "context", "answers"),
+    "retrieval": ("query", "positive"),
+}
+"""Canonical columns of a family's training table; `text_pair` is optional."""
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "sequence-classification": ("accuracy", "f1_macro"),
+    "token-classification": ("f1", "precision", "recall", "accuracy"),
+    "question-answering": ("f1", "exact_match"),
+    "retrieval": ("ndcg@10",),
+}
+"""Metrics that a family computes, all between 0 and 1; the first is the usual main one."""
+
+
+class Judged(Frozen):
+    """The three tables of a retrieval evaluation (BEIR's layout), by file or split name."""
+
+    queries: str = "queries"
+    corpus: str = "corpus"
+    qrels: str = "qrels"
+
+
+class Splits(Frozen):
+    """Which of the source's splits is which, and where validation comes from.
+
+    A set without a public test split follows the study (arXiv 2507.00994): its official validation split is the test split,
+    and 5 % of train, drawn with seed 42, is validation.
+    """
+
+    train: str = "train"
+    validation: str | Judged | None = None
+    validation_fraction: float | None = Field(default=None, gt=0, lt=1)
+    validation_seed: int = 42
+    validation_group: str | None = None
+    """A canonical column; rows that share its value stay on one side (two questions on one passage, two queries of one document)."""
+    test: str | Judged
+
+    @model_validator(mode="after")
+    def _one_validation(self) -> Splits:
+        if (self.validation is None) == (self.validation_fraction is None):
+            raise ValueError("give either 'validation' or 'validation_fraction'")
+        return self
+
+
+class Task(Frozen):
+    """One task."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    family: Family
+    title: str
+    source: str
+    """A data set of the Hugging Face Hub; `pydocs` (generated from this machine's documentation); `local` (only a folder)."""
+    config_name: str | None = None
+    revision: str | None = None
+    folder: str | None = None
+    """Folder under `--data` that stands in for the Hub: `<split>.parquet`, `.jsonl`, `.json` or `.csv`."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Canonical name -> the source's name, where they differ."""
+    splits: Splits
+    label_names: tuple[str, ...] | None = None
+    """Names of the classes or tags, by number; None where the data carry them."""
+    pair_template: str | None = None
+    """How two texts become one, with `{text}` and `{text_pair}`."""
+    metric: str
+    licence: str
+    citation: str
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Task:
+        allowed = METRICS[self.family]
+        if self.metric not in allowed:
+            raise ValueError(f"metric {self.metric!r} is not computed for {self.family}; allowed: {', '.join(allowed)}")
+        if "text_pair" in self.columns and not self.pair_template:
+            raise ValueError("a task with a 'text_pair' column needs a 'pair_template'")
+        if self.pair_template and not ("{text}" in self.pair_template and "{text_pair}" in self.pair_template):
+            raise ValueError("pair_template must contain {text} and {text_pair}")
+        if self.source == "local" and not self.folder:
+            raise ValueError("a task whose source is 'local' needs a 'folder'")
+        judged = isinstance(self.splits.test, Judged)
+        if judged != (self.family == "retrieval"):
+            raise ValueError("splits.test of a retrieval task, and only of one, is {queries, corpus, qrels}")
+        if self.splits.validation is not None and isinstance(self.splits.validation, Judged) != judged:
+            raise ValueError("splits.validation must have the form of splits.test")
+        return self
+
+    def column(self, canonical: str) -> str:
+        """The source's name of a canonical column."""
+        return self.columns.get(canonical, canonical)

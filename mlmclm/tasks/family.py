@@ -1,0 +1,175 @@
+"""What the loop of fine-tuning needs to know of a task family, and nothing more."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from mlmclm.errors import UserError
+from mlmclm.models.packing import Packing
+from mlmclm.tasks.load import TaskData
+from mlmclm.tasks.settings import TaskSettings
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A column of lists of numbers without a Python object a row: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: Array
+    offsets: Array
+
+    @staticmethod
+    def of(table: pa.Table, column: str) -> Lists:
+        """A list column of a table of one batch, without copying."""
+        array = table[column].combine_chunks()
+        return Lists(array.values.to_numpy(), array.offsets.to_numpy())
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Array:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    @cached_property
+    def lengths(self) -> Array:
+        """int [rows]."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task's tokenised data: a folder of Arrow files, memory-mapped."""
+
+    key: str
+    folder: Path
+    family: str
+    task_data: str
+    label_names: tuple[str, ...]
+
+    def table(self, name: str) -> pa.Table:
+        """One of the tables that the family's `encode` returned."""
+        with pa.memory_map(str(self.folder / f"{name}.arrow")) as source:
+            return pa.ipc.open_file(source).read_all()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences to encode together, and what the loss needs of them (keys are the family's own)."""
+
+    sequences: list[Array]
+    targets: dict[str, Array]
+
+
+class Family(ABC):
+    """A task of one family, tokenised and ready to train. Holds no state that a cell could leave behind."""
+
+    def __init__(self, prepared: Prepared, settings: TaskSettings) -> None:
+        self.prepared = prepared
+        self.settings = settings
+
+    @classmethod
+    @abstractmethod
+    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
+        """Tokenised tables by name, `train` among them: the work that is done once for all cells."""
+
+    @property
+    @abstractmethod
+    def train_size(self) -> int:
+        """Number of training rows, which `batch` takes by number."""
+
+    @abstractmethod
+    def batch(self, rows: Array) -> Batch:
+        """The training rows of these numbers."""
+
+    @abstractmethod
+    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
+        """The layers on top of the encoder, freshly drawn from `generator` alone."""
+
+    @abstractmethod
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        """The loss of a batch, a scalar in fp32.
+
+        Args:
+            hidden: [T, hidden] final states of the batch's sequences.
+        """
+
+    @abstractmethod
+    def evaluation_sequences(self, split: str) -> Lists:
+        """All sequences that must be encoded to score `validation` or `test`."""
+
+    @abstractmethod
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        """What `score` needs of these sequences (rows of `evaluation_sequences`), one array each; NaN stays NaN."""
+
+    @abstractmethod
+    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
+        """The metrics of a split, each between 0 and 1, from the predictions of all its sequences in order."""
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """A layer with weights of N(0, 0.02) (EuroBERT's initialisation) and zero bias."""
+    with torch.device("meta"):
+        layer = nn.Linear(inputs, outputs)
+    layer.to_empty(device="cpu")
+    with torch.no_grad():
+        layer.weight.normal_(0.0, 0.02, generator=generator)
+        layer.bias.zero_()
+    return layer
+
+
+def subset(rows: int, limit: int | None) -> Array | None:
+    """The fixed random subset of `limit` of so many rows, ascending; None where all are kept."""
+    if limit is None or limit >= rows:
+        return None
+    generator = torch.Generator().manual_seed(42)
+    return np.sort(torch.randperm(rows, generator=generator).numpy()[:limit])
+
+
+def limited(table: pa.Table, limit: int | None) -> pa.Table:
+    """The table's fixed subset."""
+    rows = subset(table.num_rows, limit)
+    return table if rows is None else table.take(pa.array(rows))
+
+
+def ending(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The id that closes every sequence: end of sequence, else BERT's separator.
+
+    Raises:
+        UserError: the tokenizer has neither.
+    """
+    for token in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        if token is not None:
+            return int(token)
+    raise UserError(
+        f"the tokenizer in {tokenizer.name_or_path} has no end-of-sequence token; every sequence must end with one."
+    )
+
+
+def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
+    """Ids of each text without special tokens."""
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)[
+        "input_ids"
+    ]
+    return ids
+
+
+def closed(ids: list[int], end: int, longest: int) -> list[int]:
+    """The ids cut to fit, and the closing token."""
+    return [*ids[: longest - 1], end]
+
+
+def int_lists(rows: Sequence[Any]) -> pa.Array:
+    """A list<int32> column."""
+    return pa.array(rows, pa.list_(pa.int32()))

@@ -1,0 +1,394 @@
+"""Reading a task's data: a local folder, the Hugging Face Hub, or generated ones, into canonical columns.
+
+Canonical columns are: sequence classification text, text_pair (null without one), label int; token classification tokens
+list<str>, tags list<int>; question answering id, question, context, answers {text list<str>, answer_start list<int>}; retrieval
+query, positive for training and, for evaluation, queries (id, text), corpus (id, text), qrels (query_id, corpus_id, score).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+import torch
+
+from mlmclm.errors import EnvironmentFault, UserError, unknown
+from mlmclm.files import canonical_json, read_json
+from mlmclm.tasks.check import check_labels_seen, check_retrieval, check_table
+from mlmclm.tasks.declaration import COLUMNS, Judged, Task
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """A retrieval evaluation: queries (id, text), corpus (id, text), qrels (query_id, corpus_id, score)."""
+
+    queries: pa.Table
+    corpus: pa.Table
+    qrels: pa.Table
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task's checked data in canonical columns."""
+
+    task: Task
+    train: pa.Table
+    validation: pa.Table | RetrievalSet
+    test: pa.Table | RetrievalSet
+    label_names: tuple[str, ...]
+    """Classes or tags by number; empty for the families without any."""
+    fingerprint: str
+    """Hex; changes with anything here that can change a score, and with nothing else."""
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A table as the source has it."""
+
+    table: pa.Table
+    where: str
+    """File or Hub split, for messages."""
+    label_names: dict[str, tuple[str, ...]]
+    """Class names by column, where the source carries them."""
+
+
+def load_task(
+    task: Task,
+    *,
+    store: Path,
+    data_root: Path | None,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> TaskData:
+    """Reads and checks all splits.
+
+    Args:
+        data_root: a folder whose `task.folder`, where it exists, stands in for the Hub.
+
+    Raises:
+        UserError: missing or empty split, missing column (with the nearest), a label out of range, tags that don't fit
+            their tokens, an answer that isn't in its context, judgements of unknown documents, a damaged file.
+        EnvironmentFault: the Hub can't be reached.
+    """
+    read = _reader(task, store, data_root, progress)
+    raw = read(task.splits.train)
+    names = _label_names(task, raw)
+    train = _canonical(task, "train", raw, names)
+    validation = _evaluation(task, "validation", task.splits.validation, read, names)
+    if validation is None:
+        train, validation = _hold_out(task, train)
+    test = _evaluation(task, "test", task.splits.test, read, names)
+    assert test is not None
+    if names:
+        check_labels_seen(task, train, {"validation": validation, "test": test}, names)
+    return TaskData(task, train, validation, test, names, _fingerprint(task, names, train, validation, test))
+
+
+def _reader(
+    task: Task, store: Path, data_root: Path | None, progress: Callable[[str, int, int | None], None] | None
+) -> Callable[[str], _Raw]:
+    """How one split of this task is read."""
+    if task.source == "pydocs":
+        from mlmclm.tasks.pydocs import build_pydocs_task
+
+        generated = build_pydocs_task(task.name, store, progress=progress)
+        return lambda split: _read_local(task, generated, split)
+    folder = data_root / task.folder if data_root is not None and task.folder else None
+    if folder is not None and folder.is_dir():
+        return lambda split: _read_local(task, folder, split)
+    if task.source == "local":
+        missing = f"there is no folder {folder}" if folder else "no folder of data sets is given"
+        raise UserError(
+            f"task {task.name}: {missing}. The data set isn't on the Hub: give --data the folder that holds {task.folder}/."
+        )
+    return lambda split: _read_hub(task, split, folder)
+
+
+def _read_local(task: Task, folder: Path, split: str) -> _Raw:
+    """One file of a folder."""
+    file = next((folder / f"{split}{suffix}" for suffix in SUFFIXES if (folder / f"{split}{suffix}").is_file()), None)
+    if file is None:
+        there = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
+        raise UserError(
+            f"task {task.name}: {folder} has no split {split!r} ({split}.parquet, .jsonl, .json or .csv); "
+            f"there are: {', '.join(there) or '(no data files)'}."
+        )
+    try:
+        if file.suffix == ".parquet":
+            table = pyarrow.parquet.read_table(file)
+        elif file.suffix == ".csv":
+            table = pyarrow.csv.read_csv(file)
+        else:
+            table = pyarrow.json.read_json(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"task {task.name}: {file} cannot be read; is it cut short? ({' '.join(str(error).split())})"
+        ) from error
+    names = _names_in(table.schema.metadata)
+    if (folder / "meta.json").is_file():
+        generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
+        names |= {"label": generated, "tags": generated}
+    return _Raw(table.replace_schema_metadata(None), str(file), names)
+
+
+def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
+    """Class names by column from the `huggingface` metadata that `datasets` writes into Parquet."""
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    found = {}
+    for column, feature in features.items():
+        while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+            feature = feature["feature"]
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
+            found[column] = tuple(feature["names"])
+    return found
+
+
+def _read_hub(task: Task, split: str, folder: Path | None) -> _Raw:
+    """One split of a data set of the Hub, without running its code."""
+    import datasets
+
+    where = f"{task.source}{'/' + task.config_name if task.config_name else ''}"
+    tried = f" There is no folder {folder} either." if folder else " A local folder can stand in for it: see --data."
+    try:
+        data = datasets.load_dataset(task.source, task.config_name, split=split, revision=task.revision)
+    except (ConnectionError, OSError) as error:
+        if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+            raise UserError(f"task {task.name}: the Hub has no data set {where}, or it isn't public.{tried}") from error
+        raise EnvironmentFault(
+            f"task {task.name}: the data set {where} cannot be reached ({type(error).__name__}: {_first_line(error)}).{tried}"
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
+    table = data.with_format("arrow")[:]
+    names = {}
+    for column, feature in data.features.items():
+        while hasattr(feature, "feature"):
+            feature = feature.feature
+        if isinstance(feature, datasets.ClassLabel):
+            names[column] = tuple(feature.names)
+    return _Raw(table.replace_schema_metadata(None), f"{where} split {split}", names)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")[:300]
+
+
+def _column(task: Task, split: str, raw: _Raw, canonical: str) -> pa.ChunkedArray:
+    """A source column.
+
+    Raises:
+        UserError: it isn't there; the message names the nearest and all there are.
+    """
+    wanted = task.column(canonical)
+    if wanted not in raw.table.column_names:
+        near = difflib.get_close_matches(wanted, raw.table.column_names, n=1, cutoff=0.4)
+        hint = f" Nearest: {near[0]!r}." if near else ""
+        raise UserError(
+            f"task {task.name}, {split} ({raw.where}): the column {wanted!r} is missing.{hint} "
+            f"There are: {', '.join(raw.table.column_names) or '(none)'}."
+        )
+    return raw.table[wanted]
+
+
+def _label_names(task: Task, raw: _Raw) -> tuple[str, ...]:
+    """Names of classes or tags: declared, carried by the data, or found as strings in the training split."""
+    canonical = {"sequence-classification": "label", "token-classification": "tags"}.get(task.family)
+    if canonical is None:
+        return ()
+    if task.label_names:
+        return task.label_names
+    carried = raw.label_names.get(task.column(canonical))
+    if carried:
+        return carried
+    column = _column(task, "train", raw, canonical).combine_chunks()
+    if canonical == "tags":
+        column = column.flatten()
+    values = [value for value in column.unique().to_pylist() if value is not None]
+    if values and all(isinstance(value, str) for value in values):
+        return tuple(sorted(values, key=lambda value: (value != "O", value)))
+    if values and all(isinstance(value, int) and value >= 0 for value in values):
+        return tuple(str(number) for number in range(max(values) + 1))
+    raise UserError(
+        f"task {task.name} ({raw.where}): the column {task.column(canonical)!r} holds neither names nor numbers from 0 on."
+    )
+
+
+def _numbered(
+    task: Task, split: str, where: str, column: pa.ChunkedArray, names: tuple[str, ...], *, nested: bool
+) -> pa.Array:
+    """Labels as int64; names become numbers."""
+    values = column.combine_chunks()
+    number = {name: index for index, name in enumerate(names)}
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value not in number:
+            raise unknown("label", value, names, where=f"task {task.name}, {split} ({where})")
+        return number[value]
+
+    try:
+        if nested:
+            if pa.types.is_string(values.type.value_type) or pa.types.is_large_string(values.type.value_type):
+                return pa.array([[one(v) for v in row] for row in values.to_pylist()], pa.list_(pa.int64()))
+            return values.cast(pa.list_(pa.int64()))
+        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+            return pa.array([one(value) for value in values.to_pylist()], pa.int64())
+        return values.cast(pa.int64())
+    except (pa.ArrowException, AttributeError, TypeError) as error:
+        raise UserError(
+            f"task {task.name}, {split} ({where}): labels of type {values.type} are not numbers or names."
+        ) from error
+
+
+def _typed(task: Task, split: str, raw: _Raw, canonical: str, kind: pa.DataType) -> pa.Array:
+    """A source column cast to the canonical type."""
+    column = _column(task, split, raw, canonical)
+    if kind == pa.string() and not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        if canonical in ("id", "query_id", "corpus_id") and pa.types.is_integer(column.type):
+            return column.cast(kind)
+        if not pa.types.is_null(column.type):
+            raise UserError(
+                f"task {task.name}, {split} ({raw.where}): the column {task.column(canonical)!r} holds {column.type}, not text."
+            )
+    try:
+        return column.combine_chunks().cast(kind)
+    except pa.ArrowException as error:
+        raise UserError(
+            f"task {task.name}, {split} ({raw.where}): the column {task.column(canonical)!r} holds {column.type}, not {kind}."
+        ) from error
+
+
+ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
+
+
+def _canonical(task: Task, split: str, raw: _Raw, names: tuple[str, ...]) -> pa.Table:
+    """The canonical table of a split, checked."""
+    columns: dict[str, Any] = {}
+    for canonical in COLUMNS[task.family]:
+        if canonical == "text_pair" and "text_pair" not in task.columns:
+            columns[canonical] = pa.nulls(raw.table.num_rows, pa.string())
+        elif canonical in ("label", "tags"):
+            column = _column(task, split, raw, canonical)
+            columns[canonical] = _numbered(task, split, raw.where, column, names, nested=canonical == "tags")
+        elif canonical == "tokens":
+            columns[canonical] = _typed(task, split, raw, canonical, pa.list_(pa.string()))
+        elif canonical == "answers":
+            columns[canonical] = _answers(task, split, raw)
+        else:
+            columns[canonical] = _typed(task, split, raw, canonical, pa.string())
+    table = pa.table(columns)
+    check_table(task, f"task {task.name}, {split} ({raw.where})", table, names)
+    return table
+
+
+def _answers(task: Task, split: str, raw: _Raw) -> pa.Array:
+    """The answers column, whose fields may come in any order."""
+    column = _column(task, split, raw, "answers").combine_chunks()
+    fields = (
+        [column.type.field(i).name for i in range(column.type.num_fields)] if pa.types.is_struct(column.type) else []
+    )
+    if not {"text", "answer_start"} <= set(fields):
+        raise UserError(
+            f"task {task.name}, {split} ({raw.where}): the column {task.column('answers')!r} must hold {{text, answer_start}}, "
+            f"it holds {column.type}."
+        )
+    parts = [column.field("text").cast(pa.list_(pa.string())), column.field("answer_start").cast(pa.list_(pa.int64()))]
+    return pa.StructArray.from_arrays(parts, fields=list(ANSWERS))
+
+
+def _evaluation(
+    task: Task, split: str, source: str | Judged | None, read: Callable[[str], _Raw], names: tuple[str, ...]
+) -> Any:
+    """A split's table, or a retrieval evaluation; None where it is to be held out of train."""
+    if source is None:
+        return None
+    if isinstance(source, str):
+        return _canonical(task, split, read(source), names)
+    tables = {}
+    for part, columns in (
+        ("queries", ("id", "text")),
+        ("corpus", ("id", "text")),
+        ("qrels", ("query_id", "corpus_id", "score")),
+    ):
+        raw = read(getattr(source, part))
+        kinds = [pa.float64() if column == "score" else pa.string() for column in columns]
+        tables[part] = pa.table(
+            {
+                column: _typed(task, f"{split} {part}", raw, column, kind)
+                for column, kind in zip(columns, kinds, strict=True)
+            }
+        )
+    judged = RetrievalSet(**tables)
+    check_retrieval(f"task {task.name}, {split}", judged.queries, judged.corpus, judged.qrels)
+    return judged
+
+
+def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table | RetrievalSet]:
+    """Cuts validation out of train: `validation_fraction` of the rows, whole groups where the declaration names a group."""
+    splits = task.splits
+    assert splits.validation_fraction is not None
+    generator = torch.Generator().manual_seed(splits.validation_seed)
+    rows = len(train)
+    if splits.validation_group is None:
+        order = torch.randperm(rows, generator=generator).numpy()
+        held = order[: max(1, round(rows * splits.validation_fraction))]
+    else:
+        group = train[splits.validation_group].combine_chunks().dictionary_encode().indices.to_numpy()
+        counts = np.bincount(group)
+        order = torch.randperm(len(counts), generator=generator).numpy()
+        wanted = np.cumsum(counts[order]) <= max(1, round(rows * splits.validation_fraction))
+        wanted[0] = True
+        held = np.flatnonzero(np.isin(group, order[wanted]))
+    mask = np.zeros(rows, dtype=bool)
+    mask[held] = True
+    if mask.all():
+        raise UserError(f"task {task.name}: train is too small ({rows} rows) to hold out a validation split.")
+    validation, rest = train.filter(pa.array(mask)), train.filter(pa.array(~mask))
+    return rest, _as_judged(validation) if task.family == "retrieval" else validation
+
+
+def _as_judged(pairs: pa.Table) -> RetrievalSet:
+    """A retrieval evaluation out of (query, positive) pairs: the corpus is their distinct documents."""
+    documents = pairs["positive"].combine_chunks().dictionary_encode()
+    queries = pairs["query"].combine_chunks().dictionary_encode()
+    judged = sorted(set(zip(queries.indices.to_pylist(), documents.indices.to_pylist(), strict=True)))
+    return RetrievalSet(
+        pa.table({"id": [f"q{n}" for n in range(len(queries.dictionary))], "text": queries.dictionary}),
+        pa.table({"id": [f"d{n}" for n in range(len(documents.dictionary))], "text": documents.dictionary}),
+        pa.table(
+            {
+                "query_id": [f"q{query}" for query, _ in judged],
+                "corpus_id": [f"d{document}" for _, document in judged],
+                "score": pa.array([1.0] * len(judged), pa.float64()),
+            }
+        ),
+    )
+
+
+def _fingerprint(task: Task, names: tuple[str, ...], *splits: pa.Table | RetrievalSet) -> str:
+    """SHA-256 over what examples and scores are made of."""
+    digest = hashlib.sha256(canonical_json([task.family, task.pair_template, list(names)]).encode())
+    for split in splits:
+        tables: Iterable[pa.Table] = (
+            (split.queries, split.corpus, split.qrels) if isinstance(split, RetrievalSet) else (split,)
+        )
+        for table in tables:
+            digest.update(canonical_json([table.num_rows, table.column_names]).encode())
+            for start in range(0, table.num_rows, 8192):
+                digest.update(canonical_json(table.slice(start, 8192).to_pydict()).encode())
+    return digest.hexdigest()

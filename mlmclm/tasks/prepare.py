@@ -1,0 +1,106 @@
+"""Tokenised task data: made once for a (task, tokenizer, lengths), then memory-mapped by every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from mlmclm.errors import UserError
+from mlmclm.files import read_json, stable_hash, whole_folder, write_json
+from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.family import Prepared
+from mlmclm.tasks.load import TaskData, load_task
+from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.settings import TaskSettings
+
+PREPARATION = 1
+"""Raised whenever the same data and settings give other examples."""
+
+
+def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
+    """Hex; `task_data` is the data's fingerprint, `tokenizer` the tokenizer's hash."""
+    return stable_hash([PREPARATION, task.family, task_data, tokenizer, settings.encoding()])
+
+
+def open_prepared(store: Path, key: str) -> Prepared | None:
+    """What is there under this key, if anything."""
+    folder = store / "prepared" / key
+    if not (folder / "meta.json").is_file():
+        return None
+    meta = read_json(folder / "meta.json")
+    return Prepared(key, folder, meta["family"], meta["task_data"], tuple(meta["label_names"]))
+
+
+def prepare_task(
+    task_name: str,
+    tokenizer_folder: Path,
+    settings: TaskSettings,
+    store: Path,
+    data_root: Path | None,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> Prepared:
+    """Loads, checks and tokenises a task; safe to call from several processes at once. A sweep calls it before any training.
+
+    Args:
+        tokenizer_folder: a model folder, or one that holds only a tokenizer.
+        settings: a protocol, or the part of it that the families read.
+
+    Raises:
+        UserError: everything that is wrong with the data, the tokenizer, or a length the model doesn't have.
+    """
+    task = get_task(task_name)
+    check_length(tokenizer_folder, settings.max_length)
+    data = load_task(task, store=store, data_root=data_root, progress=progress)
+    return prepare_data(data, tokenizer_folder, settings, store)
+
+
+def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> Prepared:
+    """Tokenises checked data, unless that is done."""
+    key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
+    there = open_prepared(store, key)
+    if there is not None:
+        return there
+    tables = FAMILIES[data.task.family].encode(data, load_tokenizer(tokenizer_folder), settings)
+    with whole_folder(store / "prepared" / key) as folder:
+        for name, table in tables.items():
+            with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table.combine_chunks())
+        meta = {
+            "task": data.task.name,
+            "family": data.task.family,
+            "task_data": data.fingerprint,
+            "label_names": list(data.label_names),
+            "settings": settings.encoding(),
+            "rows": {name: table.num_rows for name, table in tables.items()},
+        }
+        write_json(folder / "meta.json", meta)
+    made = open_prepared(store, key)
+    if made is None:
+        raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")
+    return made
+
+
+def find_or_prepare(
+    task_name: str, task_data: str, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
+) -> Prepared:
+    """The prepared data of a known fingerprint, without reading the raw data where it is there already.
+
+    Raises:
+        UserError: the data now differ from those of the fingerprint.
+    """
+    task = get_task(task_name)
+    key = prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings)
+    there = open_prepared(store, key)
+    if there is not None:
+        return there
+    data = load_task(task, store=store, data_root=data_root)
+    if data.fingerprint != task_data:
+        raise UserError(
+            f"task {task_name}: the data have changed since this sweep was planned (fingerprint {data.fingerprint[:12]}, "
+            f"planned {task_data[:12]}). Start the sweep again: it plans with the data that are there now."
+        )
+    return prepare_data(data, tokenizer_folder, settings, store)

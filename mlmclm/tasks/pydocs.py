@@ -1,0 +1,119 @@
+"""Four tasks made from Python's documentation, one a family, split by package so that nothing leaks.
+
+| task | family | what is asked |
+|---|---|---|
+| pydocs-kind | sequence-classification | which part of a documentation a text comes from, its heading removed |
+| pydocs-fields | token-classification | parameter names, types and exceptions in flattened sections |
+| pydocs-qa | question-answering | what a parameter does or is, what is returned, when an exception is raised |
+| pydocs-retrieval | retrieval | the rest of a docstring, given its summary |
+
+Train, validation and test come from different packages (`mlmclm.corpora.pydocs_splits`), and an evaluation text that
+also stands in train is left out even if it was written for another package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlmclm.corpora.pydocs import Root, fingerprint, prepare_pydocs, read_group, read_groups
+from mlmclm.corpora.workers import Progress, ordered_map, silent, worker_count
+from mlmclm.errors import UserError, unknown
+from mlmclm.files import stable_hash, whole_folder, write_json
+from mlmclm.tasks import pydocs_fields, pydocs_kind, pydocs_qa, pydocs_retrieval
+from mlmclm.tasks.pydocs_sections import parse
+from mlmclm.tasks.pydocs_text import Documented, Table
+
+TASK_VERSION = 1
+"""Part of every key: raise it when the examples of any of the four tasks change."""
+
+_MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[str, Table]], str]] = {
+    "pydocs-kind": ("sequence-classification", pydocs_kind.LABELS, pydocs_kind.make, pydocs_kind.__doc__ or ""),
+    "pydocs-fields": ("token-classification", pydocs_fields.LABELS, pydocs_fields.make, pydocs_fields.__doc__ or ""),
+    "pydocs-qa": ("question-answering", [], pydocs_qa.make, pydocs_qa.__doc__ or ""),
+    "pydocs-retrieval": ("retrieval", [], pydocs_retrieval.make, pydocs_retrieval.__doc__ or ""),
+}
+
+PYDOCS_TASKS = tuple(_MAKERS)
+
+
+def build_pydocs_task(
+    name: str,
+    store: Path,
+    progress: Progress | None = None,
+    *,
+    roots: Sequence[Root] | None = None,
+    workers: int | None = None,
+) -> Path:
+    """The folder of a task: one Parquet file a table and `meta.json`; all four tasks are made together on first use.
+
+    Classification, tagging and question answering: `train`, `validation`, `test`. Retrieval: `train`, and for each
+    of validation and test `..._queries`, `..._corpus`, `..._qrels`. `meta.json`: name, family, label_names, rows of
+    each table, fingerprint (of the content), pydocs (fingerprint of the text), how.
+
+    Args:
+        roots: the sources to read instead of this environment's.
+
+    Raises:
+        UserError: an unknown name, or too little documentation to make a task of.
+        EnvironmentFault: the disk is full, or a worker was killed.
+    """
+    if name not in _MAKERS:
+        raise unknown("task", name, PYDOCS_TASKS)
+    source = fingerprint(roots)
+    folders = {task: store / "tasks" / stable_hash([TASK_VERSION, task, source])[:16] for task in _MAKERS}
+    if not folders[name].is_dir():
+        report = progress or silent
+        documents = _parsed(
+            prepare_pydocs(store, roots=roots, workers=workers, progress=report), worker_count(workers), report
+        )
+        for number, task in enumerate(folders):
+            if not folders[task].is_dir():
+                _build(task, folders[task], documents, source)
+            report("making tasks from the documentation", number + 1, len(folders))
+    return folders[name]
+
+
+def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
+    """All documents, taken apart."""
+    groups = read_groups(folder)
+    documents: list[Documented] = []
+    jobs = [(str(folder), number) for number in range(groups)]
+    for number, part in enumerate(ordered_map(_parse_group, jobs, workers=min(workers, groups))):
+        documents += part
+        progress("reading parameters, results and exceptions", number + 1, groups)
+    return documents
+
+
+def _parse_group(job: tuple[str, int]) -> list[Documented]:
+    """A worker's work: one row group of the documents."""
+    rows = read_group(Path(job[0]), job[1])
+    return [
+        Documented(row["split"], row["package"], row["name"], parse(row["text"]))
+        for row in rows
+        if row["kind"] != "topic"
+    ]
+
+
+def _build(task: str, folder: Path, documents: Sequence[Documented], source: str) -> None:
+    """Makes one task and writes it whole."""
+    import pyarrow
+    import pyarrow.parquet
+
+    family, labels, make, how = _MAKERS[task]
+    tables = make(documents)
+    empty = [name for name, table in tables.items() if not table.rows]
+    if empty:
+        raise UserError(
+            f"{task}: there is too little documentation in this environment for {', '.join(empty)}: packages with "
+            "parameter descriptions are needed for each split. Choose other tasks, or install such packages."
+        )
+    meta: dict[str, Any] = {"name": task, "family": family, "label_names": labels, "pydocs": source, "how": how}
+    meta["rows"] = {name: len(table.rows) for name, table in tables.items()}
+    meta["fingerprint"] = stable_hash([labels, {name: table.rows for name, table in tables.items()}])
+    with whole_folder(folder) as temporary:
+        for name, table in tables.items():
+            content = pyarrow.Table.from_pylist(table.rows, schema=table.schema())
+            pyarrow.parquet.write_table(content, temporary / f"{name}.parquet", compression="zstd")
+        write_json(temporary / "meta.json", meta)

@@ -1,0 +1,227 @@
+"""Extractive question answering: the span of a passage that answers a question, scored as SQuAD does.
+
+A passage that doesn't fit is cut into windows that share `stride` tokens. In a window without the answer both targets are the
+closing token; at prediction the best span over all windows wins.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from mlmclm.models.packing import Packing
+from mlmclm.tasks.family import Array, Batch, Family, Lists, ending, int_lists, limited, linear, token_ids
+from mlmclm.tasks.load import RetrievalSet, TaskData
+from mlmclm.tasks.settings import TaskSettings
+
+QUESTION = "Question: {question}\nContext:"
+"""The study's template; the passage follows after a space."""
+
+
+def normalise_answer(text: str) -> str:
+    """SQuAD's official normalisation: lower case, no punctuation, no articles, single spaces."""
+    text = "".join(character for character in text.lower() if character not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def exact_match(prediction: str, references: Sequence[str]) -> float:
+    """1 where the normalised prediction equals any normalised reference."""
+    return float(any(normalise_answer(prediction) == normalise_answer(reference) for reference in references))
+
+
+def answer_f1(prediction: str, references: Sequence[str]) -> float:
+    """The largest F1 over references of the bags of normalised words (SQuAD v1.1: no overlap is 0)."""
+    return max(
+        _f1(normalise_answer(prediction).split(), normalise_answer(reference).split()) for reference in references
+    )
+
+
+def _f1(prediction: list[str], reference: list[str]) -> float:
+    common = sum((Counter(prediction) & Counter(reference)).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(prediction), common / len(reference)
+    return 2 * precision * recall / (precision + recall)
+
+
+def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """(start, end) of the windows over a passage of so many tokens, `room` long at most, neighbours sharing `stride`."""
+    if tokens <= room:
+        return [(0, tokens)]
+    step = max(1, room - stride)
+    starts = range(0, tokens - room + step, step)
+    return [(start, min(start + room, tokens)) for start in starts]
+
+
+class SpanHead(nn.Module):
+    """A start and an end logit for each token."""
+
+    def __init__(self, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.output = linear(hidden, 2, generator)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[n, hidden] -> [n, 2]."""
+        logits: Tensor = self.output(states)
+        return logits
+
+
+class QuestionAnswering(Family):
+    """Cross-entropy of start and end over the passage's tokens; SQuAD's exact match and F1."""
+
+    @classmethod
+    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
+        tables = {}
+        for split, table in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+            assert not isinstance(table, RetrievalSet)
+            kept = limited(table, settings.max_train_examples if split == "train" else settings.max_evaluation_examples)
+            tables[split] = cls._windows(kept, tokenizer, settings)
+            if split != "train":
+                answers = [row["text"] for row in kept["answers"].to_pylist()]
+                tables[f"{split}_examples"] = pa.table(
+                    {"id": kept["id"].combine_chunks(), "context": kept["context"].combine_chunks(), "answers": answers}
+                )
+        return tables
+
+    @staticmethod
+    def _windows(table: pa.Table, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> pa.Table:
+        """One row a window: sequence, number of its example, where the passage begins, characters of passage tokens, targets."""
+        end = ending(tokenizer)
+        questions = token_ids(
+            tokenizer, [QUESTION.format(question=text.strip()) for text in table["question"].to_pylist()]
+        )
+        passages = tokenizer(
+            [" " + text for text in table["context"].to_pylist()],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        rows: dict[str, list[Any]] = {
+            name: [] for name in ("input_ids", "example", "passage", "first", "last", "start", "end")
+        }
+        examples = zip(table["context"].to_pylist(), table["answers"].to_pylist(), strict=True)
+        for example, (context, answers) in enumerate(examples):
+            question = questions[example][: settings.max_length // 2]
+            ids = passages["input_ids"][example]
+            spans = np.array(passages["offset_mapping"][example], dtype=np.int32).reshape(-1, 2)
+            first = np.maximum(spans[:, 0] - 1, 0)  # characters of the passage, without the space before it
+            last = np.maximum(spans[:, 1] - 1, 0)
+            # A token of " word" starts at its space, which is no part of an answer.
+            first += np.array(
+                [start < stop and context[start].isspace() for start, stop in zip(first, last, strict=True)], bool
+            )
+            answer_start = answers["answer_start"][0]
+            inside = np.flatnonzero((last > answer_start) & (first < answer_start + len(answers["text"][0])))
+            for begin, stop in windows(len(ids), settings.max_length - len(question) - 1, settings.stride):
+                closing = len(question) + stop - begin
+                target = (closing, closing)
+                if len(inside) and begin <= inside[0] and inside[-1] < stop:
+                    target = (len(question) + int(inside[0]) - begin, len(question) + int(inside[-1]) - begin)
+                rows["input_ids"].append([*question, *ids[begin:stop], end])
+                rows["example"].append(example)
+                rows["passage"].append(len(question))
+                rows["first"].append(first[begin:stop])
+                rows["last"].append(last[begin:stop])
+                rows["start"].append(target[0])
+                rows["end"].append(target[1])
+        return pa.table(
+            {
+                name: int_lists(values) if name in ("input_ids", "first", "last") else pa.array(values, pa.int32())
+                for name, values in rows.items()
+            }
+        )
+
+    @cached_property
+    def _tables(self) -> dict[str, dict[str, Any]]:
+        tables = {}
+        for split in ("train", "validation", "test"):
+            table = self.prepared.table(split)
+            columns: dict[str, Any] = {name: Lists.of(table, name) for name in ("input_ids", "first", "last")}
+            tables[split] = columns | {name: table[name].to_numpy() for name in ("example", "passage", "start", "end")}
+        return tables
+
+    @cached_property
+    def _examples(self) -> dict[str, tuple[list[str], list[list[str]]]]:
+        """Of validation and test the contexts and the reference answers."""
+        tables = {split: self.prepared.table(f"{split}_examples") for split in ("validation", "test")}
+        return {split: (table["context"].to_pylist(), table["answers"].to_pylist()) for split, table in tables.items()}
+
+    @property
+    def train_size(self) -> int:
+        return len(self._tables["train"]["input_ids"])
+
+    def batch(self, rows: Array) -> Batch:
+        table = self._tables["train"]
+        names = ("passage", "start", "end")
+        return Batch(
+            [table["input_ids"][row] for row in rows], {name: table[name][rows].astype(np.int64) for name in names}
+        )
+
+    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
+        return SpanHead(hidden, generator)
+
+    @staticmethod
+    def _logits(head: nn.Module, hidden: Tensor, packing: Packing, passage: Array) -> Tensor:
+        """fp32 [2, S, longest]: start and end logits by position, -inf at the question and beyond the closing token."""
+        flat = head(hidden[: packing.tokens]).float()  # [tokens, 2]
+        position = np.arange(int(packing.lengths.max()))
+        real = position < packing.lengths[:, None]
+        index = torch.from_numpy(np.where(real, packing.starts[:, None] + position, 0)).to(flat.device)
+        allowed = torch.from_numpy(real & (position >= passage[:, None])).to(flat.device)
+        return flat.t()[:, index].masked_fill(~allowed, float("-inf"))
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        start, end = self._logits(head, hidden, packing, targets["passage"])
+        wanted_start, wanted_end = (torch.from_numpy(targets[name]).to(start.device) for name in ("start", "end"))
+        return (functional.cross_entropy(start, wanted_start) + functional.cross_entropy(end, wanted_end)) / 2
+
+    def evaluation_sequences(self, split: str) -> Lists:
+        ids: Lists = self._tables[split]["input_ids"]
+        return ids
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        """Of each window the best span: (score, first token, last token), counted from the passage's first token."""
+        passage = self._tables[split]["passage"][rows].astype(np.int64)
+        start, end = self._logits(head, hidden, packing, passage)  # [S, longest]
+        closing = torch.from_numpy(packing.lengths - 1).to(start.device).unsqueeze(1)
+        start, end = start.scatter(1, closing, float("-inf")), end.scatter(1, closing, float("-inf"))
+        reach = self.settings.max_answer_tokens
+        ends = functional.pad(end, (0, reach - 1), value=float("-inf")).unfold(1, reach, 1)  # [S, longest, reach]
+        best_end, span = ends.max(dim=2)
+        score, first = (start + best_end).max(dim=1)  # [S]
+        last = first + span.gather(1, first.unsqueeze(1)).squeeze(1)
+        begins = torch.from_numpy(passage).to(start.device)
+        found = torch.stack((score.double(), (first - begins).double(), (last - begins).double()), dim=1)
+        return list(found.cpu().numpy())
+
+    def texts(self, split: str, predictions: Sequence[Array]) -> list[str]:
+        """The predicted answer of each example: the best span over its windows."""
+        table = self._tables[split]
+        contexts = self._examples[split][0]
+        best: list[tuple[float, str]] = [(float("-inf"), "") for _ in contexts]
+        for window, (score, first, last) in enumerate(predictions):
+            example = int(table["example"][window])
+            if score > best[example][0]:
+                characters = table["first"][window][int(first)], table["last"][window][int(last)]
+                best[example] = (float(score), contexts[example][slice(*characters)])
+        return [text for _, text in best]
+
+    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
+        references = self._examples[split][1]
+        pairs = list(zip(self.texts(split, predictions), references, strict=True))
+        return {
+            "f1": float(np.mean([answer_f1(text, answers) for text, answers in pairs])),
+            "exact_match": float(np.mean([exact_match(text, answers) for text, answers in pairs])),
+        }

@@ -1,0 +1,160 @@
+"""Retrieval: queries and documents into one space, trained with the batch's other documents as negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pytrec_eval
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from mlmclm.models.encoder import pool
+from mlmclm.models.packing import Packing
+from mlmclm.tasks.family import Array, Batch, Family, Lists, closed, ending, int_lists, limited, subset, token_ids
+from mlmclm.tasks.load import RetrievalSet, TaskData
+from mlmclm.tasks.settings import TaskSettings
+
+RETRIEVED = 100
+"""Documents handed to pytrec_eval for each query; NDCG@10 looks at ten, the rest let it break ties as trec_eval does."""
+
+
+class NoHead(nn.Module):
+    """Retrieval has no parameters beyond the encoder."""
+
+
+def ndcg_at_10(
+    query_ids: Sequence[str], document_ids: Sequence[str], scores: Array, qrels: dict[str, dict[str, int]]
+) -> float:
+    """Mean NDCG@10 by pytrec_eval (trec_eval's definition: the ideal ranking is that of all judged documents).
+
+    Args:
+        scores: float [queries, documents].
+        qrels: relevance by query and document; queries without a relevant document are left out of the mean.
+    """
+    count = min(RETRIEVED, scores.shape[1])
+    top = np.argpartition(-scores, count - 1, axis=1)[:, :count]
+    run = {
+        query: {document_ids[column]: float(scores[row, column]) for column in top[row]}
+        for row, query in enumerate(query_ids)
+        if any(grade > 0 for grade in qrels.get(query, {}).values())
+    }
+    judged = {query: qrels[query] for query in run}
+    results = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10"}).evaluate(run)
+    return float(np.mean([results[query]["ndcg_cut_10"] for query in run]))
+
+
+class Retrieval(Family):
+    """Cross-entropy over cosines divided by a temperature; NDCG@10 over the full corpus."""
+
+    @classmethod
+    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
+        end = ending(tokenizer)
+
+        def ids(prefix: str, column: pa.ChunkedArray) -> list[list[int]]:
+            rows = token_ids(tokenizer, [prefix + text for text in column.to_pylist()])
+            return [closed(row, end, settings.max_length) for row in rows]
+
+        train = limited(data.train, settings.max_train_examples)
+        tables = {
+            "train": pa.table(
+                {
+                    "query": int_lists(ids(settings.query_prefix, train["query"])),
+                    "positive": int_lists(ids(settings.document_prefix, train["positive"])),
+                    "document": train["positive"].combine_chunks().dictionary_encode().indices.cast(pa.int64()),
+                }
+            )
+        }
+        for split, judged in (("validation", data.validation), ("test", data.test)):
+            assert isinstance(judged, RetrievalSet)
+            kept = _limit(judged, settings)
+            sequences = [
+                *ids(settings.query_prefix, kept.queries["text"]),
+                *ids(settings.document_prefix, kept.corpus["text"]),
+            ]
+            is_query = [True] * kept.queries.num_rows + [False] * kept.corpus.num_rows
+            names = pa.chunked_array([*kept.queries["id"].chunks, *kept.corpus["id"].chunks], pa.string())
+            tables[split] = pa.table(
+                {"input_ids": int_lists(sequences), "id": names.combine_chunks(), "is_query": is_query}
+            )
+            tables[f"{split}_qrels"] = kept.qrels
+        return tables
+
+    @cached_property
+    def _train(self) -> tuple[Lists, Lists, Array]:
+        table = self.prepared.table("train")
+        return Lists.of(table, "query"), Lists.of(table, "positive"), table["document"].to_numpy()
+
+    @cached_property
+    def _evaluation(self) -> dict[str, tuple[Lists, list[str], int, dict[str, dict[str, int]]]]:
+        """Of validation and test: queries then documents, their ids, the number of queries, judgements."""
+        splits = {}
+        for split in ("validation", "test"):
+            table = self.prepared.table(split)
+            qrels: dict[str, dict[str, int]] = {}
+            for row in self.prepared.table(f"{split}_qrels").to_pylist():
+                qrels.setdefault(row["query_id"], {})[row["corpus_id"]] = int(row["score"])
+            queries = int(table["is_query"].to_numpy().sum())
+            splits[split] = (Lists.of(table, "input_ids"), table["id"].to_pylist(), queries, qrels)
+        return splits
+
+    @property
+    def train_size(self) -> int:
+        return len(self._train[0])
+
+    def batch(self, rows: Array) -> Batch:
+        queries, positives, documents = self._train
+        sequences = [queries[row] for row in rows] + [positives[row] for row in rows]
+        return Batch(sequences, {"documents": documents[rows]})
+
+    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
+        return NoHead()
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        vectors = functional.normalize(pool(hidden, packing, self.settings.pooling).float(), dim=-1)
+        queries, documents = vectors.chunk(2)  # [B, hidden] each
+        with torch.autocast(vectors.device.type, enabled=False):
+            cosines = queries @ documents.t() / self.settings.temperature  # [B, B]
+        # The same document drawn twice is no negative of itself.
+        same = torch.from_numpy(targets["documents"][:, None] == targets["documents"][None, :]).to(cosines.device)
+        cosines = cosines.masked_fill(same & ~torch.eye(len(same), dtype=torch.bool, device=same.device), float("-inf"))
+        wanted = torch.arange(len(same), device=same.device)
+        loss = functional.cross_entropy(cosines, wanted)
+        if self.settings.symmetric:
+            loss = (loss + functional.cross_entropy(cosines.t(), wanted)) / 2
+        return loss
+
+    def evaluation_sequences(self, split: str) -> Lists:
+        return self._evaluation[split][0]
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        pooled = pool(hidden, packing, self.settings.pooling).float()
+        return list(functional.normalize(pooled, dim=-1).cpu().numpy())
+
+    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
+        _, names, queries, qrels = self._evaluation[split]
+        vectors = torch.from_numpy(np.stack(predictions))
+        scores = (vectors[:queries] @ vectors[queries:].t()).numpy()
+        return {"ndcg@10": ndcg_at_10(names[:queries], names[queries:], scores, qrels)}
+
+
+def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
+    """The judged queries, limited; the corpus, limited to their judged documents and others at random."""
+    relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))["query_id"].combine_chunks().unique()
+    queries = judged.queries.filter(pa.compute.is_in(judged.queries["id"], relevant))
+    queries = limited(queries, settings.max_evaluation_examples)
+    qrels = judged.qrels.filter(pa.compute.is_in(judged.qrels["query_id"], queries["id"].combine_chunks()))
+    corpus = judged.corpus
+    limit = settings.max_evaluation_documents
+    if limit is not None and limit < corpus.num_rows:
+        needed = pa.compute.is_in(corpus["id"], qrels["corpus_id"].combine_chunks()).to_numpy()
+        others = np.flatnonzero(~needed)
+        room = max(0, limit - int(needed.sum()))
+        chosen = subset(len(others), room)
+        rows = np.sort(np.concatenate((np.flatnonzero(needed), others if chosen is None else others[chosen])))
+        corpus = corpus.take(pa.array(rows))
+    return RetrievalSet(queries, corpus, qrels)

@@ -1,0 +1,92 @@
+"""Sequence classification: a text, or two joined by a template, into one of several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as functional
+from sklearn.metrics import accuracy_score, f1_score
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from mlmclm.models.encoder import pool
+from mlmclm.models.packing import Packing
+from mlmclm.tasks.family import Array, Batch, Family, Lists, closed, ending, int_lists, limited, linear, token_ids
+from mlmclm.tasks.load import RetrievalSet, TaskData
+from mlmclm.tasks.settings import TaskSettings
+
+
+class ClassifierHead(nn.Module):
+    """Linear -> GELU -> Linear (the study's), or one Linear, on a pooled vector."""
+
+    def __init__(self, hidden: int, classes: int, kind: str, generator: torch.Generator) -> None:
+        super().__init__()
+        self.dense = linear(hidden, hidden, generator) if kind == "dense-gelu" else None
+        self.output = linear(hidden, classes, generator)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """[S, hidden] -> [S, classes]."""
+        if self.dense is not None:
+            pooled = functional.gelu(self.dense(pooled))
+        logits: Tensor = self.output(pooled)
+        return logits
+
+
+class SequenceClassification(Family):
+    """Cross-entropy over classes; accuracy and macro-averaged F1."""
+
+    @classmethod
+    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
+        end = ending(tokenizer)
+        template = data.task.pair_template
+        tables = {}
+        for split, table in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+            assert not isinstance(table, RetrievalSet)
+            kept = limited(table, settings.max_train_examples if split == "train" else settings.max_evaluation_examples)
+            texts = kept["text"].to_pylist()
+            if template:
+                pairs = zip(texts, kept["text_pair"].to_pylist(), strict=True)
+                texts = [template.replace("{text}", a).replace("{text_pair}", b) for a, b in pairs]
+            ids = [closed(row, end, settings.max_length) for row in token_ids(tokenizer, texts)]
+            tables[split] = pa.table({"input_ids": int_lists(ids), "label": kept["label"].combine_chunks()})
+        return tables
+
+    @cached_property
+    def _splits(self) -> dict[str, tuple[Lists, Array]]:
+        tables = {split: self.prepared.table(split) for split in ("train", "validation", "test")}
+        return {split: (Lists.of(table, "input_ids"), table["label"].to_numpy()) for split, table in tables.items()}
+
+    @property
+    def train_size(self) -> int:
+        return len(self._splits["train"][0])
+
+    def batch(self, rows: Array) -> Batch:
+        ids, labels = self._splits["train"]
+        return Batch([ids[row] for row in rows], {"labels": labels[rows]})
+
+    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
+        return ClassifierHead(hidden, len(self.prepared.label_names), self.settings.classifier, generator)
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        logits = head(pool(hidden, packing, self.settings.pooling)).float()
+        return functional.cross_entropy(logits, torch.from_numpy(targets["labels"]).to(logits.device))
+
+    def evaluation_sequences(self, split: str) -> Lists:
+        return self._splits[split][0]
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        logits = head(pool(hidden, packing, self.settings.pooling)).float().cpu().numpy()
+        return list(logits)
+
+    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
+        labels = self._splits[split][1]
+        predicted = np.stack(predictions).argmax(axis=1)
+        every = np.arange(len(self.prepared.label_names))
+        return {
+            "accuracy": float(accuracy_score(labels, predicted)),
+            "f1_macro": float(f1_score(labels, predicted, labels=every, average="macro", zero_division=0.0)),
+        }

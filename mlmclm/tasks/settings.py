@@ -1,0 +1,57 @@
+"""What a protocol says about a task's examples, head, loss and prediction."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mlmclm.configuration import Frozen
+
+
+class TaskSettings(Frozen):
+    """The part of a fine-tuning protocol that the families read. Defaults without a source are this project's choice."""
+
+    max_length: int = Field(default=512, ge=8)
+    """Longest sequence in tokens, its end-of-sequence token included."""
+    max_train_examples: int | None = Field(default=None, ge=1)
+    """A fixed random subset of the training split (the same for all seeds)."""
+    max_evaluation_examples: int | None = Field(default=None, ge=1)
+    """A fixed random subset of validation and of test; queries in retrieval."""
+    max_evaluation_documents: int | None = Field(default=None, ge=1)
+    """Retrieval: the judged documents of the queries kept, filled up to this many by others at random; None searches all."""
+
+    pooling: Literal["mean", "bos", "last"] = "mean"
+    """Sequence classification and retrieval: one vector a sequence (study: mean, end-of-sequence token included)."""
+    classifier: Literal["dense-gelu", "linear"] = "dense-gelu"
+    """Sequence classification: Linear -> GELU -> Linear (study), or one Linear."""
+    head_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Token classification: dropout before the Linear (study: 0.1)."""
+    label_sub_tokens: Literal["all", "first"] = "all"
+    """Token classification: which sub-tokens carry their word's tag; `all` predicts by majority vote (study)."""
+
+    stride: int = Field(default=128, ge=1)
+    """Question answering: tokens that two windows of a long passage share."""
+    max_answer_tokens: int = Field(default=30, ge=1)
+    """Question answering: longest span that is searched (BERT's 30)."""
+
+    query_prefix: str = "Query: "
+    document_prefix: str = "Document: "
+    temperature: float = Field(default=0.05, gt=0)
+    """Retrieval: cosines are divided by it (a scale of 20, as in sentence-transformers)."""
+    symmetric: bool = False
+    """Retrieval: add the loss of finding the query from the document."""
+
+    @model_validator(mode="after")
+    def _stride_fits(self) -> TaskSettings:
+        if self.stride >= self.max_length:
+            raise ValueError(f"stride ({self.stride}) must be less than max_length ({self.max_length})")
+        return self
+
+    def encoding(self) -> dict[str, Any]:
+        """The fields that determine a task's tokenised examples."""
+        names = (
+            "max_length", "max_train_examples", "max_evaluation_examples", "max_evaluation_documents", "stride",
+            "query_prefix", "document_prefix",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}

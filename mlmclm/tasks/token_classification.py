@@ -1,0 +1,157 @@
+"""Token classification: a tag for each word of a sentence, scored by whole entities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as functional
+from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from mlmclm.models.packing import Packing
+from mlmclm.tasks.family import Array, Batch, Family, Lists, ending, int_lists, limited, linear
+from mlmclm.tasks.load import RetrievalSet, TaskData
+from mlmclm.tasks.settings import TaskSettings
+
+NO_WORD = -1
+IGNORED = -100
+
+
+class TaggerHead(nn.Module):
+    """Dropout, then Linear, on each token."""
+
+    def __init__(self, hidden: int, tags: int, dropout: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = linear(hidden, tags, generator)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[n, hidden] -> [n, tags]."""
+        logits: Tensor = self.output(self.dropout(states))
+        return logits
+
+
+def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Array:
+    """The word that each token of `" ".join(words)` belongs to, by the character it ends on; `NO_WORD` for a bare space.
+
+    Args:
+        offsets: (start, end) characters of each token.
+    """
+    lengths = np.array([len(word) for word in words])
+    ends = np.cumsum(lengths + 1) - 1  # character after each word
+    spans = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    last = np.maximum(spans[:, 1] - 1, spans[:, 0])
+    word = np.searchsorted(ends, last, side="right")
+    inside = word < len(words)
+    inside[inside] &= last[inside] >= (ends - lengths)[word[inside]]
+    return np.where(inside, word, NO_WORD).astype(np.int32)
+
+
+class TokenClassification(Family):
+    """Cross-entropy over tagged sub-tokens; seqeval's entity-level precision, recall and F1 (micro-averaged)."""
+
+    @classmethod
+    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
+        end = ending(tokenizer)
+        tables = {}
+        for split, table in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+            assert not isinstance(table, RetrievalSet)
+            kept = limited(table, settings.max_train_examples if split == "train" else settings.max_evaluation_examples)
+            sentences = kept["tokens"].to_pylist()
+            encoded = tokenizer(
+                [" ".join(words) for words in sentences],
+                add_special_tokens=False,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                verbose=False,
+            )
+            ids, owners = [], []
+            for words, row, offsets in zip(sentences, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+                count = settings.max_length - 1
+                ids.append([*row[:count], end])
+                owners.append(np.append(words_of_tokens(words, offsets)[:count], np.int32(NO_WORD)))
+            tables[split] = pa.table(
+                {"input_ids": int_lists(ids), "words": int_lists(owners), "tags": int_lists(kept["tags"].to_pylist())}
+            )
+        return tables
+
+    @cached_property
+    def _splits(self) -> dict[str, tuple[Lists, Lists, Lists]]:
+        """Of each split the sequences, the words of their tokens, the tags of their words."""
+        tables = {split: self.prepared.table(split) for split in ("train", "validation", "test")}
+        return {
+            split: (Lists.of(table, "input_ids"), Lists.of(table, "words"), Lists.of(table, "tags"))
+            for split, table in tables.items()
+        }
+
+    @property
+    def train_size(self) -> int:
+        return len(self._splits["train"][0])
+
+    def batch(self, rows: Array) -> Batch:
+        ids, words, tags = self._splits["train"]
+        labels = [self._labels(words[row], tags[row]) for row in rows]
+        return Batch([ids[row] for row in rows], {"labels": np.concatenate(labels)})
+
+    def _labels(self, words: Array, tags: Array) -> Array:
+        """int64 [tokens]: the tag that each token carries, or `IGNORED`."""
+        labels = np.where(words == NO_WORD, IGNORED, tags[words]).astype(np.int64)
+        if self.settings.label_sub_tokens == "first":
+            labels[1:][words[1:] == words[:-1]] = IGNORED
+        return labels
+
+    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
+        return TaggerHead(hidden, len(self.prepared.label_names), self.settings.head_dropout, generator)
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        logits = head(hidden[: packing.tokens]).float()  # [tokens, tags]
+        labels = torch.from_numpy(targets["labels"]).to(logits.device)
+        total = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        return total / max(1, int((targets["labels"] != IGNORED).sum()))
+
+    def evaluation_sequences(self, split: str) -> Lists:
+        return self._splits[split][0]
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        logits = head(hidden[: packing.tokens]).float().cpu().numpy()
+        parts = np.split(logits, packing.starts[1:])
+        _, words, tags = self._splits[split]
+        return [self._vote(part, words[row], len(tags[row])) for part, row in zip(parts, rows, strict=True)]
+
+    def _vote(self, logits: Array, words: Array, count: int) -> Array:
+        """float32 [words]: the tag of each word by majority of its sub-tokens, or of its first.
+
+        A tie goes to the tag with the larger mean probability. A word that was cut off gets O.
+        """
+        if not np.isfinite(logits).all():
+            return np.full(count, np.nan, dtype=np.float32)
+        tagged = words != NO_WORD
+        if self.settings.label_sub_tokens == "first":
+            tagged[1:] &= words[1:] != words[:-1]
+        owners, own = words[tagged], logits[tagged]
+        probability = np.exp(own - own.max(axis=1, keepdims=True))
+        probability /= probability.sum(axis=1, keepdims=True)
+        ballot = np.zeros((count, logits.shape[1]))
+        np.add.at(ballot, (owners, own.argmax(axis=1)), 1.0)
+        sub_tokens = np.bincount(owners, minlength=count).clip(1)
+        np.add.at(ballot, owners, 0.5 * probability / sub_tokens[owners, None])  # less than one vote in all
+        names = self.prepared.label_names
+        ballot[:, names.index("O") if "O" in names else 0] += 1e-9
+        return ballot.argmax(axis=1).astype(np.float32)
+
+    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
+        names = self.prepared.label_names
+        tags = self._splits[split][2]
+        true = [[names[tag] for tag in tags[row]] for row in range(len(tags))]
+        predicted = [[names[int(tag)] for tag in row] for row in predictions]
+        return {
+            "f1": float(f1_score(true, predicted, zero_division=0)),
+            "precision": float(precision_score(true, predicted, zero_division=0)),
+            "recall": float(recall_score(true, predicted, zero_division=0)),
+            "accuracy": float(accuracy_score(true, predicted)),
+        }

@@ -1,0 +1,102 @@
+"""MLflow addresses: the default one in the store, and whether one answers."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mlmclm.errors import EnvironmentFault, UserError, unknown
+
+ANSWER_SECONDS = 4.0
+"""How long an address may take to answer; a second try follows, so that one lost packet is no fault."""
+DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}
+
+
+def default_address(store: Path) -> str:
+    """The store's own SQLite file."""
+    return f"sqlite:///{store.resolve() / 'mlflow' / 'mlflow.db'}"
+
+
+def sqlite_file(address: str) -> Path | None:
+    """The file of a `sqlite:///` address, None for any other."""
+    prefix = "sqlite:///"
+    return Path(address[len(prefix) :]) if address.startswith(prefix) else None
+
+
+def is_local(address: str) -> bool:
+    """Whether runs and artifacts are written by this process instead of a server."""
+    return sqlite_file(address) is not None
+
+
+def check_address(address: str) -> None:
+    """Returns where an MLflow server (or a database) answers there, within about 10 s.
+
+    Raises:
+        UserError: not an address of a kind that can be used.
+        EnvironmentFault: it doesn't answer, or is something else.
+    """
+    scheme = urlsplit(address).scheme.split("+")[0]
+    if scheme in ("http", "https"):
+        _check_server(address)
+    elif scheme == "sqlite":
+        _check_sqlite(address)
+    elif scheme in DATABASE_PORTS:
+        _check_port(address, DATABASE_PORTS[scheme])
+    else:
+        raise unknown(
+            "MLflow address", address, ["http://…", "https://…", "sqlite:///…", "postgresql://…", "mysql://…"]
+        )
+
+
+def _check_server(address: str) -> None:
+    url = address.rstrip("/") + "/health"
+    request = urllib.request.Request(url, headers={"User-Agent": "mlmclm"})
+    reason = ""
+    for _ in range(2):
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+                if answer.read(16).strip() == b"OK":
+                    return
+            raise EnvironmentFault(f"{address} answers, but it is not an MLflow server ({url} is not OK).")
+        except urllib.error.HTTPError as error:
+            raise EnvironmentFault(f"{address} answers {error.code} at {url}: not an MLflow server.") from error
+        except ValueError as error:
+            raise UserError(f"{address!r} is not an MLflow address: {error}.") from error
+        except (OSError, urllib.error.URLError) as error:
+            reason = str(getattr(error, "reason", error))
+    raise EnvironmentFault(
+        f"The MLflow server at {address} doesn't answer ({reason}). Start it, correct the address, or leave it out: "
+        "then everything is written to the store."
+    )
+
+
+def _check_sqlite(address: str) -> None:
+    path = sqlite_file(address)
+    if path is None or not path.name:
+        raise UserError(f"{address!r} names no file: an SQLite address is sqlite:/// followed by a path.")
+    if not path.exists():
+        return
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=ANSWER_SECONDS)
+        try:
+            connection.execute("PRAGMA schema_version").fetchone()
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise EnvironmentFault(
+            f"{path}: not a usable MLflow database ({error}). It is only a view of the results: delete it to have "
+            "it rebuilt."
+        ) from error
+
+
+def _check_port(address: str, default_port: int) -> None:
+    parts = urlsplit(address)
+    host, port = parts.hostname or "localhost", parts.port or default_port
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+    except OSError as error:
+        raise EnvironmentFault(f"The database {host}:{port} for MLflow doesn't answer ({error}).") from error

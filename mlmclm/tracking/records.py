@@ -1,0 +1,53 @@
+"""What is told to MLflow, as plain values: a run's key, name, parameters, tags, metric points and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mlmclm.files import hash_file, stable_hash
+
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+Point = tuple[str, float, int, int]
+"""Name, value, step, and the time in milliseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One MLflow run. Its `key` says which run it is; everything else says what is in it.
+
+    `artifacts` are pairs of a local file and the folder it is shown in ("" for the top). Times are in milliseconds
+    since 1970; a record that is built from the same results again has the same times, so that it is the same record.
+    """
+
+    key: str
+    name: str
+    parent_key: str | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Sequence[Point] = ()
+    artifacts: Sequence[tuple[Path, str]] = ()
+    status: Status = "FINISHED"
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    def content_hash(self) -> str:
+        """Equal for records that would give equal runs; files count by their bytes."""
+        return stable_hash(
+            {
+                "name": self.name,
+                "parent": self.parent_key,
+                "params": dict(self.params),
+                "tags": dict(self.tags),
+                "metrics": points_hash(self.metrics),
+                "artifacts": [[hash_file(path), path.name, folder] for path, folder in self.artifacts],
+                "status": self.status,
+            }
+        )
+
+
+def points_hash(points: Sequence[Point]) -> str:
+    """A hash of metric points in order; NaN and infinities included."""
+    return stable_hash([[name, repr(float(value)), step, time] for name, value, step, time in points])

@@ -1,0 +1,252 @@
+"""From results to records: what a study looks like in MLflow. Pure functions of what the store holds.
+
+An experiment a study; in it a run a pretraining stage, one run for the sweep, under it one for each (model, task), and
+under that one for each cell. Parameters are few and named so that the learning rate comes first in MLflow's parallel
+coordinates, which take the first three in alphabetical order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mlmclm.files import stable_hash
+from mlmclm.tracking.records import Point, RunRecord, Status
+
+KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"
+LINK_QUERY = "workflowType=machine_learning"
+"""Without it a fresh browser lands on MLflow's view for generative AI."""
+
+
+def sweep_key(study: str) -> str:
+    """The record key of a study's sweep."""
+    return stable_hash(["sweep", study])
+
+
+def group_key(study: str, model: str, task: str) -> str:
+    """The record key of a (model, task)."""
+    return stable_hash(["group", study, model, task])
+
+
+def cell_record_key(model: str, key: str) -> str:
+    """The record key of a cell: its own key and the model's name, since two names may stand for the same weights."""
+    return stable_hash(["cell", model, key])
+
+
+def stage_key(study: str, stage: str) -> str:
+    """The record key of a pretraining stage; `stage` is the key of the state that it ends in."""
+    return stable_hash(["stage", study, stage])
+
+
+def sweep_record(
+    study: str,
+    *,
+    models: Sequence[str],
+    tasks: Sequence[str],
+    learning_rates: Sequence[float],
+    seeds: Sequence[int],
+    settings: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    time_ms: int = 0,
+    artifacts: Sequence[tuple[Path, str]] = (),
+    status: Status = "FINISHED",
+) -> RunRecord:
+    """The run above all (model, task) runs of a study; reports and tables hang on it as artifacts.
+
+    `settings` (nested, the search space's protocol for instance) are flattened into parameters; what can grow from one
+    call to the next (models, seeds, …) is in tags, since MLflow's parameters never change.
+    """
+    size = len(models) * len(tasks) * len(learning_rates) * len(seeds)
+    axes = {
+        "mlmclm.models": ", ".join(models),
+        "mlmclm.tasks": ", ".join(tasks),
+        "mlmclm.learning_rates": ", ".join(f"{rate:g}" for rate in learning_rates),
+        "mlmclm.seeds": ", ".join(map(str, seeds)),
+    }
+    factors = (
+        f"{len(models)} models",
+        f"{len(tasks)} tasks",
+        f"{len(learning_rates)} learning rates",
+        f"{len(seeds)} seeds",
+    )
+    note = f"{size} cells: {' x '.join(factors)}."
+    return RunRecord(
+        key=sweep_key(study),
+        name=f"sweep {study}",
+        params=dict(flatten(settings or {}, "settings.")),
+        tags={KIND_TAG: "sweep", "study": study, NOTE_TAG: note, **axes},
+        metrics=_single_points(metrics or {}, time_ms),
+        artifacts=artifacts,
+        status=status,
+        start_ms=time_ms or None,
+        end_ms=time_ms or None,
+    )
+
+
+def group_record(
+    study: str,
+    model: str,
+    task: str,
+    *,
+    metrics: Mapping[str, float | None] | None = None,
+    time_ms: int = 0,
+    artifacts: Sequence[tuple[Path, str]] = (),
+    status: Status = "FINISHED",
+) -> RunRecord:
+    """The run of one (model, task): the analysis' numbers (`analysis.summary.task_metrics`) as metrics; unknown ones
+    left out.
+
+    `time_ms` is the time of the last of its cells (`last_finished_ms`), so that the record is the same whenever it is
+    built.
+    """
+    known = {name: value for name, value in (metrics or {}).items() if value is not None}
+    note = ""
+    if "best_learning_rate" in known and "test_mean" in known:
+        interval = (
+            f" (95 % interval {known['test_low']:.4f} to {known['test_high']:.4f})" if "test_low" in known else ""
+        )
+        note = f"Best learning rate {known['best_learning_rate']:g}: test {known['test_mean']:.4f}{interval}."
+    return RunRecord(
+        key=group_key(study, model, task),
+        name=f"{model} {task}",
+        parent_key=sweep_key(study),
+        params={"model": model, "task": task},
+        tags={KIND_TAG: "group", "study": study, **({NOTE_TAG: note} if note else {})},
+        metrics=_single_points(known, time_ms),
+        artifacts=artifacts,
+        status=status,
+        start_ms=time_ms or None,
+        end_ms=time_ms or None,
+    )
+
+
+def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
+    """The run of one cell, from its result's JSON: scores, curve, settings, cost. A diverged cell's run is `FAILED`."""
+    finished = finished_ms(result)
+    seconds = float(result["cost"]["seconds"])
+    start = finished - round(1000 * seconds)
+    curve = result["curve"]
+    metrics: list[Point] = []
+    for step, loss in curve:
+        # The steps of a cell take equally long, which is all that is known of the time of each.
+        time = start + round(1000 * seconds * step / max(1, result["steps"]))
+        metrics.append(("loss", float(loss), int(step), time))
+    for split, scores in (result["scores"] or {}).items():
+        metrics += _single_points({f"{split}_{name}": value for name, value in scores.items()}, finished)
+    cost = {f"cost_{name}": value for name, value in result["cost"].items() if isinstance(value, int | float)}
+    metrics += _single_points({**cost, "steps": result["steps"], "tokens": result["tokens"]}, finished)
+    rate, seed = result["learning_rate"], result["seed"]
+    return RunRecord(
+        key=cell_record_key(result["model"], result["key"]),
+        name=f"lr{rate:.3g} s{seed}",
+        parent_key=group_key(study, result["model"], result["task"]),
+        params={
+            "learning_rate": f"{rate:g}",
+            "model": str(result["model"]),
+            "seed": str(seed),
+            "task": str(result["task"]),
+            **dict(flatten(result["protocol"], "settings.")),
+        },
+        tags={
+            KIND_TAG: "cell",
+            "study": study,
+            "mlmclm.cell": str(result["key"]),
+            "mlmclm.status": str(result["status"]),
+            "mlmclm.family": str(result["family"]),
+            "mlmclm.weights": str(result["weights"]),
+            "mlmclm.task_data": str(result["task_data"]),
+            "mlmclm.worker": str(result["cost"]["worker"]),
+        },
+        metrics=metrics,
+        status="FINISHED" if result["status"] == "ok" else "FAILED",
+        start_ms=start,
+        end_ms=finished,
+    )
+
+
+def stage_record(
+    study: str,
+    *,
+    stage: str,
+    title: str,
+    settings: Mapping[str, Any],
+    rows: Iterable[Mapping[str, Any]],
+    facts: Mapping[str, Any] | None = None,
+    models: Sequence[str] = (),
+    status: Status = "FINISHED",
+) -> RunRecord:
+    """The run of one pretraining stage.
+
+    Args:
+        stage: key of the state that the stage ends in.
+        title: what the stage is called; the run's name.
+        settings: the whole configuration, nested; becomes parameters named `a.b.c`.
+        rows: lines of `metrics.jsonl`: `step`, `time` (seconds since 1970), and numbers by name. For live curves the
+            same record is put again with more rows; only the new ones travel.
+        facts: what it ran on (`system_facts`); becomes tags, since a resumed stage may have moved.
+        models: names of the models that share the stage.
+    """
+    points: list[Point] = []
+    for row in rows:
+        time = round(1000 * row["time"])
+        points += [
+            (name, float(value), int(row["step"]), time)
+            for name, value in row.items()
+            if name not in ("step", "time") and isinstance(value, int | float)
+        ]
+    times = [point[3] for point in points]
+    return RunRecord(
+        key=stage_key(study, stage),
+        name=title,
+        params=dict(flatten(settings)),
+        tags={
+            KIND_TAG: "pretraining",
+            "study": study,
+            "mlmclm.state": stage,
+            "mlmclm.models": ", ".join(models),
+            **dict(flatten(facts or {}, "system.")),
+        },
+        metrics=points,
+        status=status,
+        start_ms=min(times, default=None),
+        end_ms=max(times, default=None),
+    )
+
+
+def finished_ms(result: Mapping[str, Any]) -> int:
+    """When a cell was finished, in milliseconds since 1970."""
+    return round(1000 * datetime.fromisoformat(result["cost"]["finished"]).timestamp())
+
+
+def last_finished_ms(results: Iterable[Mapping[str, Any]]) -> int:
+    """When the last of these cells was finished, in milliseconds since 1970; 0 for none."""
+    return max(map(finished_ms, results), default=0)
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as pairs of a dotted name and text; None is left out, lists are joined by commas."""
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from flatten(item, f"{prefix}{name}.")
+        elif isinstance(item, list | tuple):
+            yield f"{prefix}{name}", ", ".join(map(str, item))
+        elif item is not None:
+            yield f"{prefix}{name}", f"{item:g}" if isinstance(item, float) else str(item)
+
+
+def experiment_link(base: str, experiment_id: str | None = None) -> str:
+    """A link into MLflow's pages that shows runs: of one experiment, or the list of experiments."""
+    page = f"experiments/{experiment_id}/runs" if experiment_id else "experiments"
+    return f"{base.rstrip('/')}/#/{page}?{LINK_QUERY}"
+
+
+def _single_points(values: Mapping[str, Any], time_ms: int) -> list[Point]:
+    """Numbers without a curve, at step 0; what is not a finite number is left out."""
+    return [
+        (name, float(value), 0, time_ms)
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    ]

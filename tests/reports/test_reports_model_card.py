@@ -1,0 +1,95 @@
+"""The card of a model's folder."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from mlmclm.reports.model_card import model_card
+
+FACTS: dict[str, Any] = {
+    "name": "2m-clm-150-mlm40-600",
+    "size": "2m",
+    "objective": "mlm40",
+    "causal": False,
+    "stages": ["steps 0 to 150: causal (CLM)", "steps 150 to 600: masked at 40 % (MLM)"],
+    "recipe": {"peak_learning_rate": 5e-4, "adam_betas": [0.9, 0.95], "precision": "fp32 | none"},
+    "corpus": {"source": "pydocs", "documents": 81234},
+    "curve": [(0, 9.01), (300, 5.0), (599, 3.7)],
+    "validation_loss": 3.61,
+    "parameters": 2_130_000,
+    "steps": 600,
+    "tokens": 4_915_200,
+    "flops": 6.3e13,
+    "languages": ["en"],
+    "command": "mlmclm study quickstart",
+}
+
+
+def front(card: str) -> dict[str, Any]:
+    _, matter, _ = card.split("---\n", 2)
+    value: dict[str, Any] = yaml.safe_load(matter)
+    return value
+
+
+def code(card: str) -> str:
+    found = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert found
+    ast.parse(found[1])
+    return found[1]
+
+
+def test_the_front_matter_is_what_the_hub_reads() -> None:
+    matter = front(model_card(FACTS))
+    assert matter["library_name"] == "transformers"
+    assert matter["pipeline_tag"] == "fill-mask"
+    assert matter["tags"] == ["mlmclm", "eurobert", "encoder", "mlm40"]
+    assert "license" not in matter
+    assert matter["language"] == ["en"]
+    assert front(model_card(FACTS | {"objective": "clm", "causal": True}))["pipeline_tag"] == "text-generation"
+
+
+def test_the_code_to_load_it_is_python_and_names_the_classes() -> None:
+    masked = code(model_card(FACTS))
+    assert "AutoModelForMaskedLM" in masked and "AutoModelForCausalLM" not in masked
+    assert 'AutoModelForCausalLM.from_pretrained(folder + "/decoder")' in code(model_card(FACTS | {"causal": True}))
+
+
+def test_the_card_says_what_the_model_cost_and_what_it_learnt() -> None:
+    card = model_card(FACTS)
+    for line in (
+        "| tokens | 4.92 M |",
+        "| FLOPs (estimated) | 6.30 × 10¹³ |",
+        "| validation, at the end, nats a predicted token | 3.610 |",
+        "| training, step 0 (first), nats a predicted token | 9.010 |",
+        "| training, step 599 (last), nats a predicted token | 3.700 |",
+        "1. steps 0 to 150: causal (CLM)",
+        "| adam betas | 0.9, 0.95 |",
+        "| precision | fp32 \\| none |",
+        "mlmclm study quickstart",
+    ):
+        assert line in card
+
+
+def test_an_untrained_model_is_called_so_and_promises_nothing() -> None:
+    empty = {"stages": [], "curve": [], "validation_loss": None, "flops": 0, "steps": 0, "tokens": 0}
+    card = model_card(FACTS | {"objective": None} | empty)
+    assert "untrained, a baseline" in card
+    assert "pipeline_tag" not in front(card) and "untrained" in front(card)["tags"]
+    assert "## Plan" not in card and "## Loss" not in card
+
+
+def test_the_card_is_the_same_every_time_and_leaves_out_what_is_unknown() -> None:
+    assert model_card(FACTS) == model_card(dict(FACTS))
+    bare = model_card({"name": "m"})
+    assert "## Cost" not in bare and "## Data" not in bare and "## Load" in bare
+    assert bare.endswith("\n") and "\n\n\n" not in bare
+
+
+def test_a_card_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="no name"):
+        model_card({"objective": "mlm40"})

@@ -1,0 +1,261 @@
+"""The HTML page and the files beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from analysis_study import TASKS, cell, synthetic_results
+from plotly.offline import get_plotlyjs
+from report_study import MODELS, facts
+
+from mlmclm.analysis.results import Grid
+from mlmclm.analysis.study import Analysis, analyse
+from mlmclm.errors import EnvironmentFault
+from mlmclm.reports.facts import ModelFacts
+from mlmclm.reports.report import render_report, write_report
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Reads a page into elements, ids, links and text, and checks that elements nest."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.tags.append(tag)
+        self.attributes.append(named)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def study(**more: Any) -> Analysis:
+    return analyse(synthetic_results(MODELS, **more), "2m-untrained")
+
+
+def read(analysis: Analysis, about: Any = None) -> tuple[str, Page]:
+    # Plotly's own script is not ours to parse.
+    source = render_report(analysis, about or facts()).replace(get_plotlyjs(), "")
+    return source, Page(source)
+
+
+def embedded(source: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', source, re.DOTALL)
+    assert found
+    value: dict[str, Any] = json.loads(found[1])
+    return value
+
+
+def test_the_page_is_well_formed_and_names_every_id_once() -> None:
+    _, page = read(study())
+    assert len(page.ids) == len(set(page.ids))
+    assert page.tags.count("h1") == 1
+
+
+def test_the_page_asks_the_network_for_nothing() -> None:
+    source, page = read(study())
+    assert page.addresses and all(address.startswith("#") for address in page.addresses)
+    assert {address[1:] for address in page.addresses} <= set(page.ids)
+    assert "http" not in source.replace('http-equiv="Content-Security-Policy"', "")
+    policy = next(item["content"] for item in page.attributes if item.get("http-equiv") == "Content-Security-Policy")
+    assert policy and policy.startswith("default-src 'none'")
+
+
+def test_plotly_is_in_the_page_once() -> None:
+    source = render_report(study(), facts())
+    assert source.count(get_plotlyjs()) == 1
+    assert len(source.encode()) < len(get_plotlyjs().encode()) + 400_000
+
+
+def test_every_figure_has_a_place_a_text_and_a_specification() -> None:
+    source, page = read(study())
+    plots = [item for item in page.attributes if item.get("class") == "plot"]
+    specs = embedded(source)["specs"]
+    assert {item["id"] for item in plots} == set(specs)
+    assert all(item["aria-label"] and item["role"] == "img" for item in plots)
+    # Four tasks: rates and deviations each, gains with the mean, the mean itself, two losses.
+    assert len(specs) == 4 + 4 + 5 + 1 + 2
+
+
+def test_a_model_has_one_colour_in_every_figure_and_every_colour_has_a_dark_one() -> None:
+    source, _ = read(study())
+    content = embedded(source)
+    colours: dict[str, set[str]] = {}
+    for spec in content["specs"].values():
+        for trace in spec["data"]:
+            colour = trace["marker"]["color"] if "marker" in trace else trace["fillcolor"]
+            if colour != "rgba(0,0,0,0)" and not colour.startswith("rgba"):
+                colours.setdefault(trace["meta"], set()).add(colour)
+                assert colour in content["dark"]
+    assert set(colours) == set(MODELS)
+    assert all(len(own) == 1 for own in colours.values())
+    assert len(set.union(*colours.values())) == len(MODELS)
+
+
+def test_the_numbers_of_the_figures_are_in_the_tables_too() -> None:
+    found = study()
+    _, page = read(found)
+    for name in ("best", "curves"):
+        for score in getattr(found, name)["test_mean"]:
+            assert f"{score * 100:.2f}" in page.text
+    for score in found.overall["mean"]:
+        assert f"{score * 100:.2f}" in page.text
+
+
+def test_the_page_says_which_model_is_best_and_that_pretraining_helps() -> None:
+    _, page = read(study())
+    assert "Best on the mean over 4 tasks: 2m-clm-150-mlm40-600" in page.text
+    assert "All 3 pretrained models beat the untrained baseline by more than the interval" in page.text
+    assert "Each model was pretrained once" in page.text
+
+
+def test_the_page_says_where_the_baseline_is_not_beaten() -> None:
+    weak = synthetic_results(MODELS | {"2m-clm-600": 0.50})
+    _, page = read(analyse(weak, "2m-untrained"))
+    assert "Not every pretrained model is shown to beat the untrained baseline" in page.text
+    assert (
+        "It is not the case for 2m-clm-600 (not clearly ahead on the mean, clearly ahead on 0 of 4 tasks" in page.text
+    )
+    assert "does not hold" in page.text
+
+
+def test_missing_diverged_and_edge_are_said_at_the_top() -> None:
+    made = synthetic_results(MODELS, rates=(1e-4, 3e-4, 1e-3), diverge=frozenset({("2m-clm-600", 1e-4)}))[:-4]
+    _, page = read(analyse(made, "2m-untrained"))
+    assert "The grid is incomplete: 4 of 144 cells have no result" in page.text
+    assert "12 cells of 140 diverged (9 %)" in page.text
+    assert "The best learning rate is the highest one tried for" in page.text
+
+
+def test_a_study_in_which_everything_diverged_still_has_a_page() -> None:
+    made = [cell(model, task, 1e-3, 0, None, None) for model in MODELS for task in TASKS]
+    _, page = read(analyse(made, "2m-untrained"))
+    assert "No answer yet: no model has a score on every task." in page.text
+    assert "every cell diverged" in page.text
+
+
+def test_one_model_one_task_one_seed_without_a_baseline_still_has_a_page() -> None:
+    _, page = read(analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts(baseline=None))
+    assert "It is the only model" in page.text
+    assert "Does pretraining help" not in page.text
+
+
+def test_models_and_tasks_without_facts_or_results_are_shown() -> None:
+    made = synthetic_results({"surprise": 0.7, "2m-clm-600": 0.6})
+    grid = Grid(("2m-clm-600", "2m-mlm40-600", "surprise"), ("pydocs-kind", "later"), (1e-4,), (0,))
+    _, page = read(analyse(made, grid=grid), facts(baseline=None))
+    for word in ("surprise", "2m-mlm40-600", "later", "no cell was run"):
+        assert word in page.text
+
+
+def test_what_comes_from_outside_is_escaped() -> None:
+    evil = "</script><script>alert(1)</script><b x='"
+    about = replace(facts(), name=evil, command=evil, corpus={evil: evil}, models=(ModelFacts(evil, "pretrained"),))
+    found = analyse([cell(evil, task, 1e-3, seed, 0.5, 0.5) for task in TASKS for seed in (0, 1)])
+    source, page = read(found, replace(about, baseline=None))
+    assert "<script>alert" not in source
+    assert page.tags.count("script") == 4
+    assert evil in " ".join(page.words)
+
+
+def test_many_models_on_many_tasks_are_drawn_apart() -> None:
+    names = {f"2m-mlm{ratio}-600": 0.5 + ratio / 400 for ratio in range(10, 40)}
+    source, page = read(analyse(synthetic_results(names, seeds=2)), facts(baseline=None))
+    traces = embedded(source)["specs"]["deviation-0"]["data"]
+    looks = {(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}
+    assert len(looks) >= 28
+    assert "model-task pairs" in page.text or "highest one tried" not in page.text
+
+
+def test_the_tables_beside_the_page_hold_the_analysis(tmp_path: Path) -> None:
+    found = study(diverge=frozenset({("2m-clm-600", 3e-3)}))
+    paths = write_report(found, facts(), tmp_path / "studies" / "quickstart")
+    assert set(paths) >= {"report", "parquet", "results", "best", "stability", "comparisons"}
+    assert sorted(path.name for path in paths.values()) == sorted(
+        path.name for path in paths["report"].parent.iterdir()
+    )
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(paths["parquet"]), found.cells, check_dtype=False, check_index_type=False
+    )
+    for name in ("best", "stability", "comparisons"):
+        read_back = pd.read_csv(paths[name])
+        assert list(read_back.columns) == list(getattr(found, name).columns)
+        numbers = getattr(found, name).select_dtypes("float")
+        pd.testing.assert_frame_equal(read_back[numbers.columns], numbers, check_dtype=False, rtol=1e-15)
+
+
+SCRIPT = """
+import sys, hashlib, pathlib
+sys.path[:0] = sys.argv[2:]
+from analysis_study import synthetic_results
+from report_study import MODELS, facts
+from mlmclm.analysis.study import analyse
+from mlmclm.reports.report import write_report
+paths = write_report(analyse(synthetic_results(MODELS), "2m-untrained"), facts(), pathlib.Path(sys.argv[1]))
+for name, path in sorted(paths.items()):
+    print(name, hashlib.sha256(path.read_bytes()).hexdigest())
+"""
+
+
+def test_every_byte_is_a_function_of_results_and_facts(tmp_path: Path) -> None:
+    # Another process, another hash seed, another time zone, another order of the results.
+    paths = write_report(analyse(synthetic_results(MODELS)[::-1], "2m-untrained"), facts(), tmp_path / "here")
+    here = "".join(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for name, path in sorted(paths.items()))
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "analysis")]
+    surroundings = os.environ | {"PYTHONHASHSEED": "77", "TZ": "Asia/Tokyo"}
+    there = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "there"), *folders],
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert here == there
+
+
+def test_no_object_prints_itself_into_the_page() -> None:
+    source, _ = read(study())
+    assert " object at 0x" not in source and "built-in method" not in source
+    assert not re.search(r"\bnan\b|\bNone\b|\bNaN\b", Page(source).text)
+
+
+def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(EnvironmentFault, match="cannot write"):
+        write_report(study(), facts(), tmp_path / "taken")

@@ -1,0 +1,94 @@
+"""Cells that need no data and a worker that computes them in no time, with faults on demand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.sweeps.trainable import SweepWorker
+
+
+def make_cell(model: str = "a", task: str = "sst2", learning_rate: float = 1e-3, seed: int = 0) -> Cell:
+    return Cell(
+        model=model,
+        model_folder=Path("/nowhere") / model,
+        weights=f"weights of {model}",
+        task=task,
+        task_data=f"data of {task}",
+        protocol=Protocol(max_steps=10),
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+
+
+def make_cells(count: int, **axes: Any) -> list[Cell]:
+    return [make_cell(seed=seed, **axes) for seed in range(count)]
+
+
+def make_result(cell: Cell, *, status: str = "ok", worker: str = "host/1") -> dict[str, Any]:
+    scores = {split: {"accuracy": 0.5 + cell.seed / 100} for split in ("validation", "test")}
+    return {
+        "schema": 1,
+        "key": cell_key(cell),
+        "model": cell.model,
+        "weights": cell.weights,
+        "task": cell.task,
+        "family": "sequence-classification",
+        "task_data": cell.task_data,
+        "protocol": cell.protocol.model_dump(mode="json"),
+        "learning_rate": cell.learning_rate,
+        "seed": cell.seed,
+        "engine": "1",
+        "status": status,
+        "metric": "accuracy",
+        "scores": scores if status == "ok" else None,
+        "diverged_step": None if status == "ok" else 3,
+        "curve": [[1, 0.7], [5, 0.6], [10, 0.5]],
+        "steps": 10,
+        "examples": 320,
+        "tokens": 9000,
+        "parameters": 1000,
+        "cost": {
+            "seconds": 2.0,
+            "start_up": 0.5,
+            "train": 1.0,
+            "evaluate": 0.5,
+            "worker": worker,
+            "finished": "2026-01-02T03:04:05+00:00",
+        },
+    }
+
+
+class FakeWorker(SweepWorker):
+    """Computes `make_result`; files named after seeds in `store/faults` say what goes wrong, and are used up by going wrong
+    unless they say `always`. `store/starts` counts the computations, `store/environment` shows the worker's."""
+
+    def compute(self, cell: Cell) -> dict[str, Any]:
+        starts = self._store / "starts" / f"{cell.model}-{cell.task}-{cell.seed}"
+        starts.parent.mkdir(exist_ok=True)
+        with starts.open("a") as handle:
+            handle.write(f"{os.getpid()}\n")
+        fault_file = self._store / "faults" / str(cell.seed)
+        fault = fault_file.read_text() if fault_file.exists() else ""
+        if fault and not fault.startswith("always"):
+            fault_file.unlink()
+        if "killed" in fault:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "raises" in fault:
+            raise RuntimeError("something broke")
+        if "input" in fault:
+            raise UserError("the data set has no such column")
+        if "full" in fault:
+            raise EnvironmentFault("the disk is full")
+        if "waits" in fault:
+            (self._store / "waiting").write_text(str(os.getpid()))
+            time.sleep(60)
+        names = ("OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_")
+        (self._store / "environment").write_text(" ".join(os.environ.get(name, "-") for name in names))
+        return make_result(cell, status="diverged" if "diverges" in fault else "ok", worker=f"host/{os.getpid()}")

@@ -1,0 +1,164 @@
+"""A sweep on a real Ray cluster: what is there is not computed, and what breaks is tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import sweep_cells
+from sweep_cells import FakeWorker, make_cell, make_cells, make_result
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.service.ray_cluster import ray_session
+from mlmclm.sweeps.launch import SweepOutcome, run_sweep
+from mlmclm.sweeps.ledger import Ledger
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    with ray_session(tmp_path_factory.mktemp("session"), num_cpus=2):
+        yield
+    ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
+
+
+def sweep(store: Path, cells: list[Any], **options: Any) -> SweepOutcome:
+    return run_sweep(cells, store=store, data_root=None, progress=False, worker=FakeWorker, **options)
+
+
+def faults(store: Path, **by_seed: str) -> None:
+    (store / "faults").mkdir(exist_ok=True)
+    for seed, fault in by_seed.items():
+        (store / "faults" / seed.removeprefix("seed")).write_text(fault)
+
+
+def starts(store: Path) -> dict[str, int]:
+    return {path.name: len(path.read_text().splitlines()) for path in (store / "starts").iterdir()}
+
+
+def test_all_cells_are_computed_in_reused_workers_and_come_back_in_order(cluster: None, tmp_path: Path) -> None:
+    cells = [make_cell(model=model, task=task, seed=s) for model in "ab" for task in ("sst2", "rte") for s in range(4)]
+    announced: list[dict[str, Any]] = []
+    outcome = sweep(tmp_path, cells, on_result=announced.append)
+    assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
+    assert (outcome.computed, outcome.reused, outcome.failed, outcome.not_run) == (16, 0, [], [])
+    assert sorted(result["key"] for result in announced) == sorted(map(cell_key, cells))
+    assert len({result["cost"]["worker"] for result in outcome.results}) == 2
+    assert list(tmp_path.glob(".tune-*")) == [], "Tune's own state is removed"
+    assert (tmp_path / "environment").read_text() == f"1 1 {8 << 30}"
+
+
+def test_a_second_sweep_computes_nothing_and_opens_no_session(tmp_path: Path) -> None:
+    cells = make_cells(3)
+    for cell in cells:
+        Ledger(tmp_path).write(make_result(cell))
+
+    @contextlib.contextmanager
+    def no_session() -> Iterator[None]:
+        raise AssertionError("a session was opened")
+        yield
+
+    announced: list[dict[str, Any]] = []
+    outcome = sweep(tmp_path, cells, session=no_session, on_result=announced.append)
+    assert (outcome.computed, outcome.reused) == (0, 3)
+    assert announced == outcome.results == [make_result(cell) for cell in cells]
+
+
+def test_only_missing_cells_are_computed_and_equal_keys_once(cluster: None, tmp_path: Path) -> None:
+    cells = make_cells(3)
+    Ledger(tmp_path).write(make_result(cells[0]))
+    outcome = sweep(tmp_path, [*cells, *cells])
+    assert (outcome.computed, outcome.reused, len(outcome.results)) == (2, 1, 6)
+    assert starts(tmp_path) == {"a-sst2-1": 1, "a-sst2-2": 1}
+
+
+def test_a_worker_killed_in_the_middle_of_a_cell_costs_that_cell_another_start_and_nothing_else(
+    cluster: None, tmp_path: Path
+) -> None:
+    cells = make_cells(6)
+    faults(tmp_path, seed2="waits")
+
+    def kill() -> None:
+        waiting = tmp_path / "waiting"
+        while not waiting.exists() or not waiting.read_text():
+            time.sleep(0.02)
+        os.kill(int(waiting.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    outcome = sweep(tmp_path, cells)
+    assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
+    assert outcome.failed == []
+    assert starts(tmp_path) == {f"a-sst2-{seed}": 2 if seed == 2 else 1 for seed in range(6)}
+
+
+def test_a_cell_that_always_crashes_fails_alone_after_its_retries_and_is_named(cluster: None, tmp_path: Path) -> None:
+    cells = make_cells(4)
+    faults(tmp_path, seed1="always raises", seed2="diverges")
+    outcome = sweep(tmp_path, cells, max_failures=1)
+    assert [result["seed"] for result in outcome.results] == [0, 2, 3]
+    assert outcome.results[1]["status"] == "diverged", "divergence is a result, not a failure"
+    assert starts(tmp_path)["a-sst2-1"] == 2
+    with pytest.raises(EnvironmentFault) as caught:
+        outcome.check()
+    message = str(caught.value)
+    assert "1 of 4 cells failed: a/sst2/lr1e-03/s1." in message
+    assert "RuntimeError: something broke" in message
+    assert "3 results are kept" in message
+    assert sweep(tmp_path, cells[2:]).computed == 0
+
+
+def test_bad_input_is_not_retried_and_stays_the_users_error(cluster: None, tmp_path: Path) -> None:
+    faults(tmp_path, seed0="always input")
+    outcome = sweep(tmp_path, make_cells(2))
+    assert starts(tmp_path) == {"a-sst2-0": 1, "a-sst2-1": 1}
+    with pytest.raises(UserError, match="the data set has no such column"):
+        outcome.check()
+
+
+def test_a_full_disk_ends_the_sweep_instead_of_failing_every_cell(cluster: None, tmp_path: Path) -> None:
+    faults(tmp_path, seed1="always full")
+    outcome = sweep(tmp_path, make_cells(40))
+    assert 0 < len(outcome.not_run) < 40
+    assert len(outcome.results) + len(outcome.not_run) + 1 == 40
+    with pytest.raises(EnvironmentFault, match=r"cells were not tried.*\n.*the disk is full"):
+        outcome.check()
+
+
+def test_a_damaged_result_is_named_before_anything_is_computed(tmp_path: Path) -> None:
+    cells = make_cells(2)
+    Ledger(tmp_path).write(make_result(cells[1]))
+    path = Ledger(tmp_path).path(cell_key(cells[1]))
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UserError, match=path.name):
+        sweep(tmp_path, cells)
+
+
+def test_a_cell_that_needs_more_than_the_cluster_has_is_refused(cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="A cell needs 3 CPU, and this Ray cluster has 2"):
+        sweep(tmp_path, make_cells(1), cpus_per_cell=3)
+
+
+def test_an_error_of_the_callers_own_stops_the_sweep_and_reaches_the_caller(cluster: None, tmp_path: Path) -> None:
+    def refuse(result: dict[str, Any]) -> None:
+        raise LookupError("no thanks")
+
+    with pytest.raises(LookupError, match="no thanks"):
+        sweep(tmp_path, make_cells(4), on_result=refuse)
+
+
+def test_nothing_of_torch_or_ray_is_loaded_to_see_that_nothing_is_missing() -> None:
+    # Stated of the module: Ray's and Tune's modules are imported where trials run.
+    source = Path(sys.modules[run_sweep.__module__].__file__ or "").read_text()
+    top = [line for line in source.splitlines() if line.startswith(("import", "from"))]
+    assert not any("ray" in line or "torch" in line for line in top)

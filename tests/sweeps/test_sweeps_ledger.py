@@ -1,0 +1,78 @@
+"""The ledger: a result is whole or absent, and what is damaged is named."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from sweep_cells import make_cell, make_cells, make_result
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.sweeps.ledger import Ledger
+
+
+def test_a_result_is_found_under_its_key_and_is_not_missing(tmp_path: Path) -> None:
+    ledger, cells = Ledger(tmp_path), make_cells(3)
+    ledger.write(make_result(cells[1]))
+    assert ledger.path(cell_key(cells[1])).parent.name == cell_key(cells[1])[:2]
+    assert ledger.missing(cells) == [cells[0], cells[2]]
+    assert ledger.results(cells) == [make_result(cells[1])]
+
+
+def test_cells_of_equal_keys_are_missing_once(tmp_path: Path) -> None:
+    assert len(Ledger(tmp_path).missing([*make_cells(2), *make_cells(2)])) == 2
+
+
+def test_a_result_filed_under_another_models_name_takes_the_asked_ones(tmp_path: Path) -> None:
+    ledger, cell = Ledger(tmp_path), make_cell()
+    ledger.write({**make_result(cell), "model": "an older name"})
+    assert ledger.results([cell])[0]["model"] == cell.model
+
+
+def test_a_result_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
+    ledger, cell = Ledger(tmp_path), make_cell()
+    ledger.write(make_result(cell, worker="first"))
+    ledger.write(make_result(cell, worker="second"))
+    assert ledger.results([cell])[0]["cost"]["worker"] == "first"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "another", "binary", "incomplete", "list"])
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, damage: str) -> None:
+    ledger, cell = Ledger(tmp_path), make_cell()
+    ledger.write(make_result(cell))
+    path = ledger.path(cell_key(cell))
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "truncated": whole[: len(whole) // 2],
+            "empty": b"",
+            "another": json.dumps(make_result(make_cell(seed=9))).encode(),
+            "binary": b"\xff\x00" * 100,
+            "incomplete": b'{"schema": 1, "key": "x"}',
+            "list": b"[]",
+        }[damage]
+    )
+    with pytest.raises(UserError, match="damaged result file") as caught:
+        ledger.results([cell])
+    assert str(path) in str(caught.value)
+    assert "Delete it" in str(caught.value)
+
+
+def test_on_a_full_disk_nothing_is_left_and_the_fault_says_so(tmp_path: Path) -> None:
+    ledger, cell = Ledger(tmp_path), make_cell()
+    # A file size limit fails the write the way a full disk does, half way through.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(EnvironmentFault):
+            ledger.write(make_result(cell))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    ledger.write(make_result(cell))
+    assert ledger.missing([cell]) == []
