@@ -21,8 +21,8 @@ class CorpusConfig(Frozen):
     revision: str | None = None
     split: str = "train"
     validation_split: str | None = None
-    """The split that the validation blocks come from. Absent: the source's own validation part where it has one (`pydocs`,
-    or a folder with validation files), else a share of the documents of `split`."""
+    """The split of the validation blocks. Absent: the source's own validation part where it has one (`pydocs`, or a
+    folder with validation files), else a share of the documents of `split`."""
     text_column: str = "text"
     streaming: bool = False
     """Take documents in the order of the stream instead of choosing them by hash; nothing is downloaded whole."""
@@ -45,7 +45,7 @@ class TokenizerConfig(Frozen):
     revision: str | None = None
     """The hub's revision of `name`."""
     path: str | None = Field(default=None, min_length=1)
-    """A `tokenizer.json`, a folder with it or with GPT-2's `vocab.json` and `merges.txt`, or tiktoken ranks (`.model`)."""
+    """A `tokenizer.json`, a folder with it or with GPT-2's `vocab.json` and `merges.txt`, or tiktoken `.model`."""
     train_vocab_size: int | None = Field(default=None, ge=300, le=1_000_000)
     """Train a byte-level BPE of this size (256 bytes and special tokens included) on the corpus."""
 

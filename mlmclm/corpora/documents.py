@@ -238,15 +238,15 @@ class HubSource:
         if huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower():
             return self._unreachable(error)
         return UserError(
-            f"corpus source {self._config.source!r} is neither {PYDOCS!r}, nor a file or folder ({self._places()}), nor a "
-            f"data set that the Hugging Face hub shows to you ({' '.join(str(error).split())})."
+            f"corpus source {self._config.source!r} is neither {PYDOCS!r}, nor a file or folder ({self._places()}), "
+            f"nor a data set that the Hugging Face hub shows to you ({' '.join(str(error).split())})."
         )
 
     def _unreachable(self, error: Exception) -> EnvironmentFault:
         """The hub cannot be reached."""
         return EnvironmentFault(
-            f"corpus source {self._config.source!r} is neither {PYDOCS!r} nor a file or folder ({self._places()}), and it "
-            "cannot be loaded as a data set of the Hugging Face hub "
+            f"corpus source {self._config.source!r} is neither {PYDOCS!r} nor a file or folder ({self._places()}), and "
+            "it cannot be loaded as a data set of the Hugging Face hub "
             f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). "
             "Check the name and the network, or name a local folder."
         )

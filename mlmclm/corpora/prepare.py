@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,7 +164,7 @@ def _tokenizer(
     """The tokenizer's folder, trained on a fixed sample of the training text where it is to be trained."""
 
     def texts() -> Iterator[str]:
-        training = (text for part, text in _documents(corpus, source) if part == TRAIN)
+        training = _part(TRAIN, corpus, source)
         if corpus.streaming:
             chosen = list(head(training, characters=TRAINING_CHARACTERS))
         else:
@@ -179,21 +179,20 @@ def _tokenizer(
     return folder
 
 
-def _documents(corpus: CorpusConfig, source: Source) -> Iterator[tuple[str, str]]:
-    """(train or validation, text) of all documents, the empty ones left out."""
+def _part(part: str, corpus: CorpusConfig, source: Source) -> Iterator[str]:
+    """The documents of train or validation, in the source's order, the empty ones left out."""
     own = source.validation()
+    if own is None:
+        return (text for text_part, text in _mixed(corpus, source) if text_part == part)
+    return (text for text in (source.train() if part == TRAIN else own) if text.strip())
+
+
+def _mixed(corpus: CorpusConfig, source: Source) -> Iterator[tuple[str, str]]:
+    """(part, text) of the documents of a source that has no validation part of its own: some are held out."""
     for text in source.train():
         if text.strip():
-            out = own is None and held_out(text, fraction=corpus.validation_fraction, seed=corpus.seed)
+            out = held_out(text, fraction=corpus.validation_fraction, seed=corpus.seed)
             yield (VALIDATION if out else TRAIN), text
-    for text in own or ():
-        if text.strip():
-            yield VALIDATION, text
-
-
-def _part(part: str, corpus: CorpusConfig, source: Source) -> Iterator[tuple[str, str]]:
-    """`_documents` of one part."""
-    return (document for document in _documents(corpus, source) if document[0] == part)
 
 
 def _pack(
@@ -208,8 +207,8 @@ def _pack(
     """Writes `train.bin` and `validation.bin`; returns the facts about them."""
     characters_a_token = _CHARACTERS_A_TOKEN
     while True:
-        documents, left_out = _chosen(corpus, source, characters_a_token)
-        facts = _write(folder, corpus, documents, tokenizer, block_length, workers, report)
+        streams, left_out = _chosen(corpus, source, characters_a_token)
+        facts = _write(folder, corpus, streams, tokenizer, block_length, workers, report)
         short = [part for part in left_out if not facts[part].pop("full")]
         if not short:
             break
@@ -220,37 +219,36 @@ def _pack(
     return facts
 
 
-def _chosen(
-    corpus: CorpusConfig, source: Source, characters_a_token: int
-) -> tuple[Iterable[tuple[str, str]], list[str]]:
+_Stream = Iterable[tuple[str, str]]
+"""(part, text) of documents, of one part or of both."""
+
+
+def _chosen(corpus: CorpusConfig, source: Source, characters_a_token: int) -> tuple[list[_Stream], list[str]]:
     """The documents to tokenise, and the parts that may turn out short because some documents were left out."""
-    if corpus.streaming:
-        return _documents(corpus, source), []
-    streams: list[Iterable[tuple[str, str]]] = []
+    if corpus.streaming and source.validation() is None:
+        return [_mixed(corpus, source)], []
+    streams: list[_Stream] = []
     left_out = []
     for part, tokens, documents in (
         (TRAIN, corpus.max_tokens, corpus.max_documents),
         (VALIDATION, corpus.max_validation_tokens, None),
     ):
-        own = _part(part, corpus, source)
-        if tokens is None and documents is None:
-            streams.append(own)
-            continue
-        characters = None if tokens is None else tokens * characters_a_token
-        texts = (text for _, text in own)
-        chosen, dropped = sample(
-            texts, characters=characters, documents=documents, purpose="selection", seed=corpus.seed
-        )
-        streams.append([(part, text) for text in chosen])
-        if dropped and (documents is None or len(chosen) < documents):
-            left_out.append(part)
-    return chain.from_iterable(streams), left_out
+        texts: Iterable[str] = _part(part, corpus, source)
+        if not corpus.streaming and (tokens is not None or documents is not None):
+            characters = None if tokens is None else tokens * characters_a_token
+            texts, dropped = sample(
+                texts, characters=characters, documents=documents, purpose="selection", seed=corpus.seed
+            )
+            if dropped and (documents is None or len(texts) < documents):
+                left_out.append(part)
+        streams.append(zip(repeat(part), texts, strict=False))
+    return streams, left_out
 
 
 def _write(
     folder: Path,
     corpus: CorpusConfig,
-    documents: Iterable[tuple[str, str]],
+    streams: list[_Stream],
     tokenizer: Path,
     block_length: int,
     workers: int,
@@ -266,7 +264,7 @@ def _write(
         BlockWriter(folder / "validation.bin", block_length, dtype, limits[VALIDATION]) as validation,
     ):
         writers = {TRAIN: train, VALIDATION: validation}
-        batches = _batches(documents, writers, corpus)
+        batches = _batches(streams, writers, corpus)
         setup = (str(tokenizer), special_ids(tokenizer)["eos"])
         for answer in ordered_map(_encode, batches, workers=workers, setup=_set_up, setup_arguments=setup):
             writer = writers[answer.part]
@@ -288,30 +286,28 @@ def _write(
     }
 
 
-def _batches(
-    documents: Iterable[tuple[str, str]], writers: dict[str, BlockWriter], corpus: CorpusConfig
-) -> Iterator[_Batch]:
+def _batches(streams: list[_Stream], writers: dict[str, BlockWriter], corpus: CorpusConfig) -> Iterator[_Batch]:
     """Batches of about `_BATCH_CHARACTERS` of one part; ends early when nothing more is needed.
 
-    A stream ends with the training part, although validation may then be short of its limit: that one is an upper
-    bound.
+    A stream that holds both parts ends with the training part: the validation part's limit is an upper bound only.
     """
     waiting: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
     sizes = {TRAIN: 0, VALIDATION: 0}
     taken = 0
-    for part, text in documents:
-        if corpus.streaming and part == TRAIN and corpus.max_documents is not None and taken >= corpus.max_documents:
-            break
-        if writers[part].full:
-            if all(writer.full for writer in writers.values()) or (corpus.streaming and part == TRAIN):
-                break
-            continue
-        taken += part == TRAIN
-        waiting[part].append(text)
-        sizes[part] += len(text)
-        if sizes[part] >= _BATCH_CHARACTERS:
-            yield _Batch(part, waiting[part])
-            waiting[part], sizes[part] = [], 0
+    both = len(streams) == 1
+    for stream in streams:
+        for part, text in stream:
+            enough = part == TRAIN and corpus.max_documents is not None and taken >= corpus.max_documents
+            if enough or writers[part].full:
+                if part == TRAIN or not both:
+                    break
+                continue
+            taken += part == TRAIN
+            waiting[part].append(text)
+            sizes[part] += len(text)
+            if sizes[part] >= _BATCH_CHARACTERS:
+                yield _Batch(part, waiting[part])
+                waiting[part], sizes[part] = [], 0
     for part, texts in waiting.items():
         if texts:
             yield _Batch(part, texts)

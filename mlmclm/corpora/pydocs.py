@@ -26,7 +26,7 @@ from mlmclm.corpora.workers import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, read_json, stable_hash, whole_folder, write_json
 
-EXTRACTOR_VERSION = 1
+EXTRACTOR_VERSION = 2
 """Part of every key: raise it when what is extracted changes."""
 
 OWN_PACKAGE = "mlmclm"

@@ -36,10 +36,13 @@ def split_groups(groups: Sequence[Group]) -> dict[str, str]:
         members = sorted(
             (group for group in groups if group.style == style), key=lambda group: (-group.size, group.name)
         )
-        total = sum(group.size for group in members)
+        total = sum(group.size for group in members if not group.training_only)
         missing = {split: share * total for split, share in SHARES.items()}
         for group in members:
-            chosen = "train" if group.training_only else max(missing, key=lambda split: missing[split])
+            if group.training_only:
+                result[group.name] = "train"
+                continue
+            chosen = max(SHARES, key=lambda split: missing[split])
             result[group.name] = chosen
             missing[chosen] -= group.size
     spare = sorted(

@@ -6,7 +6,6 @@ Whatever the origin, the folder holds `tokenizer.json` and `tokenizer_config.jso
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +165,10 @@ def special_ids(folder: Path) -> dict[str, int]:
     """The ids of pad, bos, eos and mask."""
     tokenizer = load_tokenizer(folder)
     settings = read_json(folder / "tokenizer_config.json")
-    return {role: tokenizer.token_to_id(settings[f"{role}_token"]) for role in ROLES}
+    ids: dict[str, int | None] = {role: tokenizer.token_to_id(settings[f"{role}_token"]) for role in ROLES}
+    if None in ids.values():
+        raise UserError(f"{folder}: tokenizer_config.json names a token that tokenizer.json does not have.")
+    return {role: index for role, index in ids.items() if index is not None}
 
 
 def _adds_special_tokens(tokenizer: Tokenizer) -> bool:
@@ -190,8 +192,8 @@ def _tokenizer_files(path: Path) -> list[Path]:
             extra = path / "tokenizer_config.json"
             return [*files, *([extra] if names == ["tokenizer.json"] and extra.is_file() else [])]
     raise UserError(
-        f"tokenizer.path: {path}: not a tokenizer folder. It needs tokenizer.json, or vocab.json and merges.txt (GPT-2), "
-        "or tokenizer.model (tiktoken ranks)."
+        f"tokenizer.path: {path}: not a tokenizer folder. It needs tokenizer.json, or vocab.json and merges.txt "
+        "(GPT-2), or tokenizer.model (tiktoken ranks)."
     )
 
 
@@ -243,7 +245,7 @@ def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens
     except (OSError, ValueError) as error:
         raise EnvironmentFault(
             f"tokenizer.name: {name!r} cannot be loaded from the Hugging Face hub "
-            f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local tokenizer as path."
+            f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local one as path."
         ) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
@@ -251,4 +253,4 @@ def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens
     named = SpecialTokens(
         loaded.pad_token, loaded.bos_token or loaded.cls_token, loaded.eos_token or loaded.sep_token, loaded.mask_token
     )
-    return Tokenizer.from_str(json.dumps(json.loads(backend.to_str()))), named
+    return Tokenizer.from_str(backend.to_str()), named

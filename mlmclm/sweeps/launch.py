@@ -30,6 +30,7 @@ TUNE_ENVIRONMENT = {
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # the experiment's state grows with the trials and is never read
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a crash is one line of ours, and its traceback is in the outcome
     "TUNE_WARN_THRESHOLD_S": "60",
+    "RAY_AIR_NEW_OUTPUT": "0",  # the newer output engine prints a table whatever the verbosity
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
@@ -188,9 +189,7 @@ def _run_trials(
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
     _check_resources(ray.cluster_resources(), resources)
     space = {
-        "cell": tune.grid_search(list(missing.values())),
-        "store": str(store),
-        "data_root": str(data_root) if data_root else None,
+        "cell": tune.grid_search(list(missing)),
         "resources": {kind: amount for kind, amount in resources.items() if amount},
     }
     fault = StopOnFault()
@@ -201,14 +200,14 @@ def _run_trials(
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
     ):
-        watch = Watch(progress, on_done, fault, max_failures)
+        watch = Watch(missing, progress, on_done, fault, max_failures)
         tune.Tuner(
-            worker or SweepWorker,
+            tune.with_parameters(worker or SweepWorker, cells=dict(missing), store=store, data_root=data_root),
             param_space=space,
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
                 max_concurrent_trials=max_concurrent,
-                trial_name_creator=lambda trial: cell_name(trial.config["cell"]),
+                trial_name_creator=lambda trial: cell_name(missing[trial.config["cell"]]),
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
             run_config=tune.RunConfig(

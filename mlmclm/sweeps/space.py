@@ -61,7 +61,10 @@ class Space(Frozen):
         for task in self.per_task:
             if task not in self.tasks:
                 raise ValueError(str(unknown("task", task, self.tasks, where="per_task")))
-            self.protocol_for(task)
+            try:
+                self.protocol_for(task)
+            except UserError as error:  # pydantic adds the file's name to a ValueError only
+                raise ValueError(str(error)) from error
         return self
 
     def protocol_for(self, task: str) -> Protocol:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user er
 class SweepWorker(tune.Trainable):
     """Runs one cell a trial; reused from trial to trial with its cache of weights and tokenised data.
 
-    Config: `cell` (a `Cell`), `store` and `data_root` (absolute paths as strings; data_root may be None), `resources`
-    (of one trial, by Ray's names). A trial is one step. An error that would come again (bad input, a full disk) is the
-    trial's outcome and is not retried; any other exception ends the actor, and Tune retries the cell in a new one.
+    A trial's config: `cell`, a cell's key, and `resources`, by Ray's names. A trial is one step. An error that would
+    come again (bad input, a full disk) is the trial's outcome and is not retried; any other exception ends the actor,
+    and Tune retries the cell in a new one.
     """
 
     @classmethod
@@ -30,18 +31,30 @@ class SweepWorker(tune.Trainable):
         """What a trial reserves of the cluster."""
         return tune.PlacementGroupFactory([config["resources"]])
 
-    def setup(self, config: dict[str, Any]) -> None:
-        """Called once an actor, with the first trial's config."""
+    def setup(
+        self,
+        config: dict[str, Any],
+        cells: Mapping[str, Cell] | None = None,
+        store: Path | None = None,
+        data_root: Path | None = None,
+    ) -> None:
+        """Called once an actor with the first trial's config; the rest comes by `tune.with_parameters`.
+
+        Args:
+            cells: the cells of all trials by key.
+            store, data_root: absolute paths.
+        """
+        if cells is None or store is None:
+            raise TypeError("cells and store are needed: pass them by tune.with_parameters")
         torch.set_num_threads(1)
+        self._cells, self._store, self._data_root = cells, store, data_root
         self._cache: dict[Any, Any] = {}
         self._weights = ""
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Takes over the next trial; the cache is dropped when the model changes, so that only one is held."""
-        self._cell: Cell = new_config["cell"]
-        self._store = Path(new_config["store"])
-        self._data_root = Path(new_config["data_root"]) if new_config["data_root"] else None
+        self._cell = self._cells[new_config["cell"]]
         if self._cell.weights != self._weights:
             self._cache.clear()
             self._weights = self._cell.weights

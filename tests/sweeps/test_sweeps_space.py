@@ -34,12 +34,12 @@ def test_the_quickstart_covers_the_four_families() -> None:
 
 
 def test_a_misspelt_name_is_told_the_nearest_one() -> None:
-    with pytest.raises(UserError, match="unknown search space 'quikstart'. Did you mean 'quickstart'?"):
+    with pytest.raises(UserError, match=r"unknown search space 'quikstart'. Did you mean 'quickstart'?"):
         find_space("quikstart")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="mine.yaml: no such file"):
+    with pytest.raises(UserError, match=r"mine\.yaml: no such file"):
         find_space(tmp_path / "mine.yaml")
 
 
@@ -87,7 +87,9 @@ def test_cells_come_model_by_model_and_task_by_task_without_duplicates(tmp_path:
     assert cell_name(cells[0]) == "b/sst2/lr1e-03/s0"
 
 
-@pytest.mark.parametrize(("rate", "label"), [(1e-3, "1e-03"), (3.5e-4, "3.5e-04"), (1e-5, "1e-05"), (0.0123, "1.23e-02")])
+@pytest.mark.parametrize(
+    ("rate", "label"), [(1e-3, "1e-03"), (3.5e-4, "3.5e-04"), (1e-5, "1e-05"), (0.0123, "1.23e-02")]
+)
 def test_a_learning_rates_label_is_short_and_exact(rate: float, label: str) -> None:
     assert learning_rate_label(rate) == label
     assert float(label) == rate

@@ -1,0 +1,79 @@
+"""What a study would compute now, without computing anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from mlmclm.cli.options import print_json
+from mlmclm.corpora.prepare import find_corpus
+from mlmclm.files import read_json
+from mlmclm.pipeline import Place, Prepared, study_space
+from mlmclm.pretraining.launch import missing_states
+from mlmclm.studies.plans import Plan, fingerprint, make_plan
+from mlmclm.study_file import StudyFile
+
+
+def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool = True) -> None:
+    """Prints which parts of a study are there and which would be computed; checks names, space and tasks on the way."""
+    space = study_space(study)
+    plan = make_plan(study.parsed, study.recipe)
+    corpus = find_corpus(
+        study.corpus,
+        study.tokenizer,
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+    )
+    prepared = None
+    if corpus is not None:
+        vocabulary = int(read_json(corpus.folder / "meta.json")["vocabulary"])
+        key = fingerprint(study.recipe, corpus.key, vocabulary)
+        prepared = Prepared(study, place, corpus, vocabulary, plan, key)
+    stages = [_stage(plan, index, prepared) for index in range(len(plan.stages))]
+    found: dict[str, Any] = {
+        "study": study.name,
+        "store": str(place.store),
+        "corpus": "prepared" if corpus is not None else "to be prepared",
+        "stages": stages,
+        "steps_to_train": sum(stage["steps_to_train"] for stage in stages),
+    }
+    if sweep:
+        models, tasks = len(study.models), len(space.tasks)
+        found["cells"] = models * tasks * len(space.learning_rates) * len(space.seeds)
+        found["cells_to_compute"] = found["cells"] - _cells_there(prepared)
+    if as_json:
+        print_json(found)
+        return
+    output = Console(highlight=False)
+    output.print(f"study {study.name}: nothing is computed now (--dry-run)")
+    output.print(f"corpus {study.corpus.source}: {found['corpus']}")
+    for stage in stages:
+        left = f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train" if stage["steps_to_train"] else "done"
+        output.print(f"stage {stage['title']}: {left}")
+    if sweep:
+        output.print(f"cells: {found['cells_to_compute']:,} of {found['cells']:,} to compute")
+
+
+def _stage(plan: Plan, index: int, prepared: Prepared | None) -> dict[str, Any]:
+    stage = plan.stages[index]
+    left = stage.steps
+    if prepared is not None:
+        start, wanted = missing_states(stage, prepared.place.store, prepared.fingerprint)
+        left = wanted[-1].step - start.step if wanted else 0
+    return {"title": stage.title, "models": list(stage.models), "steps": stage.steps, "steps_to_train": left}
+
+
+def _cells_there(prepared: Prepared | None) -> int:
+    """Cells of the study that have a result, as far as all of its models are exported."""
+    if prepared is None or any(
+        not (prepared.model_folder(name) / "config.json").is_file() for name in prepared.plan.models
+    ):
+        return 0
+    from mlmclm.pipeline import export_models, prepare_tasks, sweep_cells
+    from mlmclm.sweeps.ledger import Ledger
+
+    space = study_space(prepared.study)
+    cells = sweep_cells(space, export_models(prepared), prepare_tasks(prepared, space))
+    return len(cells) - len(Ledger(prepared.place.store).missing(cells))

@@ -1,0 +1,184 @@
+"""A study from end to end by the command line: real Ray, DeepSpeed and MLflow; killed at any moment, the same report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from small_study import run, start, write_study
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def finished(study: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of an undisturbed run."""
+    store = tmp_path_factory.mktemp("store")
+    code, _, errors = run("study", study, "--store", store, "--data", study.parent / "data", home=home)
+    assert code == 0, errors
+    return store
+
+
+def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: Path) -> None:
+    folder = finished / "studies" / "small"
+    assert len(list((finished / "cells").glob("*/*.json"))) == 3 * 2 * 2 * 2
+    assert (folder / "report.html").stat().st_size > 100_000
+    assert (folder / "results.parquet").is_file()
+    assert not list((finished / "runs").glob("*")), "a finished stage leaves no working files"
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{finished / 'mlflow' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    kinds = [found.data.tags["mlmclm.kind"] for found in runs]
+    counts = {kind: kinds.count(kind) for kind in set(kinds)}
+    assert counts == {"pretraining": 2, "sweep": 1, "group": 6, "cell": 24}
+    assert all(found.info.status == "FINISHED" for found in runs)
+    groups = [found for found in runs if found.data.tags["mlmclm.kind"] == "group"]
+    assert all({"best_learning_rate", "test_mean"} <= found.data.metrics.keys() for found in groups)
+    stage = next(found for found in runs if found.data.tags["mlmclm.kind"] == "pretraining")
+    losses = client.get_metric_history(stage.info.run_id, "loss")
+    assert len(losses) in (20, 30)
+    assert "recipe.batch" in stage.data.params
+
+
+def test_exported_models_load_in_transformers_without_remote_code_and_agree(finished: Path) -> None:
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+    models = finished / "studies" / "small" / "models"
+    folder = models / "1m-clm-30"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(["the film was lovely", "Anna in Oslo today"], return_tensors="pt", padding=True)
+    encoder = AutoModel.from_pretrained(folder)
+    masked = AutoModelForMaskedLM.from_pretrained(folder)
+    causal = AutoModelForCausalLM.from_pretrained(folder / "decoder")
+    assert type(causal).__name__ == "LlamaForCausalLM"
+    ids = inputs["input_ids"][:1, :4]
+    with torch.no_grad():
+        hidden = encoder(ids).last_hidden_state
+        assert torch.equal(masked.lm_head(hidden), masked(ids).logits)
+        torch.testing.assert_close(causal(ids).logits, masked(ids, is_causal=True).logits, rtol=1e-4, atol=1e-4)
+    assert not (models / "1m-clm-10-mlm40-30" / "decoder").exists()
+    assert (folder / "README.md").read_text().startswith("---\n")
+
+
+def test_the_second_time_nothing_is_computed_and_the_report_is_the_same(
+    finished: Path, study: Path, home: Path
+) -> None:
+    report = finished / "studies" / "small" / "report.html"
+    before, cells = report.read_bytes(), _times(finished)
+    started = time.monotonic()
+    code, output, errors = run(
+        "study", study, "--store", finished, "--data", study.parent / "data", "--json", home=home
+    )
+    assert code == 0, errors
+    assert _times(finished) == cells
+    assert report.read_bytes() == before
+    assert "Ray dashboard" not in errors, "Ray was started although nothing was missing"
+    assert json.loads(output)["cells"] == {"present": 24, "diverged": 0, "missing": 0}
+    assert time.monotonic() - started < 120
+
+
+def test_a_dry_run_says_what_is_there_and_computes_nothing(finished: Path, study: Path, home: Path, tmp_path: Path) -> None:
+    data = study.parent / "data"
+    code, output, errors = run("study", study, "--store", finished, "--data", data, "--dry-run", "--json", home=home)
+    assert code == 0, errors
+    found = json.loads(output)
+    assert (found["steps_to_train"], found["cells_to_compute"], found["cells"]) == (0, 0, 24)
+    code, output, errors = run("study", study, "--store", tmp_path / "new", "--data", data, "--dry-run", "--json", home=home)
+    assert code == 0, errors
+    found = json.loads(output)
+    assert (found["steps_to_train"], found["cells_to_compute"]) == (50, 24)
+
+
+def test_killed_in_every_phase_and_started_again_the_report_is_the_same_to_the_last_byte(
+    finished: Path, study: Path, home: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    words = ("study", study, "--store", store, "--data", study.parent / "data")
+
+    def checkpoints() -> int:
+        return len(list(store.glob("runs/*/ray_train/*/checkpoint_*")))
+
+    def cells() -> int:
+        return len(list((store / "cells").glob("*/*.json")))
+
+    _kill_when(lambda: checkpoints() >= 1, words, home, "driver")
+    assert not list((store / "states").glob("*/model")), "killed too late to test anything"
+    done = _kill_when(lambda: cells() >= 3, words, home, "worker, then driver")
+    assert 3 <= done() < 24
+    kept = _times(store)
+    code, _, errors = run(*words, home=home)
+    assert code == 0, errors
+    assert {path: stamp for path, stamp in _times(store).items() if path in kept} == kept, "a finished cell was computed again"
+    expected = finished / "studies" / "small"
+    for name in ("report.html", "results.csv", "best.csv", "stability.csv", "comparisons.csv"):
+        assert (store / "studies" / "small" / name).read_bytes() == (expected / name).read_bytes(), name
+
+
+def _kill_when(
+    condition: Callable[[], bool], words: tuple[str | Path, ...], home: Path, what: str
+) -> Callable[[], int]:
+    """Starts the study and kills it with SIGKILL once `condition` holds; first a training worker, if `what` says so."""
+    process = start(*words, home=home)
+    store = Path(words[3])
+    worker_killed = "worker" not in what
+    try:
+        deadline = time.monotonic() + 240
+        while not condition():
+            assert process.poll() is None, f"ended by itself: {process.stderr.read() if process.stderr else ''}"
+            assert time.monotonic() < deadline, f"waiting to kill the {what}: it didn't get there"
+            if not worker_killed:
+                worker_killed = _kill_a_worker(process.pid)
+            time.sleep(0.1)
+        assert worker_killed
+    finally:
+        family = _family(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    # What the driver started must end by itself; nothing here ends it.
+    psutil.wait_procs(family, timeout=30)
+    assert not [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+    return lambda: len(list((store / "cells").glob("*/*.json")))
+
+
+def _kill_a_worker(driver: int) -> bool:
+    """Kills one Ray Train worker or fine-tuning actor of the driver with SIGKILL; whether there was one at work."""
+    for member in _family(driver):
+        try:
+            name = " ".join(member.cmdline())
+        except psutil.Error:
+            continue
+        if "SweepWorker" in name or "RayTrainWorker" in name:
+            member.kill()
+            return True
+    return False
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _times(store: Path) -> dict[str, int]:
+    """When each result and each state was written."""
+    files: Iterator[Path] = (path for pattern in ("cells/*/*.json", "states/*/state.json") for path in store.glob(pattern))
+    return {str(path.relative_to(store)): path.stat().st_mtime_ns for path in files}

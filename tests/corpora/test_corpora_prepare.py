@@ -1,0 +1,249 @@
+"""From text to blocks, end to end on tiny corpora."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlmclm.corpora import prepare, pydocs
+from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.prepare import PreparedCorpus, describe, prepare_corpus
+from mlmclm.corpora.selection import held_out, sample
+from mlmclm.corpora.tokenizer import load_tokenizer, special_ids
+from mlmclm.errors import EnvironmentFault, UserError
+
+BPE = TokenizerConfig(train_vocab_size=320)
+
+
+def build(source: Path | str, store: Path, *, workers: int = 1, length: int = 16, **options: Any) -> PreparedCorpus:
+    options.setdefault("validation_fraction", 0.1)
+    config = CorpusConfig(source=str(source), **options)
+    return prepare_corpus(config, BPE, block_length=length, store=store, workers=workers)
+
+
+def stream(blocks: Any) -> list[int]:
+    tokens: list[int] = blocks.take(np.arange(len(blocks))).ravel().tolist()
+    return tokens
+
+
+def documents_in(prepared: PreparedCorpus, part: str = "train") -> list[str]:
+    """The documents that the blocks hold, the last one (cut by the end) left out."""
+    tokens = stream(getattr(prepared, part))
+    eos = special_ids(prepared.tokenizer)["eos"]
+    tokenizer = load_tokenizer(prepared.tokenizer)
+    found: list[list[int]] = [[]]
+    for token in tokens:
+        if token == eos:
+            found.append([])
+        else:
+            found[-1].append(token)
+    return [tokenizer.decode(document, skip_special_tokens=False) for document in found[:-1]]
+
+
+def test_blocks_are_the_documents_joined_by_eos_in_order(lines: Path, texts: list[str], tmp_path: Path) -> None:
+    prepared = build(lines, tmp_path, max_validation_tokens=None)
+    training = [text for text in texts if not held_out(text, fraction=0.1, seed=0)]
+    assert documents_in(prepared) == training[: len(documents_in(prepared))]
+    assert len(documents_in(prepared)) >= len(training) - 1
+    assert prepared.documents == len(training)
+    assert prepared.tokens == len(prepared.train) * 16
+
+
+def test_training_and_validation_documents_are_disjoint(lines: Path, tmp_path: Path) -> None:
+    prepared = build(lines, tmp_path)
+    train, validation = set(documents_in(prepared)), set(documents_in(prepared, "validation"))
+    assert len(validation) > 10
+    assert not train & validation
+
+
+def test_the_number_of_workers_does_not_change_a_byte(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 3000)
+    one, three = (build(lines, tmp_path / str(count), workers=count, max_tokens=9000) for count in (1, 3))
+    assert one.key == three.key
+    for folder in ("folder", "tokenizer"):
+        files = sorted(path.name for path in getattr(one, folder).iterdir())
+        assert files == sorted(path.name for path in getattr(three, folder).iterdir())
+        for name in files:
+            assert (getattr(one, folder) / name).read_bytes() == (getattr(three, folder) / name).read_bytes()
+
+
+def test_a_limited_corpus_holds_the_documents_with_the_smallest_hashes(
+    lines: Path, texts: list[str], tmp_path: Path
+) -> None:
+    prepared = build(lines, tmp_path, max_documents=50)
+    training = [text for text in texts if not held_out(text, fraction=0.1, seed=0)]
+    chosen, left_out = sample(reversed(training), characters=None, documents=50, purpose="selection", seed=0)
+    assert left_out
+    assert prepared.documents == 50
+    assert documents_in(prepared) == chosen[: len(documents_in(prepared))]
+
+
+def test_max_tokens_is_reached_even_if_tokens_are_longer_than_expected(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "_CHARACTERS_A_TOKEN", 0.1)
+    prepared = build(lines, tmp_path, max_tokens=5000)
+    assert prepared.tokens == 5000 // 16 * 16
+    plain = build(lines, tmp_path / "b", max_tokens=5000)
+    assert plain.tokens == prepared.tokens
+
+
+def test_another_seed_chooses_and_holds_out_others(lines: Path, tmp_path: Path) -> None:
+    first, second = (build(lines, tmp_path, max_documents=50, seed=seed) for seed in (0, 1))
+    assert first.key != second.key
+    assert set(documents_in(first)) != set(documents_in(second))
+
+
+@pytest.mark.parametrize("own_validation", [False, True])
+def test_a_stream_is_taken_from_its_head(texts: list[str], lines: Path, tmp_path: Path, own_validation: bool) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train.jsonl").write_bytes(lines.read_bytes())
+    if own_validation:
+        (folder / "validation.txt").write_text("\n\n".join(f"Other {text}" for text in texts))
+    prepared = build(folder, tmp_path, streaming=True, max_tokens=4000, max_validation_tokens=320)
+    training = [text for text in texts if own_validation or not held_out(text, fraction=0.1, seed=0)]
+    assert documents_in(prepared) == training[: len(documents_in(prepared))]
+    assert prepared.tokens == 4000
+    assert len(prepared.validation) > 0
+    if own_validation:
+        assert len(prepared.validation) == 20
+        assert all(document.startswith("Other") for document in documents_in(prepared, "validation"))
+
+
+def test_what_is_prepared_opens_at_once_and_reads_nothing(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(lines, tmp_path)
+    monkeypatch.setattr(prepare, "_pack", None)
+    monkeypatch.setattr(prepare, "prepare_tokenizer", None)
+    start = time.monotonic()
+    second = build(lines, tmp_path)
+    assert time.monotonic() - start < 0.5
+    assert (second.key, second.documents, second.tokens) == (first.key, first.documents, first.tokens)
+
+
+def test_the_same_text_elsewhere_has_the_same_key_and_other_text_another(lines: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(lines.read_bytes())
+    first, second = build(lines, tmp_path), build(copy, tmp_path)
+    assert first.folder == second.folder
+    copy.write_bytes(lines.read_bytes() + b'{"text": "One more document."}\n')
+    assert build(copy, tmp_path).key != first.key
+
+
+def test_special_tokens_written_in_the_text_stay_text(tmp_path: Path, texts: list[str]) -> None:
+    source = tmp_path / "corpus.txt"
+    source.write_text("\n\n".join(f"{text} <|mask|> and <|end_of_text|>" for text in texts))
+    prepared = build(source, tmp_path)
+    ids = special_ids(prepared.tokenizer)
+    tokens = stream(prepared.train)
+    assert ids["mask"] not in tokens
+    assert ids["pad"] not in tokens
+    assert documents_in(prepared)[0].endswith("<|mask|> and <|end_of_text|>")
+
+
+def test_the_documentation_corpus_has_training_packages_in_train_only(
+    environment: list[pydocs.Root], tmp_path: Path
+) -> None:
+    prepared = build("pydocs", tmp_path)
+    folder = pydocs.prepare_pydocs(tmp_path)
+    for part in ("train", "validation"):
+        known = set(pydocs.read_texts(folder, part))
+        assert set(documents_in(prepared, part)) <= known
+        assert documents_in(prepared, part)
+
+
+def test_description_names_sizes_and_shows_text(lines: Path, tmp_path: Path) -> None:
+    prepared = build(lines, tmp_path)
+    facts = describe(prepared, examples=2)
+    assert facts["vocabulary"] == prepared.vocabulary == 320
+    assert facts["train"] == {"documents": prepared.documents, "tokens": prepared.tokens, "blocks": len(prepared.train)}
+    assert 1 < facts["bytes_per_token"] < 10
+    assert len(facts["examples"]) == 2
+
+
+def test_progress_is_reported(lines: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    config = CorpusConfig(source=str(lines), max_tokens=4000, validation_fraction=0.1)
+    prepare_corpus(config, BPE, block_length=16, store=tmp_path, workers=1, progress=lambda *event: seen.append(event))
+    assert ("tokenising", 4000, 4000) in seen
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, mlmclm.corpora.prepare, mlmclm.tasks.pydocs\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'tokenizers', 'pyarrow', 'pandas'} & set(sys.modules)\n"
+        "sys.exit(f'imports {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_too_little_text_for_one_block_is_an_error(tmp_path: Path, texts: list[str]) -> None:
+    source = tmp_path / "corpus.txt"
+    source.write_text("\n\n".join(texts[:60]))
+    with pytest.raises(UserError, match=r"train part has .* fewer than one block of 100000") as error:
+        build(source, tmp_path, length=100_000)
+    assert "shorter block" in str(error.value)
+    assert not [path for path in (tmp_path / "corpora").iterdir() if path.is_dir()]
+
+
+def test_too_little_validation_text_says_how_to_get_more(tmp_path: Path, texts: list[str]) -> None:
+    source = tmp_path / "corpus.txt"
+    source.write_text("\n\n".join(texts[:60]))
+    with pytest.raises(UserError, match=r"validation part.*validation_fraction"):
+        build(source, tmp_path, validation_fraction=0.0001)
+
+
+def test_a_corpus_without_text_is_an_error(tmp_path: Path, shared_tokenizer: Path) -> None:
+    source = tmp_path / "corpus.jsonl"
+    source.write_text('{"text": ""}\n{"text": null}\n{"text": "  "}\n')
+    config = CorpusConfig(source=str(source))
+    with pytest.raises(UserError, match="there is no text in it"):
+        prepare_corpus(
+            config, TokenizerConfig(path=str(shared_tokenizer)), block_length=8, store=tmp_path / "store", workers=1
+        )
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_is_an_error(tmp_path: Path) -> None:
+    source = tmp_path / "corpus.txt"
+    source.write_text("only a few words\n\nand no more")
+    with pytest.raises(UserError, match=r"train_vocab_size.*smaller vocabulary"):
+        build(source, tmp_path)
+
+
+def test_a_name_that_is_nothing_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    config = CorpusConfig(source="no-such-corpus")
+    with pytest.raises(EnvironmentFault, match="neither 'pydocs' nor a file or folder") as error:
+        prepare_corpus(config, BPE, block_length=16, store=tmp_path, data_root=tmp_path / "data")
+    assert str(tmp_path / "data" / "no-such-corpus") in str(error.value)
+
+
+def test_a_block_of_one_token_is_refused(lines: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="at least 2"):
+        build(lines, tmp_path, length=1)
+
+
+@pytest.fixture
+def shared_tokenizer(lines: Path, tmp_path: Path) -> Path:
+    """A tokenizer that is there."""
+    return build(lines, tmp_path / "tokenizer").tokenizer
+
+
+def test_enwiki_is_found_by_name_and_by_path(shared_data: Path, tmp_path: Path) -> None:
+    bpe = TokenizerConfig(train_vocab_size=1000)
+    by_name = CorpusConfig(source="enwiki2015", max_tokens=50_000, max_validation_tokens=10_000)
+    first = prepare_corpus(by_name, bpe, block_length=64, store=tmp_path, data_root=shared_data)
+    by_path = by_name.model_copy(update={"source": str(shared_data / "enwiki2015")})
+    second = prepare_corpus(by_path, bpe, block_length=64, store=tmp_path)
+    assert first.folder == second.folder
+    assert len(first.train) == 781
+    assert len(first.validation) == 156

@@ -1,0 +1,215 @@
+"""The documentation of an environment as a corpus."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from mlmclm.corpora import pydocs
+from mlmclm.corpora.pydocs import Root, docstrings, fingerprint, prepare_pydocs, read_facts, read_group, topics
+from mlmclm.corpora.pydocs_splits import Group, drop_copies, split_groups
+from mlmclm.errors import UserError
+
+SOURCE = b'''"""The module's own text."""
+import nothing_of_this_name
+
+class Thing(Base):
+    """A thing of some kind."""
+
+    def act(self):
+        """Does what things do."""
+        def inner():
+            """Not reached from outside."""
+
+    @property
+    def size(self):
+        """How large it is."""
+
+    class Part:
+        """A part of a thing."""
+
+try:
+    async def go(x):
+        r"""Goes \\alpha far.
+
+            Indented text.
+        """
+except ImportError:
+    def go(x):
+        """Goes another way."""
+
+def short():
+    """Two words"""
+
+def odd():
+    """A lone \\ud800 surrogate here."""
+'''
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    return [row for number in range(pydocs.read_groups(folder)) for row in read_group(folder, number)]
+
+
+def test_docstrings_of_modules_classes_functions_and_properties_are_found() -> None:
+    found = {(doc.name, doc.kind): doc.text for doc in docstrings(SOURCE, "package.module")}
+    assert found == {
+        ("", "module"): "The module's own text.",
+        ("Thing", "class"): "A thing of some kind.",
+        ("Thing.act", "method"): "Does what things do.",
+        ("Thing.size", "property"): "How large it is.",
+        ("Thing.Part", "class"): "A part of a thing.",
+        ("go", "function"): "Goes another way.",
+        ("odd", "function"): "A lone ? surrogate here.",
+    }
+    first = next(doc for doc in docstrings(SOURCE, "package.module") if doc.name == "go")
+    assert first.text == "Goes \\alpha far.\n\nIndented text."
+    assert {doc.package for doc in docstrings(SOURCE, "package.module")} == {"package"}
+
+
+def test_topics_are_read_from_their_source() -> None:
+    found = topics(b"# -*- coding: utf-8 -*-\ntopics = {'b': 'About b.\\n', 'a': 'About a.'}\n")
+    assert [(doc.name, doc.text, doc.kind) for doc in found] == [
+        ("a", "About a.", "topic"),
+        ("b", "About b.", "topic"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "style"),
+    [
+        ("Does.\n\nParameters\n----------\nx : int\n    A number.", "numpydoc"),
+        ("Does.\n\nArgs:\n    x: A number.", "google"),
+        ("Does.\n\n:param x: A number.", "sphinx"),
+        ("Does what it says.", "plain"),
+    ],
+)
+def test_the_style_of_a_docstring_is_recognised(text: str, style: str) -> None:
+    assert pydocs.style_of(text) == style
+
+
+def test_nothing_is_imported(environment: list[Root], tmp_path: Path) -> None:
+    before = set(sys.modules)
+    prepare_pydocs(tmp_path, workers=1)
+    assert not {name for name in set(sys.modules) - before if name.startswith("package")}
+
+
+def test_splits_are_disjoint_by_package_and_by_text(environment: list[Root], tmp_path: Path) -> None:
+    found = rows(prepare_pydocs(tmp_path, workers=1))
+    packages = {split: {row["package"] for row in found if row["split"] == split} for split in pydocs_splits()}
+    assert all(packages.values())
+    assert not packages["train"] & packages["validation"]
+    assert not packages["train"] & packages["test"]
+    assert not packages["validation"] & packages["test"]
+    assert len({" ".join(row["text"].split()) for row in found}) == len(found)
+    for split in pydocs_splits():
+        assert {"numpydoc", "google"} <= {row["style"] for row in found if row["split"] == split}
+
+
+def pydocs_splits() -> list[str]:
+    return ["train", "validation", "test"]
+
+
+def test_the_number_of_workers_does_not_change_a_byte(environment: list[Root], tmp_path: Path) -> None:
+    folders = [prepare_pydocs(tmp_path / str(count), workers=count) for count in (1, 2)]
+    for name in ("documents.parquet", "meta.json"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+
+
+def test_a_second_call_only_looks(environment: list[Root], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = prepare_pydocs(tmp_path, workers=1)
+    monkeypatch.setattr(pydocs, "_extract", None)
+    assert prepare_pydocs(tmp_path) == folder
+
+
+def test_copies_are_removed_and_broken_sources_are_counted(packages: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("package00", "package01"):
+        shutil.copytree(packages / name, root / name)
+    shutil.copytree(packages / "package00", root / "copied")
+    (root / "broken.py").write_text('"""Unfinished text here."""\ndef f(:\n')
+    (root / "package00" / "tests").mkdir()
+    (root / "package00" / "tests" / "test_x.py").write_text('"""Never reached by extraction."""\n')
+    facts = read_facts(prepare_pydocs(tmp_path / "store", roots=[Root(root, "folder")], workers=1))
+    assert facts["unparsable_files"] == 1
+    assert facts["files"] == 7
+    assert facts["found"] - facts["distinct"] == 16
+
+
+def test_sources_without_docstrings_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "a.py").write_text("x = 1\n")
+    with pytest.raises(UserError, match="no docstring"):
+        prepare_pydocs(tmp_path, roots=[Root(tmp_path / "root", "folder")], workers=1)
+
+
+def test_the_fingerprint_follows_distributions_but_not_this_project(tmp_path: Path) -> None:
+    root = [Root(tmp_path, "site")]
+    (tmp_path / "one-1.0.dist-info").mkdir()
+    first = fingerprint(root)
+    (tmp_path / "mlmclm-0.1.0.dist-info").mkdir()
+    assert fingerprint(root) == first
+    (tmp_path / "two-2.0.dist-info").mkdir()
+    assert fingerprint(root) != first
+
+
+def test_packages_of_one_distribution_stay_together(packages: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(packages, site)
+    record = site / "both-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("".join(f"package{n:02d}/__init__.py,sha256=x,1\n" for n in range(20)))
+    found = rows(prepare_pydocs(tmp_path, roots=[Root(site, "site")], workers=1))
+    assert {row["split"] for row in found} == {"train"}
+
+
+def groups(count: int, style: str, size: int = 100) -> list[Group]:
+    return [Group(f"{style}{number}", size, style) for number in range(count)]
+
+
+def test_splits_are_balanced_within_each_style() -> None:
+    members = [*groups(30, "google"), *groups(20, "numpydoc", 50), Group("huge", 20_000, "google")]
+    splits = split_groups(members)
+    for style in ("google", "numpydoc"):
+        assert {splits[group.name] for group in members if group.style == style} == set(pydocs_splits())
+    assert splits["huge"] == "train"
+    numpydoc = [splits[group.name] for group in members if group.style == "numpydoc"]
+    assert numpydoc.count("train") == 16
+    assert numpydoc.count("validation") == numpydoc.count("test") == 2
+
+
+def test_splits_do_not_depend_on_the_order_of_the_list() -> None:
+    members = [*groups(30, "google"), *groups(20, "numpydoc", 50)]
+    assert split_groups(members) == split_groups(members[::-1])
+
+
+def test_three_groups_are_enough_for_three_splits_and_topics_stay_in_train() -> None:
+    splits = split_groups([Group("a", 3, "plain"), Group("b", 2, "plain"), Group("topics", 900, "plain", True)])
+    assert splits == {"a": "train", "b": "validation", "topics": "train"}
+    assert set(split_groups(groups(3, "plain")).values()) == set(pydocs_splits())
+
+
+def test_an_evaluation_text_that_is_mostly_a_copy_of_training_text_is_dropped() -> None:
+    shared = "This paragraph is long enough to be recognised again elsewhere."
+    own = "This one is found only here, however long it is."
+    longer = f"{own} And it goes on and on for some more words than the copied paragraph."
+    training = ("train", f"{shared}\n\nParameters")
+    assert drop_copies([training, ("validation", f"  {shared.upper()}\n\n{own}")]) == [False, True]
+    assert drop_copies([training, ("validation", f"{shared}\n\n{longer}")]) == [False, False]
+    assert drop_copies([training, ("test", f"{own}\n\nParameters")]) == [False, False]
+    assert drop_copies([training, ("train", shared)]) == [False, False]
+
+
+def test_installed_packages_give_documents_in_every_style(tmp_path: Path) -> None:
+    site = Path(sysconfig.get_paths()["purelib"])
+    for name in ("joblib", "fsspec", "click", "jinja2", "flask", "rich", "docker", "tqdm", "requests", "werkzeug"):
+        if (site / name).is_dir():
+            shutil.copytree(site / name, tmp_path / "site" / name, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
+    folder = prepare_pydocs(tmp_path, roots=[Root(tmp_path / "site", "folder")], workers=2)
+    found = rows(folder)
+    assert len(found) > 1000
+    assert len({row["package"] for row in found}) >= 5
+    assert {row["split"] for row in found} == set(pydocs_splits())

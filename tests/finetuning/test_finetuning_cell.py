@@ -1,0 +1,228 @@
+"""A cell is a pure function: same bits wherever it runs; divergence is a result; what can be learnt is learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import save_small_model, write_all
+
+import mlmclm.finetuning.loop
+from mlmclm.errors import UserError
+from mlmclm.files import canonical_json
+from mlmclm.finetuning.batching import evaluation_batches, stream, training_rows
+from mlmclm.finetuning.cell import Cell, cell_key, run_cell
+from mlmclm.finetuning.protocol import Protocol, learning_rate_at
+from mlmclm.models.folder import weights_hash
+from mlmclm.tasks.prepare import prepare_task
+
+TASKS = ("sst2", "conll2003", "squad_4k", "reqa_squad")
+SHORT = Protocol(max_steps=8, max_length=48, stride=8, batch_size=8, max_evaluation_examples=20)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, model/ and store/."""
+    folder = tmp_path_factory.mktemp("cell")
+    write_all(folder / "data")
+    save_small_model(folder / "model")
+    return folder
+
+
+def make(place: Path, task: str, protocol: Protocol = SHORT, **changes: Any) -> Cell:
+    prepared = prepare_task(task, place / "model", protocol, place / "store", place / "data")
+    folder = place / "model"
+    cell = Cell("m", folder, weights_hash(folder), task, prepared.task_data, protocol, 1e-3, 0)
+    return dataclasses.replace(cell, **changes)
+
+
+def run(place: Path, cell: Cell, cache: dict[Any, Any] | None = None) -> dict[str, Any]:
+    return run_cell(cell, store=place / "store", data_root=place / "data", cache=cache)
+
+
+def bits(result: dict[str, Any]) -> str:
+    """Everything that must be reproduced, in full precision."""
+    return canonical_json({name: value for name, value in result.items() if name != "cost"})
+
+
+FRESH = """
+import sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import test_finetuning_cell as own
+place = Path({place!r})
+for task in own.TASKS:
+    print("RESULT" + own.bits(own.run(place, own.make(place, task))))
+"""
+
+
+def test_a_reused_worker_gives_what_a_fresh_process_gives_to_the_last_bit(place: Path) -> None:
+    tests = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    code = f"import sys; sys.path += {tests!r}\n" + FRESH.format(tests=tests[0], place=str(place))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    fresh = [line.removeprefix("RESULT") for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert len(fresh) == 4, done.stderr
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        cache: dict[Any, Any] = {}
+        torch.manual_seed(123)
+        for task in TASKS:  # other cells first, and another seed of the same
+            run(place, make(place, task, seed=7, learning_rate=1e-2), cache)
+        reused = [bits(run(place, make(place, task), cache)) for task in reversed(TASKS)]
+    finally:
+        torch.set_num_threads(threads)
+    assert list(reversed(reused)) == fresh
+
+
+def test_the_global_stream_is_neither_read_nor_moved(place: Path) -> None:
+    cell = make(place, "conll2003")  # its head has dropout
+    torch.manual_seed(1)
+    first = bits(run(place, cell))
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert bits(run(place, cell)) == first
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_another_seed_or_rate_gives_another_result_and_the_streams_are_recorded(place: Path) -> None:
+    first = run(place, make(place, "sst2"))
+    other = run(place, make(place, "sst2", seed=1))
+    assert first["curve"] != other["curve"]
+    assert run(place, make(place, "sst2", learning_rate=2e-3))["curve"] != first["curve"]
+    assert first["streams"] == {name: stream(0, name) for name in ("head", "order", "dropout")}
+    assert len({*first["streams"].values(), *other["streams"].values()}) == 6
+
+
+def test_the_result_has_the_agreed_form(place: Path) -> None:
+    cell = make(place, "squad_4k")
+    result = run(place, cell)
+    assert json.loads(json.dumps(result)) == result
+    assert set(result) == {
+        "schema", "key", "model", "weights", "task", "family", "task_data", "protocol", "learning_rate", "seed", "streams",
+        "engine", "status", "metric", "scores", "diverged_step", "curve", "steps", "examples", "tokens", "parameters", "cost",
+    }  # fmt: skip
+    assert result["key"] == cell_key(cell)
+    assert result["status"] == "ok"
+    assert set(result["scores"]) == {"validation", "test"}
+    assert result["metric"] in result["scores"]["test"]
+    assert (result["steps"], result["examples"]) == (8, 64)
+    assert result["curve"][-1][0] == 8
+    assert Protocol.model_validate(result["protocol"]) == SHORT
+    assert set(result["cost"]) == {"seconds", "start_up", "train", "evaluate", "worker", "finished"}
+
+
+def test_the_key_says_what_matters_and_nothing_else(place: Path) -> None:
+    cell = make(place, "sst2")
+    key = cell_key(cell)
+    assert cell_key(dataclasses.replace(cell, model="other", model_folder=Path("/elsewhere"))) == key
+    changes: list[dict[str, Any]] = [
+        {"weights": "0"}, {"task": "conll2003"}, {"task_data": "0"}, {"learning_rate": 1.1e-3}, {"seed": 1},
+        {"protocol": SHORT.model_copy(update={"batch_size": 9})},
+    ]  # fmt: skip
+    assert len({key, *(cell_key(dataclasses.replace(cell, **change)) for change in changes)}) == 7
+
+
+@pytest.mark.parametrize(("task", "metric", "wanted"), [
+    ("sst2", "accuracy", 0.9), ("conll2003", "f1", 0.9), ("squad_4k", "f1", 0.6), ("reqa_squad", "ndcg@10", 0.6),
+])  # fmt: skip
+def test_a_small_untrained_model_learns_what_can_be_learnt(place: Path, task: str, metric: str, wanted: float) -> None:
+    steps = 200 if task == "squad_4k" else 120
+    protocol = Protocol(max_steps=steps, max_length=48, stride=8, batch_size=32, weight_decay=0.0, head_dropout=0.0)
+    result = run(place, make(place, task, protocol, learning_rate=5e-3))
+    assert result["scores"]["test"][metric] > wanted, result["scores"]
+
+
+@pytest.mark.parametrize("changes", [
+    {"precision": "bf16"}, {"precision": "fp32"}, {"attention": "causal", "pooling": "last"}, {"epochs": 0.2, "max_steps": None},
+    {"classifier": "linear", "pooling": "bos"}, {"symmetric": True, "label_sub_tokens": "first", "clip_norm": None},
+], ids=str)  # fmt: skip
+def test_every_option_runs_in_every_family(place: Path, changes: dict[str, Any]) -> None:
+    protocol = Protocol.model_validate({**SHORT.model_dump(), **changes})
+    for task in TASKS:
+        result = run(place, make(place, task, protocol))
+        assert result["status"] == "ok"
+        assert all(0 <= value <= 1 for split in result["scores"].values() for value in split.values())
+
+
+def test_a_loss_that_is_not_finite_ends_the_cell_at_once_and_is_a_result(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = make(place, "sst2")
+    calls = []
+    original = mlmclm.finetuning.loop.encode
+
+    def broken(*arguments: Any, **named: Any) -> torch.Tensor:
+        calls.append(1)
+        hidden = original(*arguments, **named)
+        return hidden * math.inf if len(calls) == 5 else hidden
+
+    monkeypatch.setattr(mlmclm.finetuning.loop, "encode", broken)
+    result = run(place, cell)
+    assert (result["status"], result["scores"], result["diverged_step"], result["steps"]) == ("diverged", None, 5, 4)
+    assert len(calls) == 5
+    json.dumps(result, allow_nan=False)
+
+
+def test_an_absurd_rate_diverges(place: Path) -> None:
+    for task in TASKS:
+        protocol = Protocol.model_validate({**SHORT.model_dump(), "clip_norm": None})
+        result = run(place, make(place, task, protocol, learning_rate=1e38))
+        assert result["status"] == "diverged", task
+        assert 1 <= result["diverged_step"] <= 8
+
+
+def test_a_diverged_cell_leaves_nothing_behind(place: Path) -> None:
+    cache: dict[Any, Any] = {}
+    first = bits(run(place, make(place, "sst2"), cache))
+    assert run(place, make(place, "sst2", learning_rate=1e38), cache)["status"] == "diverged"
+    assert bits(run(place, make(place, "sst2"), cache)) == first
+
+
+def test_a_folder_that_is_no_model_or_too_short_a_model_is_refused(place: Path, tmp_path: Path) -> None:
+    cell = make(place, "sst2")
+    with pytest.raises(UserError, match="tokenizer is missing"):
+        run(place, dataclasses.replace(cell, model_folder=tmp_path))
+    with pytest.raises(UserError, match="made for 128 positions"):
+        run(place, dataclasses.replace(cell, protocol=Protocol(max_length=200)))
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero() -> None:
+    rates = [learning_rate_at(1.0, step, 20, 0.1) for step in range(20)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert rates[-1] == pytest.approx(1 / 18)
+    assert all(after < before for before, after in zip(rates[2:], rates[3:], strict=False))
+    assert learning_rate_at(1.0, 0, 1, 0.0) == 1.0
+
+
+def test_steps_are_whichever_limit_comes_first() -> None:
+    assert Protocol(max_steps=1000, epochs=1.0).steps(14041) == 439
+    assert Protocol(max_steps=100, epochs=1.0).steps(14041) == 100
+    assert Protocol(max_steps=100).steps(10) == 100
+    with pytest.raises(ValueError, match="max_steps"):
+        Protocol(max_steps=None)
+
+
+def test_every_example_comes_once_a_pass_whatever_the_batch() -> None:
+    for size in (3, 7, 32):
+        rows = training_rows(10, size, seed=5)
+        seen = np.concatenate([next(rows) for _ in range(70 // size + 1)])[:70].reshape(7, 10)
+        assert all(sorted(epoch) == list(range(10)) for epoch in seen)
+        assert len({tuple(epoch) for epoch in seen}) == 7
+
+
+def test_evaluation_batches_keep_to_the_budget_and_leave_nothing_out() -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, 300)
+    lengths[7] = 5000
+    batches = list(evaluation_batches(lengths, 1000))
+    assert sorted(np.concatenate(batches)) == list(range(300))
+    assert all(lengths[batch].sum() <= 1000 or len(batch) == 1 for batch in batches)

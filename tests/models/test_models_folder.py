@@ -1,0 +1,98 @@
+"""What is not a model folder is refused by name; identity is content."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import save_small_model
+
+from mlmclm.errors import UserError
+from mlmclm.models.folder import check_model_folder, load_encoder, load_tokenizer, weights_hash
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_small_model(tmp_path / "model")
+
+
+def test_a_pretrained_folder_loads_as_an_encoder_without_touching_the_global_stream(folder: Path) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert check_model_folder(folder)["model_type"] == "eurobert"
+    encoder = load_encoder(folder)
+    assert next(encoder.parameters()).dtype == torch.float32
+    assert torch.equal(torch.get_rng_state(), before)
+    assert load_tokenizer(folder).is_fast
+
+
+def test_the_hash_is_of_the_content_alone(folder: Path, tmp_path: Path) -> None:
+    first = weights_hash(folder)
+    copy = tmp_path / "another name"
+    shutil.copytree(folder, copy)
+    (copy / "README.md").write_text("a card")
+    assert weights_hash(copy) == first
+    assert weights_hash(save_small_model(tmp_path / "other", seed=1)) != first
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such model folder"):
+        check_model_folder(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", "model.safetensors is missing"),
+        ("tokenizer.json", "the tokenizer is missing"),
+    ],
+)
+def test_a_missing_file_is_named(folder: Path, missing: str, message: str) -> None:
+    (folder / missing).unlink()
+    with pytest.raises(UserError, match=message):
+        check_model_folder(folder)
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"the weights are a pickle \(pytorch_model.bin\), which can run code"):
+        check_model_folder(folder)
+
+
+def test_weights_cut_short_are_refused(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"model\.safetensors: cannot be read; is it cut short"):
+        check_model_folder(folder)
+
+
+def test_an_architecture_that_needs_its_own_code_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mystery", "auto_map": {"AutoModel": "mystery.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="'mystery' is not one that transformers has. It comes with code of its own"):
+        check_model_folder(folder)
+
+
+def test_a_shard_that_is_not_there_is_named(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-2.safetensors"}}))
+    with pytest.raises(UserError, match="the weights model-2.safetensors that model.safetensors.index.json names"):
+        check_model_folder(folder)
+
+
+def test_weights_that_lack_a_layer_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = 3
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"the weights lack layers\.2"):
+        load_encoder(folder)
+
+
+def test_a_damaged_tokenizer_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="the tokenizer cannot be read"):
+        load_tokenizer(folder)

@@ -1,0 +1,174 @@
+"""The engine's arithmetic: the same loss and the same steps however the batch is divided, and states that carry over exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = '''
+import json, os, sys
+import torch, torch.distributed as distributed
+cases, folder, rank, world = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+torch.set_num_threads(1)
+os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous-{world}")
+from transformers import EuroBertConfig
+from mlmclm.models.build import PretrainingModel, build
+from mlmclm.pretraining.checkpoints import fresh, read_tensors, write_tensors
+from mlmclm.pretraining.engine import Engine
+from mlmclm.studies.recipe import Recipe
+from pathlib import Path
+
+config = EuroBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
+    tie_word_embeddings=False)
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(4, 300, (8, 16), generator=generator)
+    labels = torch.where(torch.rand(8, 16, generator=generator) < 0.1 + 0.1 * torch.arange(8)[:, None], ids, -100)
+    return ids, labels
+
+for case in cases:
+    recipe = Recipe(batch=8, block_length=16, workers=world, micro_batch=case["micro"], zero_stage=case["zero"],
+        precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1)
+    model = build(config, 0)
+    state = fresh(model.state_dict())
+    if case.get("start"):
+        state = read_tensors(Path(folder) / case["start"])
+    engine = Engine(PretrainingModel(model, precision=case["precision"]), recipe, state)
+    share, losses, norms = 8 // world, [], []
+    for step in range(state.step, case["stop"]):
+        ids, labels = batch(step)
+        mine = [(ids[i:i + engine.micro], labels[i:i + engine.micro]) for i in range(rank * share, (rank + 1) * share, engine.micro)]
+        total, labelled, _, norm = engine.step(mine, causal=case["causal"], rate=1e-2)
+        distributed.all_reduce(total)
+        losses.append(float(total / labelled)); norms.append(norm)
+    final = engine.state(case["stop"])
+    if rank == 0:
+        target = Path(folder) / case["name"]
+        target.mkdir()
+        write_tensors(target, final)
+        (target / "losses.json").write_text(json.dumps([losses, norms]))
+distributed.barrier()
+'''  # fmt: skip
+
+
+def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> None:
+    """Runs cases one after the other in `world` processes of their own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, json.dumps(cases), str(folder), str(rank), str(world)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    for process in processes:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output[-3000:]
+
+
+def case(name: str, **given: Any) -> dict[str, Any]:
+    return {"name": name, "micro": None, "zero": 0, "precision": "fp32", "causal": False, "stop": 6} | given
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    run(
+        folder,
+        1,
+        [
+            case("one"),
+            case("one-micro2", micro=2),
+            case("one-zero1", zero=1, micro=4),
+            case("one-three", stop=3),
+            case("one-bf16", precision="bf16-autocast"),
+        ],
+    )
+    run(
+        folder,
+        2,
+        [
+            case("two"),
+            *(case(f"two-zero{zero}", zero=zero, micro=2) for zero in (1, 2, 3)),
+            *(case(f"two-zero{zero}-three", zero=zero, micro=2, stop=3) for zero in (1, 2, 3)),
+            *(case(f"two-zero{zero}-resumed", zero=zero, micro=2, start=f"two-zero{zero}-three") for zero in (1, 2, 3)),
+            case("elastic", zero=3, start="one-three"),
+        ],
+    )
+    return folder
+
+
+def losses(folder: Path, name: str) -> list[list[float]]:
+    return json.loads((folder / name / "losses.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "name", ["one-micro2", "one-zero1", "two", "two-zero1", "two-zero2", "two-zero3"]
+)
+def test_losses_norms_and_weights_don_t_depend_on_workers_micro_batch_or_zero_stage(runs: Path, name: str) -> None:
+    expected, found = losses(runs, "one"), losses(runs, name)
+    assert found[0] == pytest.approx(expected[0], rel=2e-6)
+    assert found[1] == pytest.approx(expected[1], rel=2e-5)
+    assert _difference(runs, "one", name) < 2e-4  # Adam divides by small second moments: rounding is amplified
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_a_run_taken_up_from_a_state_is_bit_equal_to_the_undisturbed_one(runs: Path, zero: int) -> None:
+    assert losses(runs, f"two-zero{zero}-resumed")[0] == losses(runs, f"two-zero{zero}")[0][3:]
+    assert _difference(runs, f"two-zero{zero}", f"two-zero{zero}-resumed") == 0
+
+
+def test_a_state_of_one_worker_is_taken_up_by_two_under_another_zero_stage(runs: Path) -> None:
+    assert losses(runs, "elastic")[0] == pytest.approx(losses(runs, "one")[0][3:], rel=2e-6)
+
+
+def test_bf16_products_stay_close_to_fp32_while_the_weights_start_unrounded(runs: Path) -> None:
+    assert losses(runs, "one-bf16")[0] == pytest.approx(losses(runs, "one")[0], abs=2e-2)
+
+
+def test_the_steps_equal_torch_s_own_adamw_on_the_mean_loss_over_the_whole_batch(runs: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import EuroBertConfig, EuroBertForMaskedLM
+
+    config = EuroBertConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        mask_token_id=3, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = EuroBertForMaskedLM(config)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    found = []
+    for step in range(6):
+        generator = torch.Generator().manual_seed(step)
+        ids = torch.randint(4, 300, (8, 16), generator=generator)
+        chosen = torch.rand(8, 16, generator=generator) < 0.1 + 0.1 * torch.arange(8)[:, None]
+        labels = torch.where(chosen, ids, -100)
+        loss = torch.nn.functional.cross_entropy(model(ids).logits.view(-1, 300), labels.view(-1))
+        found.append(float(loss))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+    assert losses(runs, "one")[0] == pytest.approx(found, rel=2e-6)
+    trained = load_file(runs / "one" / "state.safetensors")
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[f"w/{name}"], parameter.detach(), rtol=0, atol=2e-4)
+
+
+def _difference(folder: Path, a: str, b: str) -> float:
+    from safetensors.torch import load_file
+
+    one, other = (load_file(folder / name / "state.safetensors") for name in (a, b))
+    assert one.keys() == other.keys()
+    return max(float((one[key] - other[key]).abs().max()) for key in one)

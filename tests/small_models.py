@@ -1,0 +1,142 @@
+"""Small models, tokenizers and task data for tests: made on the spot, in well under a second."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import EuroBertConfig, EuroBertForMaskedLM, PreTrainedTokenizerFast
+
+NAMES = ["Anna", "Berta", "Carl", "Dora", "Emil", "Fritz", "Greta", "Hans"]
+CITIES = ["Paris", "Oslo", "Rome", "Lima", "Cairo", "Delhi", "Quito", "Minsk"]
+GOOD = ["lovely", "bright", "warm", "clever", "fresh"]
+BAD = ["dull", "cold", "stale", "clumsy", "bleak"]
+FILL = ["the", "film", "was", "and", "so", "very", "one", "of", "a", "kind", "here", "today", "again", "with", "in"]
+
+
+def small_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of the words above."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<bos>", "<eos>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet)
+    words = NAMES + CITIES + GOOD + BAD + FILL + ["Question:", "Context:", "Query:", "Document:"]
+    tokenizer.train_from_iterator([" ".join(words)] * 3 + words, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", mask_token="<mask>"
+    )
+
+
+def save_small_model(folder: Path, *, seed: int = 0, length: int = 128, key_value_heads: int = 2) -> Path:
+    """A folder as pretraining leaves it: an untrained EuroBERT of 2 layers x 32 with its tokenizer."""
+    tokenizer = small_tokenizer()
+    tokenizer.save_pretrained(folder)
+    config = EuroBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=length,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        mask_token_id=3,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        EuroBertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+def write_table(folder: Path, split: str, rows: dict[str, Any]) -> None:
+    """One Parquet file of a data set's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(rows), folder / f"{split}.parquet")
+
+
+def write_sentiment(root: Path, train: int = 400, test: int = 60) -> None:
+    """A learnable stand-in for sst2: one word decides."""
+    chance = random.Random(1)
+    for split, count in (("train", train), ("validation", test)):
+        rows: dict[str, list[Any]] = {"sentence": [], "label": []}
+        for _ in range(count):
+            label = chance.randrange(2)
+            words = chance.choices(FILL, k=chance.randint(1, 12))
+            words.insert(chance.randrange(len(words) + 1), chance.choice(GOOD if label else BAD))
+            rows["sentence"].append(" ".join(words))
+            rows["label"].append(label)
+        write_table(root / "sst2", split, rows)
+
+
+def write_entities(root: Path, train: int = 300, test: int = 50) -> None:
+    """A learnable stand-in for conll2003: people and two-word places."""
+    chance = random.Random(2)
+    for split, count in (("train", train), ("validation", test), ("test", test)):
+        rows: dict[str, list[Any]] = {"tokens": [], "ner_tags": []}
+        for _ in range(count):
+            words: list[str] = []
+            tags: list[int] = []
+            for _ in range(chance.randint(1, 4)):
+                found = chance.choice(([chance.choice(NAMES)], [chance.choice(CITIES), chance.choice(CITIES)]))
+                words += [*found, chance.choice(FILL)]
+                tags += [1, 0] if len(found) == 1 else [5, 6, 0]
+            rows["tokens"].append(words)
+            rows["ner_tags"].append(tags)
+        write_table(root / "conll2003", split, rows)
+
+
+def write_questions(root: Path, train: int = 240, test: int = 40) -> None:
+    """A learnable stand-in for squad_4k: which city, or which person?"""
+    chance = random.Random(3)
+    for split, count in (("train", train), ("validation", test)):
+        rows: dict[str, list[Any]] = {name: [] for name in ("id", "title", "context", "question", "answers")}
+        for number in range(count):
+            words = chance.choices(FILL, k=chance.randint(4, 14))
+            found = {"Paris": chance.choice(CITIES), "Anna": chance.choice(NAMES)}
+            for word in found.values():
+                words.insert(chance.randrange(len(words) + 1), word)
+            asked = chance.choice(["Paris", "Anna"])
+            context = f"{' '.join(words)} {number % 7}"
+            rows["id"].append(f"{split}-{number}")
+            rows["title"].append("")
+            rows["context"].append(context)
+            rows["question"].append(f"like {asked}")
+            rows["answers"].append({"text": [found[asked]], "answer_start": [context.index(found[asked])]})
+        write_table(root / "squad_4k", split, rows)
+
+
+def write_retrieval(root: Path, train: int = 300, test: int = 40) -> None:
+    """A learnable stand-in for reqa_squad: the document that shares a name and a place with the query."""
+    chance = random.Random(4)
+
+    def pair() -> tuple[str, str]:
+        name, city = chance.choice(NAMES), chance.choice(CITIES)
+        filler = chance.choices(FILL, k=4)
+        return f"{name} {city}", f"{filler[0]} {city} {filler[1]} {name} {' '.join(filler[2:])}"
+
+    pairs = [pair() for _ in range(train)]
+    folder = root / "reqa_squad"
+    write_table(folder, "train", {"query": [query for query, _ in pairs], "positive": [text for _, text in pairs]})
+    judged = [pair() for _ in range(test)]
+    write_table(folder, "queries", {"_id": [f"q{n}" for n in range(test)], "text": [query for query, _ in judged]})
+    write_table(folder, "corpus", {"_id": [f"d{n}" for n in range(test)], "text": [text for _, text in judged]})
+    ids = {"query-id": [f"q{n}" for n in range(test)], "corpus-id": [f"d{n}" for n in range(test)]}
+    write_table(folder, "qrels", {**ids, "score": [1] * test})
+
+
+def write_all(root: Path) -> Path:
+    """All four."""
+    write_sentiment(root)
+    write_entities(root)
+    write_questions(root)
+    write_retrieval(root)
+    return root

@@ -1,0 +1,279 @@
+"""The four tasks made from documentation."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mlmclm.corpora.pydocs import Root
+from mlmclm.errors import UserError
+from mlmclm.tasks import pydocs as module
+from mlmclm.tasks.pydocs import PYDOCS_TASKS, build_pydocs_task
+from mlmclm.tasks.pydocs_text import normal, select, shortened, words
+
+WORDS = [
+    "array",
+    "axis",
+    "number",
+    "value",
+    "table",
+    "column",
+    "model",
+    "layer",
+    "token",
+    "batch",
+    "file",
+    "folder",
+    "name",
+    "index",
+    "shape",
+    "matrix",
+    "vector",
+    "graph",
+    "node",
+    "edge",
+    "weight",
+    "score",
+    "label",
+    "class",
+    "query",
+    "result",
+    "window",
+    "time",
+    "step",
+    "rate",
+    "error",
+    "limit",
+    "bound",
+    "size",
+    "width",
+    "height",
+    "color",
+    "line",
+]
+
+SHARED = """Reads {0} things from there.
+
+    {0} is not said elsewhere.
+
+    Args:
+        path (str): The path of the file.
+    """
+
+NAMES = ["alpha", "beta", "gamma_ray", "delta"]
+
+Tables = dict[str, dict[str, list[dict[str, Any]]]]
+
+
+def docstring(generator: random.Random) -> str:
+    """A docstring in Google's or numpydoc's form."""
+
+    def sentence() -> str:
+        return " ".join(generator.choice(WORDS) for _ in range(8)).capitalize() + "."
+
+    names = generator.sample(NAMES, 3)
+    if generator.random() < 0.5:
+        fields = "\n".join(f"        {name} (str): {sentence()}" for name in names)
+        return (
+            f"{sentence()}\n\n    {sentence()}\n\n    Args:\n{fields}\n\n"
+            f"    Returns:\n        bool: {sentence()}\n\n"
+            f"    Raises:\n        KeyError: {sentence()}\n    "
+        )
+    fields = "\n".join(f"    {name} : list of int, optional\n        {sentence()}" for name in names)
+    return (
+        f"{sentence()}\n\n    {sentence()}\n\n    Parameters\n    ----------\n{fields}\n\n"
+        f"    Returns\n    -------\n    dict\n"
+        f"        {sentence()}\n\n    Notes\n    -----\n    {sentence()}\n    "
+    )
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty packages; the last function of each is documented with the same words."""
+    root = tmp_path_factory.mktemp("packages")
+    for number in range(20):
+        generator = random.Random(number)
+        texts = [docstring(generator) for _ in range(12)]
+        texts.append(SHARED.format(number))
+        functions = [f'def read_{n}():\n    """{text}"""\n' for n, text in enumerate(texts)]
+        (root / f"package{number:02d}.py").write_text("raise SystemExit('imported!')\n" + "\n".join(functions))
+    return root
+
+
+@pytest.fixture(scope="module")
+def store(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in which the tasks are made."""
+    folder = tmp_path_factory.mktemp("store")
+    build_pydocs_task("pydocs-qa", folder, roots=[Root(packages, "folder")], workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(store: Path, packages: Path) -> Tables:
+    """task -> table -> rows."""
+    result: Tables = {}
+    for name in PYDOCS_TASKS:
+        folder = build_pydocs_task(name, store, roots=[Root(packages, "folder")], workers=1)
+        result[name] = {file.stem: pq.read_table(file).to_pylist() for file in folder.glob("*.parquet")}
+    return result
+
+
+def texts_of(name: str, split: str, tables: Tables) -> list[str]:
+    """What must not be in two splits."""
+    rows = tables[name]
+    if name == "pydocs-retrieval":
+        if split == "train":
+            return [row[key] for row in rows["train"] for key in ("query", "positive")]
+        return [row["text"] for part in ("queries", "corpus") for row in rows[f"{split}_{part}"]]
+    key = {"pydocs-kind": "text", "pydocs-fields": "tokens", "pydocs-qa": "context"}[name]
+    return [row[key] if isinstance(row[key], str) else " ".join(row[key]) for row in rows[split]]
+
+
+@pytest.mark.parametrize("name", PYDOCS_TASKS)
+def test_no_evaluation_text_is_in_train(name: str, tables: Tables) -> None:
+    train, validation, test = (
+        {normal(text) for text in texts_of(name, s, tables)} for s in ("train", "validation", "test")
+    )
+    assert train
+    assert validation
+    assert test
+    assert not train & validation
+    assert not train & test
+    assert not validation & test
+
+
+def test_a_description_that_train_has_is_in_no_evaluation_example(tables: Tables) -> None:
+    for name in ("pydocs-kind", "pydocs-fields", "pydocs-qa"):
+        for split in ("validation", "test"):
+            assert not [text for text in texts_of(name, split, tables) if "the path of the file" in text.lower()]
+    assert any("path of the file" in text.lower() for text in texts_of("pydocs-kind", "train", tables))
+
+
+def test_kinds_are_labelled_by_the_part_that_they_come_from(tables: Tables) -> None:
+    labels = {row["label"] for row in tables["pydocs-kind"]["train"]}
+    assert labels == {0, 1, 2, 3, 4}
+    assert all(row["text_pair"] is None for row in tables["pydocs-kind"]["test"])
+    path = [row for row in tables["pydocs-kind"]["train"] if row["text"] == "The path of the file."]
+    assert [row["label"] for row in path] == [1]
+
+
+def test_tags_mark_names_types_and_exceptions(tables: Tables) -> None:
+    seen = set()
+    for row in tables["pydocs-fields"]["train"]:
+        assert len(row["tokens"]) == len(row["tags"])
+        for token, tag in zip(row["tokens"], row["tags"], strict=True):
+            seen.add(tag)
+            assert (tag == 1) == (token in NAMES) or token == "path"
+            assert (tag == 4) == (token == "KeyError")
+            assert token != "optional"
+        typed = " ".join(t for t, tag in zip(row["tokens"], row["tags"], strict=True) if tag in (2, 3))
+        assert set(typed.split()) <= {"str", "bool", "dict", "list", "of", "int"}
+    assert seen == {0, 1, 2, 3, 4}
+
+
+def test_the_layout_does_not_give_tags_away(tables: Tables) -> None:
+    rows = tables["pydocs-fields"]["train"]
+    assert not {":", "(", ")", "."} & {token for row in rows for token in row["tokens"]}
+    after_name = {row["tags"][n + 1] for row in rows for n, tag in enumerate(row["tags"][:-1]) if tag == 1}
+    assert {0, 2} <= after_name
+
+
+def test_answers_are_spans_of_their_contexts(tables: Tables) -> None:
+    for split in ("train", "validation", "test"):
+        for row in tables["pydocs-qa"][split]:
+            answer, start = row["answers"]["text"][0], row["answers"]["answer_start"][0]
+            assert row["context"][start : start + len(answer)] == answer
+            assert answer
+
+
+def test_a_question_about_a_parameter_is_answered_by_its_own_entry(tables: Tables) -> None:
+    asked = 0
+    for row in tables["pydocs-qa"]["train"]:
+        match = re.search(r"(alpha|beta|gamma_ray|delta)", row["question"])
+        if match:
+            asked += 1
+            before = row["context"][: row["answers"]["answer_start"][0]]
+            assert re.findall(r"\b(alpha|beta|gamma_ray|delta)\b", before)[-1] == match[1]
+    assert asked > 50
+
+
+def test_ids_are_unique_and_judgements_point_to_texts(tables: Tables) -> None:
+    rows = tables["pydocs-retrieval"]
+    for split in ("validation", "test"):
+        queries = {row["id"] for row in rows[f"{split}_queries"]}
+        corpus = {row["id"]: row["text"] for row in rows[f"{split}_corpus"]}
+        assert len(queries) == len(rows[f"{split}_queries"])
+        assert len(corpus) == len(rows[f"{split}_corpus"])
+        assert {row["query_id"] for row in rows[f"{split}_qrels"]} == queries
+        assert {row["corpus_id"] for row in rows[f"{split}_qrels"]} <= set(corpus)
+
+
+def test_the_rest_of_a_docstring_holds_neither_summary_nor_name(tables: Tables) -> None:
+    for row in tables["pydocs-retrieval"]["train"]:
+        assert normal(row["query"]) not in normal(row["positive"])
+        assert not re.search(r"\bread_\d+\b", row["positive"])
+
+
+def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
+    store: Path, packages: Path, tables: Tables, tmp_path: Path
+) -> None:
+    roots = [Root(packages, "folder")]
+    for name in PYDOCS_TASKS:
+        facts = json.loads((build_pydocs_task(name, store, roots=roots) / "meta.json").read_text())
+        assert facts["rows"] == {table: len(rows) for table, rows in tables[name].items()}
+        assert facts["name"] == name
+        again = build_pydocs_task(name, tmp_path, roots=roots, workers=2)
+        assert json.loads((again / "meta.json").read_text()) == facts
+    assert json.loads((build_pydocs_task("pydocs-kind", store, roots=roots) / "meta.json").read_text())[
+        "label_names"
+    ] == [
+        "summary",
+        "parameter",
+        "return",
+        "exception",
+        "note",
+    ]
+
+
+def test_what_is_made_is_not_made_again(store: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "prepare_pydocs", None)
+    for name in PYDOCS_TASKS:
+        assert build_pydocs_task(name, store, roots=[Root(packages, "folder")]).is_dir()
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Did you mean 'pydocs-qa'\? Allowed: pydocs-kind"):
+        build_pydocs_task("pydocs-q", tmp_path)
+
+
+def test_too_little_documentation_is_an_error(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"module{number}.py").write_text(f'"""A module about nothing, number {number}."""\n')
+    with pytest.raises(UserError, match="too little documentation"):
+        build_pydocs_task("pydocs-qa", tmp_path / "store", roots=[Root(tmp_path, "folder")], workers=1)
+
+
+def test_shortening_keeps_whole_sentences_or_cuts_the_first() -> None:
+    assert shortened("One two three. Four five six.", 6) == "One two three."
+    assert shortened("One two three. Four five six.", 8) == "One two three. Four five six."
+    assert shortened("One two three four five", 3) == "One two three"
+    assert shortened("a.b (c) d", 3) == "a.b"
+    assert all(len(words(shortened("x, (y) z. And so on, for long.", limit))) <= limit for limit in range(1, 14))
+
+
+def test_selection_is_fixed_and_takes_few_of_each_package() -> None:
+    items = [f"{package}-{number}" for package in "abcdefghij" for number in range(100)]
+
+    def chosen(given: list[str]) -> list[str]:
+        return select(given, 100, key=lambda item: item, package=lambda item: item[0], salt="x")
+
+    picked = chosen(items)
+    assert picked == chosen(items[::-1])
+    assert len(picked) == 100
+    assert max(sum(item[0] == package for item in picked) for package in "abcdefghij") <= 15

@@ -1,0 +1,155 @@
+"""Metrics equal independent computations."""
+
+from __future__ import annotations
+
+import collections
+import math
+import random
+import re
+import string
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score
+from small_models import CITIES, FILL, NAMES
+
+from mlmclm.tasks.question_answering import answer_f1, exact_match, normalise_answer, windows
+from mlmclm.tasks.retrieval import ndcg_at_10
+from mlmclm.tasks.token_classification import TokenClassification, words_of_tokens
+
+
+def official_normalise(text: str) -> str:
+    """SQuAD's evaluate-v1.1 by its published definition: lower, remove punctuation, remove articles, fix white space."""
+
+    def remove_articles(value: str) -> str:
+        return re.sub(r"\b(a|an|the)\b", " ", value)
+
+    def remove_punctuation(value: str) -> str:
+        exclude = set(string.punctuation)
+        return "".join(ch for ch in value if ch not in exclude)
+
+    return " ".join(remove_articles(remove_punctuation(text.lower())).split())
+
+
+def official_f1(prediction: str, truth: str) -> float:
+    prediction_tokens = official_normalise(prediction).split()
+    truth_tokens = official_normalise(truth).split()
+    common = collections.Counter(prediction_tokens) & collections.Counter(truth_tokens)
+    same = sum(common.values())
+    if same == 0:
+        return 0
+    precision = 1.0 * same / len(prediction_tokens)
+    recall = 1.0 * same / len(truth_tokens)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def test_squad_scores_equal_the_official_definition_on_random_answers() -> None:
+    chance = random.Random(0)
+    words = [*NAMES, *CITIES, *FILL, "The", "an", "U.S.", "it's", "1,000", "A-B", "(so)"]
+    for _ in range(500):
+        prediction = " ".join(chance.choices(words, k=chance.randint(0, 5)))
+        references = [" ".join(chance.choices(words, k=chance.randint(1, 5))) for _ in range(chance.randint(1, 4))]
+        assert normalise_answer(prediction) == official_normalise(prediction)
+        assert answer_f1(prediction, references) == max(official_f1(prediction, one) for one in references)
+        exact = max(official_normalise(prediction) == official_normalise(one) for one in references)
+        assert exact_match(prediction, references) == float(exact)
+
+
+def test_squad_scores_take_the_best_reference() -> None:
+    assert exact_match("the Eiffel tower!", ["Paris", "Eiffel Tower"]) == 1.0
+    assert answer_f1("tall Eiffel tower", ["Paris", "an Eiffel Tower"]) == pytest.approx(0.8)
+
+
+def test_ndcg_equals_its_formula_and_counts_what_was_not_retrieved() -> None:
+    generator = np.random.default_rng(0)
+    queries, documents = [f"q{n}" for n in range(30)], [f"d{n}" for n in range(400)]
+    scores = generator.normal(size=(30, 400)).astype(np.float32)
+    qrels = {
+        query: {documents[d]: int(generator.integers(0, 3)) for d in generator.choice(400, 25)} for query in queries
+    }
+    qrels["q0"] = {"d5": 0}
+    expected = []
+    for row, query in enumerate(queries):
+        grades = qrels[query]
+        ideal = sorted(grades.values(), reverse=True)[:10]
+        best = sum(grade / math.log2(rank + 2) for rank, grade in enumerate(ideal))
+        if best == 0:
+            continue
+        ranking = np.argsort(-scores[row])[:10]
+        gain = sum(grades.get(documents[d], 0) / math.log2(rank + 2) for rank, d in enumerate(ranking))
+        expected.append(gain / best)
+    assert len(expected) == 29
+    assert ndcg_at_10(queries, documents, scores, qrels) == pytest.approx(np.mean(expected), abs=1e-6)
+
+
+def test_macro_f1_counts_classes_that_are_never_predicted() -> None:
+    assert f1_score([0, 1, 2], [0, 0, 0], labels=[0, 1, 2], average="macro", zero_division=0.0) == pytest.approx(1 / 6)
+
+
+def test_entities_are_scored_whole(tagger: TokenClassification) -> None:
+    """Three true entities; one found, one cut short, one of the wrong kind: precision 1/3, recall 1/3."""
+    true = np.array([1, 0, 5, 6, 0, 3])  # B-PER O B-LOC I-LOC O B-ORG
+    found = np.array([1, 0, 5, 0, 0, 7])  # the place's second word is missing; MISC instead of ORG
+    scores = tagger.score_of([true], [found])
+    assert scores["f1"] == pytest.approx(1 / 3)
+    assert scores["precision"] == pytest.approx(1 / 3)
+    assert scores["accuracy"] == pytest.approx(4 / 6)
+
+
+@pytest.fixture
+def tagger(monkeypatch: pytest.MonkeyPatch) -> TokenClassification:
+    """A tagger without data, whose `score_of` scores given tags."""
+    from pathlib import Path
+
+    from mlmclm.tasks.family import Lists, Prepared
+    from mlmclm.tasks.registry import get_task
+    from mlmclm.tasks.settings import TaskSettings
+
+    names = get_task("conll2003").label_names
+    assert names is not None
+    family = TokenClassification(Prepared("", Path(), "token-classification", "", names), TaskSettings())
+
+    def score_of(true: list[np.ndarray], found: list[np.ndarray]) -> dict[str, float]:
+        offsets = np.cumsum([0, *(len(row) for row in true)])
+        tags = Lists(np.concatenate(true), offsets)
+        monkeypatch.setattr(TokenClassification, "_splits", {"test": (tags, tags, tags)}, raising=False)
+        return family.score("test", [row.astype(np.float32) for row in found])
+
+    family.score_of = score_of  # type: ignore[attr-defined]
+    return family
+
+
+def test_a_words_tag_is_the_majority_of_its_sub_tokens_and_ties_go_to_the_likelier(tagger: TokenClassification) -> None:
+    def votes(*tags: int, strength: float = 1.0) -> np.ndarray:
+        logits = np.zeros((len(tags), 9), dtype=np.float32)
+        logits[np.arange(len(tags)), tags] = strength
+        return logits
+
+    words = np.array([0, 0, 0, 1, 1, -1], dtype=np.int32)
+    logits = np.concatenate(
+        (votes(1, 1, strength=0.1), votes(3, strength=9.0), votes(5), votes(7, strength=4.0), votes(2))
+    )
+    assert tagger._vote(logits, words, 3).tolist() == [1, 7, 0]  # the third word was cut off: O
+
+
+def test_tokens_find_their_words_whatever_the_tokenizer_does_with_spaces() -> None:
+    words = ["New", "York", "x"]
+    with_space_before = [(0, 3), (3, 6), (6, 8), (8, 10)]
+    without = [(0, 3), (4, 6), (6, 8), (9, 10)]
+    bare_space = [(0, 3), (3, 4), (4, 8), (8, 9), (9, 10)]
+    assert words_of_tokens(words, with_space_before).tolist() == [0, 1, 1, 2]
+    assert words_of_tokens(words, without).tolist() == [0, 1, 1, 2]
+    assert words_of_tokens(words, bare_space).tolist() == [0, -1, 1, -1, 2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "room", "stride"), [(10, 10, 3), (11, 10, 3), (100, 30, 10), (50, 20, 19), (50, 10, 40)]
+)
+def test_windows_cover_the_passage_and_share_the_stride(tokens: int, room: int, stride: int) -> None:
+    found = windows(tokens, room, stride)
+    assert found[0][0] == 0
+    assert found[-1][1] == tokens
+    assert all(stop - start <= room for start, stop in found)
+    for (_, stop), (start, _) in zip(found, found[1:], strict=False):
+        assert stop - start >= min(stride, room - 1)
+    assert all(stop < tokens for _, stop in found[:-1])

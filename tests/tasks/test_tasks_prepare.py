@@ -1,0 +1,126 @@
+"""Tokenised data are made once, say what the text says, and are the same for whoever makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_models import save_small_model, small_tokenizer, write_all, write_table
+
+from mlmclm.errors import UserError
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.tasks import prepare
+from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.prepare import find_or_prepare, prepare_task
+from mlmclm.tasks.question_answering import QuestionAnswering
+
+PROTOCOL = Protocol(max_length=64, stride=8)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/ and model/."""
+    folder = tmp_path_factory.mktemp("prepare")
+    write_all(folder / "data")
+    save_small_model(folder / "model")
+    return folder
+
+
+def prepared(place: Path, name: str, protocol: Protocol = PROTOCOL) -> prepare.Prepared:
+    return prepare_task(name, place / "model", protocol, place / "store", place / "data")
+
+
+def test_what_is_there_is_not_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepared(place, "sst2")
+    monkeypatch.setattr(prepare, "load_tokenizer", lambda folder: pytest.fail("tokenised again"))
+    assert prepared(place, "sst2") == first
+    monkeypatch.setattr(prepare, "load_task", lambda *_, **__: pytest.fail("read again"))
+    again = find_or_prepare("sst2", first.task_data, place / "model", PROTOCOL, place / "store", place / "data")
+    assert again == first
+
+
+def test_training_settings_share_prepared_data_and_lengths_do_not(place: Path) -> None:
+    first = prepared(place, "sst2")
+    assert prepared(place, "sst2", Protocol(max_length=64, stride=8, batch_size=8, pooling="last")) == first
+    assert prepared(place, "sst2", Protocol(max_length=32, stride=8)).key != first.key
+
+
+def test_data_that_changed_since_the_plan_are_refused(place: Path) -> None:
+    with pytest.raises(UserError, match="the data have changed since this sweep was planned"):
+        find_or_prepare("sst2", "0" * 64, place / "model", PROTOCOL, place / "store", place / "data")
+
+
+def test_every_sequence_ends_with_the_closing_token_and_fits(place: Path) -> None:
+    short = Protocol(max_length=12, stride=4)
+    for name in ("sst2", "conll2003", "squad_4k", "reqa_squad"):
+        made = prepared(place, name, short)
+        family = FAMILIES[made.family](made, short)
+        for split in ("validation", "test"):
+            sequences = family.evaluation_sequences(split)
+            assert all(sequences[row][-1] == 2 for row in range(len(sequences)))
+            assert sequences.lengths.max() <= 12
+
+
+def test_subsets_are_fixed_and_of_the_size_asked(place: Path) -> None:
+    few = Protocol(
+        max_length=64, stride=8, max_train_examples=50, max_evaluation_examples=10, max_evaluation_documents=15
+    )
+    for name, rows in {"sst2": (50, 10), "conll2003": (50, 10), "squad_4k": (50, 10), "reqa_squad": (50, 25)}.items():
+        made = prepared(place, name, few)
+        family = FAMILIES[made.family](made, few)
+        assert (family.train_size, len(family.evaluation_sequences("test"))) == rows
+    other = prepare_task("sst2", place / "model", few, place / "elsewhere", place / "data")
+    assert other.table("train").equals(prepared(place, "sst2", few).table("train"))
+
+
+def test_answer_positions_point_at_the_answers_in_windows_too(place: Path) -> None:
+    tight = Protocol(max_length=24, stride=10)
+    tokenizer = small_tokenizer()
+    for protocol in (PROTOCOL, tight):
+        made = prepared(place, "squad_4k", protocol)
+        table = made.table("train").to_pydict()
+        count = max(table["example"]) + 1
+        found = set()
+        for row, ids in enumerate(table["input_ids"]):
+            start, end = table["start"][row], table["end"][row]
+            if start == len(ids) - 1:
+                assert start == end
+                continue
+            found.add((table["example"][row], tokenizer.decode(ids[start : end + 1]).strip()))
+        assert len(found) == count
+        if protocol is tight:
+            assert len(table["example"]) > count
+
+
+def test_the_true_spans_give_a_perfect_score(place: Path) -> None:
+    """Predictions made of the targets: exact match 1, so that positions, offsets and windows agree with the text."""
+    for protocol in (PROTOCOL, Protocol(max_length=24, stride=10)):
+        made = prepared(place, "squad_4k", protocol)
+        family = QuestionAnswering(made, protocol)
+        table = made.table("test").to_pydict()
+        predictions = []
+        for row, ids in enumerate(table["input_ids"]):
+            none = table["start"][row] == len(ids) - 1
+            first, last = table["start"][row] - table["passage"][row], table["end"][row] - table["passage"][row]
+            predictions.append(np.array([0.0, 0, 0] if none else [1.0, first, last]))
+        assert family.score("test", predictions) == {"f1": 1.0, "exact_match": 1.0}
+
+
+def test_pairs_are_joined_by_their_template(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlmclm.tasks.registry import get_task
+
+    task = get_task("sst2").model_copy(
+        update={
+            "folder": "pairs",
+            "columns": {"text": "one", "text_pair": "two"},
+            "pair_template": "Question: {text}\nContext: {text_pair}",
+        }
+    )
+    monkeypatch.setattr(prepare, "get_task", lambda name: task)
+    rows = {"one": ["Anna {text_pair}"] * 20, "two": ["Oslo"] * 20, "label": [0, 1] * 10}
+    for split in ("train", "validation"):
+        write_table(place / "data" / "pairs", split, rows)
+    made = prepared(place, "sst2", Protocol(max_length=100, stride=8))
+    ids = made.table("test")["input_ids"][0].as_py()
+    assert small_tokenizer().decode(ids[:-1]) == "Question: Anna Oslo\nContext: Oslo"

@@ -1,0 +1,72 @@
+"""An MLflow address answers, or the user is told in time."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.tracking.address import check_address, default_address
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_dead_address_is_a_fault_that_names_it() -> None:
+    address = f"http://127.0.0.1:{closed_port()}"
+    with pytest.raises(EnvironmentFault, match=f"The MLflow server at {address} doesn't answer"):
+        check_address(address)
+
+
+def test_a_server_that_accepts_and_never_answers_is_a_fault_within_ten_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        began = time.monotonic()
+        with pytest.raises(EnvironmentFault, match="doesn't answer"):
+            check_address(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert time.monotonic() - began < 11
+
+
+def test_a_server_that_is_not_mlflow_is_a_fault(other_server: str) -> None:
+    with pytest.raises(EnvironmentFault, match="not an MLflow server"):
+        check_address(other_server)
+
+
+def test_a_dead_database_server_is_a_fault() -> None:
+    with pytest.raises(EnvironmentFault, match="doesn't answer"):
+        check_address(f"postgresql://user:secret@127.0.0.1:{closed_port()}/mlflow")
+
+
+def test_the_stores_own_database_needs_not_be_there_yet(tmp_path: Path) -> None:
+    check_address(default_address(tmp_path))
+
+
+def test_a_damaged_database_is_a_fault_that_says_it_may_be_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow" / "mlflow.db"
+    path.parent.mkdir()
+    path.write_bytes(b"no database " * 1000)
+    with pytest.raises(EnvironmentFault, match="delete it to have it rebuilt"):
+        check_address(default_address(tmp_path))
+
+
+@pytest.mark.parametrize("address", ["./mlruns", "file:///mlruns", "databricks", "http//localhost", "sqlite:///"])
+def test_what_is_no_address_of_a_known_kind_is_the_users_error(address: str) -> None:
+    with pytest.raises(UserError):
+        check_address(address)

@@ -1,0 +1,94 @@
+"""What a study looks like in MLflow, as plain records."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mlmclm.tracking import views
+
+
+def make_result(**changes: Any) -> dict[str, Any]:
+    return {
+        "schema": 1, "key": "k" * 64, "model": "2m-clm-600", "weights": "w", "task": "sst2",
+        "family": "sequence-classification", "task_data": "d", "protocol": {"max_steps": 10, "epochs": None},
+        "learning_rate": 1e-3, "seed": 2, "status": "ok", "metric": "accuracy",
+        "scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.6}}, "curve": [[1, 0.7], [10, 0.5]],
+        "steps": 10, "examples": 320, "tokens": 900, "parameters": 5, "diverged_step": None,
+        "cost": {"seconds": 2.0, "worker": "h/1", "finished": "2026-01-02T03:04:05+00:00"},
+        **changes,
+    }  # fmt: skip
+
+
+def test_a_cells_run_hangs_on_its_group_which_hangs_on_the_sweep() -> None:
+    cell = views.cell_record("s", make_result())
+    group = views.group_record("s", "2m-clm-600", "sst2")
+    sweep = views.sweep_record("s", models=["2m-clm-600"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2])
+    assert (cell.parent_key, group.parent_key, sweep.parent_key) == (group.key, sweep.key, None)
+
+
+def test_a_cells_learning_rate_is_its_first_parameter_in_alphabetical_order() -> None:
+    params = views.cell_record("s", make_result()).params
+    assert sorted(params)[:3] == ["learning_rate", "model", "seed"]
+    assert params["settings.max_steps"] == "10"
+    assert "settings.epochs" not in params
+
+
+def test_a_cells_metrics_are_its_scores_curve_and_cost_at_times_within_its_run() -> None:
+    record = views.cell_record("s", make_result())
+    values = {(name, step): value for name, value, step, _ in record.metrics}
+    assert values["test_accuracy", 0] == 0.6
+    assert (values["loss", 1], values["loss", 10]) == (0.7, 0.5)
+    assert values["cost_seconds", 0] == 2.0
+    assert all((record.start_ms or 0) <= time <= (record.end_ms or 0) for *_, time in record.metrics)
+
+
+def test_a_diverged_cell_is_a_failed_run_without_scores() -> None:
+    record = views.cell_record("s", make_result(status="diverged", scores=None))
+    assert record.status == "FAILED"
+    assert not any(name.startswith("test") for name, *_ in record.metrics)
+
+
+def test_records_built_twice_are_equal_in_content() -> None:
+    first, second = (views.cell_record("s", make_result()) for _ in range(2))
+    assert first.content_hash() == second.content_hash()
+    other = views.cell_record("s", make_result(scores={"test": {"accuracy": 0.61}}))
+    assert other.content_hash() != first.content_hash()
+    assert other.key == first.key
+
+
+def test_two_names_of_the_same_weights_have_two_runs() -> None:
+    first, second = (views.cell_record("s", make_result(model=name)) for name in "ab")
+    assert first.key != second.key
+
+
+def test_a_groups_note_says_the_best_rate_and_its_score_and_unknown_numbers_are_left_out() -> None:
+    metrics = {
+        "best_learning_rate": 1e-3,
+        "test_mean": 0.5,
+        "test_low": 0.4,
+        "test_high": 0.6,
+        "sd_rates": None,
+        "x": math.nan,
+    }
+    record = views.group_record("s", "a", "sst2", metrics=metrics, time_ms=7)
+    assert record.tags[views.NOTE_TAG] == "Best learning rate 0.001: test 0.5000 (95 % interval 0.4000 to 0.6000)."
+    assert {name for name, *_ in record.metrics} == {"best_learning_rate", "test_mean", "test_low", "test_high"}
+
+
+def test_a_stages_rows_become_curves_and_its_nested_settings_dotted_parameters() -> None:
+    rows = [{"step": 1, "loss": 2.0, "time": 10.0}, {"step": 1, "validation_loss": math.inf, "time": 11.5}]
+    record = views.stage_record("s", stage="k", title="clm to 600", settings={"a": {"b": 1, "c": [1, 2]}}, rows=rows)
+    assert record.params == {"a.b": "1", "a.c": "1, 2"}
+    assert record.metrics == [("loss", 2.0, 1, 10000), ("validation_loss", math.inf, 1, 11500)]
+    assert (record.start_ms, record.end_ms) == (10000, 11500)
+    record.content_hash()
+
+
+@pytest.mark.parametrize("base", ["http://127.0.0.1:5000", "http://127.0.0.1:5000/"])
+def test_a_link_opens_the_view_of_runs(base: str) -> None:
+    assert (
+        views.experiment_link(base, "7") == "http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning"
+    )
