@@ -65,14 +65,15 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
 
 def _keys_at(model: type[BaseModel], location: list[Any]) -> list[str]:
     """The allowed keys of the nested model at `location`, with their full dotted names."""
-    current: Any = model
+    current = model
     for part in location:
-        if isinstance(part, int) or not isinstance(current, type) or not issubclass(current, BaseModel):
-            break
-        field = current.model_fields.get(part)
+        field = current.model_fields.get(str(part))
         if field is None:
             break
         candidates = [field.annotation, *get_args(field.annotation)]
-        current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), current)
+        nested = [item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)]
+        if not nested:
+            break
+        current = nested[0]
     prefix = "".join(f"{part}." for part in location)
-    return [f"{prefix}{name}" for name in current.model_fields] if isinstance(current, type) else []
+    return [f"{prefix}{name}" for name in current.model_fields]

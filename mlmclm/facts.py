@@ -15,7 +15,7 @@ from mlmclm.studies.plans import State
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.prepare import Prepared as PreparedTask
+    from mlmclm.tasks.family import Prepared as PreparedTask
 
 
 def card_facts(prepared: Prepared, name: ModelName) -> dict[str, Any]:

@@ -8,8 +8,8 @@ a finished one costs seconds. Nothing heavy (torch, Ray) is imported before some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.launch import SweepOutcome
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.prepare import Prepared as PreparedTask
+    from mlmclm.tasks.family import Prepared as PreparedTask
 
 
 @dataclass(frozen=True)

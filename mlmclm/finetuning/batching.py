@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 def stream(seed: int, name: str) -> int:
-    """The seed of one stream of chance (`head`, `order`, `dropout`) of a cell: independent of the others', in 63 bits."""
+    """The seed (63 bits) of one stream of a cell (`head`, `order`, `dropout`), independent of the others'."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

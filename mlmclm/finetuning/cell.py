@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from mlmclm.errors import UserError
 from mlmclm.files import stable_hash
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.models.folder import check_length, load_encoder
+from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family
 from mlmclm.tasks.prepare import find_or_prepare
@@ -72,10 +73,10 @@ def run_cell(
     cache: dict[Any, Any] | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> dict[str, Any]:
-    """Fine-tunes and evaluates; the same cell gives the same result, but for `cost`, in a fresh process or a reused one.
+    """Fine-tunes and evaluates; a cell's result is the same, but for `cost`, in a fresh process and in a reused one.
 
-    For a given number of torch threads, that is: sums are taken in another order with another. Torch's global random state
-    is left as it was.
+    For a given number of torch threads, that is: sums are taken in another order with another. Torch's global random
+    state is left as it was.
 
     Args:
         cache: a dictionary that a worker keeps between cells: base weights and opened data stay in it.
@@ -164,6 +165,12 @@ def _base(cell: Cell, cache: dict[Any, Any]) -> PreTrainedModel:
         kept = [name for name in cache if name[0] == "model"]
         for name in kept[: len(kept) - MODELS_KEPT + 1]:
             del cache[name]
+        found = weights_hash(cell.model_folder)
+        if found != cell.weights:
+            raise UserError(
+                f"{cell.model_folder}: the model {cell.model} has changed since this sweep was planned (its hash is "
+                f"{found[:12]}, planned {cell.weights[:12]}). Start the sweep again: it plans with what is there now."
+            )
         cache[key] = load_encoder(cell.model_folder)
     model: PreTrainedModel = cache[key]
     return model

@@ -55,8 +55,8 @@ def train(
 ) -> Trained:
     """Fine-tunes in place; ends at the first loss or gradient that is not finite.
 
-    Chance enters through the stream `order` and, in layers with dropout, through torch's global generator, which the caller
-    seeds.
+    Chance enters through the stream `order` and, in layers with dropout, through torch's global generator, which the
+    caller seeds.
 
     Args:
         on_step: called with step (from 1), steps, loss.

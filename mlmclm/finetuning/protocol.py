@@ -13,15 +13,15 @@ from mlmclm.tasks.settings import TaskSettings
 class Protocol(TaskSettings):
     """Defaults are the study's (arXiv 2507.00994, released configurations) but for the precision of the weights.
 
-    The study trains pure bfloat16 weights (`precision: bf16`), which loses small steps; the default keeps fp32 weights and
-    computes in bfloat16.
+    The study trains pure bfloat16 weights (`precision: bf16`), which loses small steps; the default keeps fp32 weights
+    and computes in bfloat16.
     """
 
     batch_size: int = Field(default=32, ge=1)
     """Examples a step; pairs in retrieval, windows in question answering."""
     max_steps: int | None = Field(default=1000, ge=1)
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over train. Where both are given, whichever ends first (study: one epoch for CoNLL-2003, 1,000 steps else)."""
+    """Passes over train; with both, whichever ends first (study: one epoch for CoNLL-2003, 1,000 steps else)."""
     warmup_ratio: float = Field(default=0.1, ge=0, le=1)
     """Share of the steps over which the rate rises linearly from 0; it then falls linearly to 0."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -53,7 +53,7 @@ class Protocol(TaskSettings):
 
 
 def learning_rate_at(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
-    """The rate of step `step` (from 0) of `steps`: linear rise over the first `ceil(warmup_ratio * steps)`, linear fall to 0.
+    """The rate of step `step` (from 0): linear rise over the first `ceil(warmup_ratio * steps)`, linear fall to 0.
 
     As transformers' linear schedule, except that the first step's rate is not 0, so that no step is wasted.
     """

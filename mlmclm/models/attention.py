@@ -1,10 +1,10 @@
 """Attention for models of transformers: one set of weights, bidirectional or causal, chosen at each call.
 
-Importing this module registers the implementation `mlmclm`; `use_attention(model)` selects it. The model's forward then takes
-`is_causal=True` (a decoder) or False (an encoder) and passes it down to every layer.
+Importing this module registers the implementation `mlmclm`; `use_attention(model)` selects it. The model's forward then
+takes `is_causal=True` (a decoder) or False (an encoder) and passes it down to every layer.
 
-On the CPU at short lengths the products are written out: torch's fused CPU kernel spends three times as long in its backward
-pass (measured at 128 tokens, 64-wide heads, bf16: 10.4 ms against 3.0 ms forward and backward).
+On the CPU at short lengths the products are written out: torch's fused CPU kernel spends three times as long in its
+backward pass (measured at 128 tokens, 64-wide heads, bf16: 10.4 ms against 3.0 ms forward and backward).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def attention_forward(
         attention_mask: None, or what `sdpa` would get (boolean, True where attention is allowed, broadcastable to
             [batch, heads, length, length]).
         is_causal: True hides later positions; None or False hides nothing beyond `attention_mask`.
-        packing: where the sequences of a concatenated batch lie; attention is then within each, and `attention_mask` unused.
+        packing: where the sequences of a concatenated batch lie; attention is within each; no `attention_mask`.
 
     Returns:
         [batch, length, heads, head width], and None in place of attention weights.
@@ -77,7 +77,8 @@ def attention_forward(
 def _written_out(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
-    """softmax(scale q k') v by two batched products; all tensors [batch, heads, length, width], all of one head count."""
+    """softmax(scale q k') v by two batched products; all tensors [batch, heads, length, width], all of one head
+    count."""
     batch, heads, length, width = query.shape
     scores = torch.bmm(
         (query * scale).reshape(batch * heads, length, width), key.reshape(batch * heads, length, width).transpose(1, 2)

@@ -1,9 +1,9 @@
 """EuroBERT's and Llama's block over a packed row as one autograd function, for the CPU.
 
 At a few hundred units of width a transformers block spends more time in element-wise passes over activations (casts of
-autocast, norms, rotations) than in matrix products. Here the block is computed in the compute type from end to end, with the
-query, key and value projections as one product, the gate and up projections as another, and a written-out backward. Weights
-stay where transformers keeps them; the result equals the model's own forward to rounding.
+autocast, norms, rotations) than in matrix products. Here the block is computed in the compute type from end to end,
+with the query, key and value projections as one product, the gate and up projections as another, and a written-out
+backward. Weights stay where transformers keeps them; the result equals the model's own forward to rounding.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class _Block(torch.autograd.Function):
         normed_1 = (x * inverse_1).mul_(weight_1).to(dtype)
         qkv = functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width)  # [T, heads + 2 key heads, width]
         turning = shape.heads + shape.key_heads
-        turned = _rotate(qkv[:, :turning], cos, sin)
+        turned = torch.empty(len(x), turning, shape.width, dtype=dtype)
+        _rotate(qkv[:, :turning], cos, sin, turned)
         query, key, value = turned[:, : shape.heads], turned[:, shape.heads :], qkv[:, turning:]
         attended, kept = attend(query, key, value, packing, shape.causal, shape.scale, 0.0)
         attended = attended.view(len(x), -1)
@@ -173,8 +174,12 @@ class _Block(torch.autograd.Function):
         grad_attended = (out @ out_weight).view(len(x), shape.heads, shape.width)
         kept = ctx.kept.with_tensors(tensors)
         grad_query, grad_key, grad_value = attend_backward(grad_attended, ctx.packing, shape.scale, kept)
-        grad_turned = _rotate(torch.cat((grad_query, grad_key), dim=1), cos, -sin)
-        grad_qkv = torch.cat((grad_turned, grad_value), dim=1).view(len(x), -1)
+        turning = shape.heads + shape.key_heads
+        grad_vectors = torch.empty(len(x), turning + shape.key_heads, shape.width, dtype=dtype)
+        _rotate(grad_query, cos, -sin, grad_vectors[:, : shape.heads])
+        _rotate(grad_key, cos, -sin, grad_vectors[:, shape.heads : turning])
+        grad_vectors[:, turning:] = grad_value
+        grad_qkv = grad_vectors.view(len(x), -1)
         grad_qkv_weight = grad_qkv.t() @ normed_1
         through, grad_weight_1 = _norm_backward(grad_qkv @ qkv_weight, x, weight_1, inverse_1)
         return (
@@ -200,13 +205,14 @@ def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> 
     return scaled.addcmul_(normal, projection, value=-1).mul_(inverse), grad_weight
 
 
-def _rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [T, heads, width] by angles [T, 1, width / 2] (halves of a vector are the two coordinates)."""
+def _rotate(vectors: Tensor, cos: Tensor, sin: Tensor, turned: Tensor) -> None:
+    """Rotary embedding of [T, heads, width] by angles [T, 1, width / 2] into `turned`.
+
+    A vector's two halves are the two coordinates.
+    """
     first, second = vectors.chunk(2, dim=-1)
-    turned = torch.empty(vectors.shape, dtype=vectors.dtype)
     turned_first, turned_second = turned.chunk(2, dim=-1)
     torch.mul(first, cos, out=turned_first)
     turned_first.addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=turned_second)
     turned_second.addcmul_(first, sin)
-    return turned

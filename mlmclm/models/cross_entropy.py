@@ -33,7 +33,8 @@ class LabelledCrossEntropyHead(nn.Module):
             labels: int64 [positions], none of them -100.
             bf16: multiply in bfloat16 (sums and softmax stay fp32).
         """
-        return _SummedCrossEntropy.apply(hidden, self.weight, labels, bf16, torch.is_grad_enabled())
+        total: Tensor = _SummedCrossEntropy.apply(hidden, self.weight, labels, bf16, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+        return total
 
 
 class _SummedCrossEntropy(torch.autograd.Function):

@@ -48,7 +48,7 @@ def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causa
 
 
 def pool(hidden: Tensor, packing: Packing, how: str) -> Tensor:
-    """One vector a sequence, [S, hidden]: the `mean` of its tokens (summed in fp32), its first token (`bos`) or its `last`."""
+    """One vector a sequence, [S, hidden]: the `mean` of its tokens (in fp32), its first (`bos`) or its `last`."""
     if how == "mean":
         sums = hidden.new_zeros(len(packing.lengths), hidden.shape[-1], dtype=torch.float32)
         sums = sums.index_add(0, packing.sequence_of_token, hidden[: packing.tokens].float())

@@ -1,11 +1,12 @@
 """Sequences laid end to end: no padding in the compute, attention within each sequence.
 
-A batch is one row of tokens, [1, T], where T is the number of real tokens rounded up to a multiple of `ROUND_TOKENS` (oneDNN
-builds code for every shape that it has not seen). Embeddings, projections and feed-forward layers see only that row. Attention
-is per sequence: on a GPU torch's variable-length kernel; on the CPU the sequences, sorted by length and cut into groups of
-similar length, are gathered into [sequences, heads, length, width] for two batched products, and scattered back.
+A batch is one row of tokens, [1, T], where T is the number of real tokens rounded up to a multiple of `ROUND_TOKENS`
+(oneDNN builds code for every shape that it has not seen). Embeddings, projections and feed-forward layers see only that
+row. Attention is per sequence: on a GPU torch's variable-length kernel; on the CPU the sequences, sorted by length and
+cut into groups of similar length, are gathered into [sequences, heads, length, width] for two batched products, and
+scattered back.
 
-`Packing` holds what a batch's shape determines and is built once a batch; `encode` runs a transformers base model over it.
+`Packing` holds what a batch's shape determines and is built once a batch; `encode` runs a model over it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ ROUND_LENGTH = 16
 ROUND_SEQUENCES = 8
 """Groups hold a multiple of this many sequences (the last one what is left), so that shapes recur."""
 COST_OF_A_GROUP = 16_000
-"""What another group costs, in score elements (sequences x length^2): measured with 2 heads of width 64, where a group's calls
-take about 0.1 ms in a layer's forward and backward, and a score element 6 ns."""
+"""What another group costs, in score elements (sequences x length^2): measured with 2 heads of width 64, where a
+group's calls take about 0.1 ms in a layer's forward and backward, and a score element 6 ns."""
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -211,7 +212,8 @@ def packed_attention(
     if query.device.type == "cuda":
         return _on_gpu(query, key, value, packing, causal, scale, dropout).unsqueeze(0)
     with torch.autocast(query.device.type, enabled=False):
-        output: Tensor = _BlockAttention.apply(query, key, value, packing, causal, scale, dropout)  # type: ignore[no-untyped-call]
+        apply: Any = _BlockAttention.apply
+        output: Tensor = apply(query, key, value, packing, causal, scale, dropout)
     return output.unsqueeze(0)
 
 
@@ -263,13 +265,13 @@ class Kept:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float, dropout: float
 ) -> tuple[Tensor, Kept]:
-    """softmax(scale q k') v within each sequence, by products of one padded block a group; not differentiable by itself.
+    """softmax(scale q k') v within each sequence, by products of one padded block a group; no autograd by itself.
 
-    Padding slots all hold the first padding token, whose gradient is dropped; no real query sees them, since their keys are
-    masked (or, when causal, lie after every real position).
+    Padding slots all hold the first padding token, whose gradient is dropped; no real query sees them, since their keys
+    are masked (or, when causal, lie after every real position).
 
     Args:
-        query: [T, heads, width]; key and value [T, key heads, width]; all of one type, which is also the type computed in.
+        query: [T, heads, width]; key and value [T, key heads, width]; all of the type that is computed in.
 
     Returns:
         [T, heads, width], 0 at padding; and what the backward needs.
@@ -335,13 +337,17 @@ def attend_backward(grad: Tensor, packing: Packing, scale: float, kept: Kept) ->
         torch.index_select(grads, 0, index, out=row[: len(index)])
         return row.view(tokens, count, width)
 
-    return back(grad_q.mul_(scale), scatter, heads), back(grad_k, key_scatter, key_heads), back(grad_v, key_scatter, key_heads)
+    return (
+        back(grad_q.mul_(scale), scatter, heads),
+        back(grad_k, key_scatter, key_heads),
+        back(grad_v, key_scatter, key_heads),
+    )
 
 
 def _blocks(
     group: Group, heads: int, key_heads: int, width: int, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A group's views: q [sequences * key heads, repeat * length, width], k and v [sequences * key heads, length, width].
+    """A group's views: q [sequences * key heads, repeat * length, width]; k, v [sequences * key heads, length, width].
 
     The query heads that share a key head follow one another, so their positions form one longer matrix.
     """

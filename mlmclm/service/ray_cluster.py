@@ -11,9 +11,10 @@ import json
 import logging
 import os
 import secrets
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,12 @@ from mlmclm.workers import runtime_environment
 TEMPORARY_PREFIX = "mlmclm-ray-"
 LONGEST_ROOT = 40
 """Ray's socket paths add up to 65 characters to its root folder, and the system allows 107."""
+ANSWER_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 << 20
 """Nothing large passes through Ray's object store: corpora and results are files."""
-DISCOVERY_FILE = "prom_metrics_service_discovery.json"
+_TOKEN = "RAY_AUTH_TOKEN"
+_chosen: dict[str, str] = {}
+"""The token of this process's clusters, once there has been one."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,12 @@ def ray_session(
     with ExitStack() as stack:
         token_file = None
         if address:
+            _check_port(address)
             _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store)
             stack.enter_context(_loopback_only())
             root = stack.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
-            stack.callback(_link_discovery(root).unlink, missing_ok=True)
             _connect(
                 {
                     "address": "local",
@@ -103,8 +107,21 @@ def ray_session(
                 "Ray cannot be started on this machine",
             )
         stack.callback(ray.shutdown)
+        if not address:
+            stack.callback(_write_discovery(root).unlink, missing_ok=True)
         gcs_address = ray.get_runtime_context().gcs_address
         yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file)
+
+
+def _check_port(address: str) -> None:
+    """Fails at once where nothing listens: Ray itself tries for minutes and then ends the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return  # "auto", or another form that Ray looks up itself
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise EnvironmentFault(f"The Ray cluster at {address} doesn't answer ({error}).") from error
 
 
 def _connect(arguments: dict[str, Any], what: str) -> None:
@@ -153,27 +170,28 @@ def _job_environment() -> dict[str, Any]:
 
 
 def _own_token(store: Path) -> Path | None:
-    """Has the new cluster ask for a token, kept in the store and readable by its owner only.
+    """Has the new cluster ask for a token, kept in the store and readable by its owner only; returns its file.
 
-    Ray's default is to write one into the home folder. A token or mode that the user has set up is left to Ray (None).
-    The token goes into this process's environment and stays: Ray reads it once a process, and its daemons inherit it.
+    Ray's default is to make one in the home folder. One that is there is used; a token or mode that the user has set in
+    the environment is left to Ray (None). The token goes into this process's environment and stays there: Ray reads it
+    once a process, and its daemons inherit it.
     """
     path = store.resolve() / "ray" / "auth_token"
-    ours = _own_token.__dict__.get("token")
-    chosen = any(os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if ours is None and (chosen or (Path.home() / ".ray" / "auth_token").exists()):
-        return None
-    if ours is None:
-        ours = path.read_text(encoding="utf-8").strip() if path.exists() else secrets.token_hex(32)
-        _own_token.__dict__["token"] = ours
-    if not path.exists() or path.read_text(encoding="utf-8").strip() != ours:
+    if _TOKEN not in _chosen:
+        if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", _TOKEN, f"{_TOKEN}_PATH")):
+            return None
+        files = (Path.home() / ".ray" / "auth_token", path)
+        found = [text for file in files if file.is_file() and (text := file.read_text(encoding="utf-8").strip())]
+        _chosen[_TOKEN] = found[0] if found else secrets.token_hex(32)
+    token = _chosen[_TOKEN]
+    if not path.is_file() or path.read_text(encoding="utf-8").strip() != token:
         umask = os.umask(0o077)
         try:
-            write_atomic(path, f"{ours}\n")
+            write_atomic(path, f"{token}\n")
         finally:
             os.umask(umask)
     # RAY_AUTH_MODE is left to ray.init, which turns tokens on for a new cluster and refreshes what it has read already.
-    os.environ["RAY_AUTH_TOKEN"] = ours
+    os.environ[_TOKEN] = token
     return path
 
 
@@ -183,9 +201,18 @@ def _short_root() -> Path:
     return chosen if len(str(chosen)) + len(TEMPORARY_PREFIX) + 8 <= LONGEST_ROOT else Path("/tmp")
 
 
-def _link_discovery(root: Path) -> Path:
-    """Puts a link to Ray's list of metrics addresses beside its folder, where `dashboards/prometheus.yml` looks for
-    it."""
-    link = root.with_suffix(".json")
-    link.symlink_to(root / DISCOVERY_FILE)
-    return link
+def _write_discovery(root: Path) -> Path:
+    """Says where the new cluster's metrics are, in the file that `dashboards/prometheus.yml` looks for.
+
+    Ray writes the like of it only with its dashboard, and into a folder whose name nobody knows.
+    """
+    import ray
+
+    targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
+    for abandoned in root.parent.glob(f"{TEMPORARY_PREFIX}*.json"):
+        if not abandoned.with_suffix("").exists():
+            with suppress(OSError):  # another user's
+                abandoned.unlink()
+    path = root.with_suffix(".json")
+    write_atomic(path, json.dumps([{"labels": {"job": "ray"}, "targets": targets}]) + "\n")
+    return path

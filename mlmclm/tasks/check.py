@@ -1,4 +1,4 @@
-"""Checks of a task's content, before anything is trained: each raises one `UserError` that names the task, split and row."""
+"""Checks of a task's content, before anything is trained: each raises one `UserError` with task, split and row."""
 
 from __future__ import annotations
 
@@ -94,8 +94,10 @@ def check_retrieval(where: str, queries: pa.Table, corpus: pa.Table, qrels: pa.T
         ids[part] = set(values)
         if len(ids[part]) != len(values):
             seen: set[str] = set()
-            twice = next(value for value in values if value in seen or seen.add(value))  # type: ignore[func-returns-value]
-            raise UserError(f"{where} {part}: the id {twice!r} occurs twice.")
+            for value in values:
+                if value in seen:
+                    raise UserError(f"{where} {part}: the id {value!r} occurs twice.")
+                seen.add(value)
     for column, part in (("query_id", "queries"), ("corpus_id", "corpus")):
         for row, value in enumerate(qrels[column].to_pylist()):
             if value not in ids[part]:

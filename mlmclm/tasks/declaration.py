@@ -38,8 +38,8 @@ class Judged(Frozen):
 class Splits(Frozen):
     """Which of the source's splits is which, and where validation comes from.
 
-    A set without a public test split follows the study (arXiv 2507.00994): its official validation split is the test split,
-    and 5 % of train, drawn with seed 42, is validation.
+    A set without a public test split follows the study (arXiv 2507.00994): its official validation split is the test
+    split, and 5 % of train, drawn with seed 42, is validation.
     """
 
     train: str = "train"
@@ -47,7 +47,7 @@ class Splits(Frozen):
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
     validation_seed: int = 42
     validation_group: str | None = None
-    """A canonical column; rows that share its value stay on one side (two questions on one passage, two queries of one document)."""
+    """A canonical column whose equal values stay on one side: questions on one passage, queries of one document."""
     test: str | Judged
 
     @model_validator(mode="after")
@@ -64,7 +64,7 @@ class Task(Frozen):
     family: Family
     title: str
     source: str
-    """A data set of the Hugging Face Hub; `pydocs` (generated from this machine's documentation); `local` (only a folder)."""
+    """A data set of the Hugging Face Hub; `pydocs` (made from installed documentation); `local` (a folder only)."""
     config_name: str | None = None
     revision: str | None = None
     folder: str | None = None

@@ -1,8 +1,9 @@
 """Reading a task's data: a local folder, the Hugging Face Hub, or generated ones, into canonical columns.
 
-Canonical columns are: sequence classification text, text_pair (null without one), label int; token classification tokens
-list<str>, tags list<int>; question answering id, question, context, answers {text list<str>, answer_start list<int>}; retrieval
-query, positive for training and, for evaluation, queries (id, text), corpus (id, text), qrels (query_id, corpus_id, score).
+Canonical columns are: sequence classification text, text_pair (null without one), label int; token classification
+tokens list<str>, tags list<int>; question answering id, question, context, answers {text list<str>, answer_start
+list<int>}; retrieval query, positive for training and, for evaluation, queries (id, text), corpus (id, text), qrels
+(query_id, corpus_id, score).
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def _reader(
     if task.source == "local":
         missing = f"there is no folder {folder}" if folder else "no folder of data sets is given"
         raise UserError(
-            f"task {task.name}: {missing}. The data set isn't on the Hub: give --data the folder that holds {task.folder}/."
+            f"task {task.name}: {missing}. The data set isn't on the Hub: "
+            f"give --data the folder that holds {task.folder}/."
         )
     return lambda split: _read_hub(task, split, folder)
 
@@ -169,7 +171,8 @@ def _read_hub(task: Task, split: str, folder: Path | None) -> _Raw:
         if isinstance(error, datasets.exceptions.DatasetNotFoundError):
             raise UserError(f"task {task.name}: the Hub has no data set {where}, or it isn't public.{tried}") from error
         raise EnvironmentFault(
-            f"task {task.name}: the data set {where} cannot be reached ({type(error).__name__}: {_first_line(error)}).{tried}"
+            f"task {task.name}: the data set {where} cannot be reached "
+            f"({type(error).__name__}: {_first_line(error)}).{tried}"
         ) from error
     except (ValueError, RuntimeError) as error:
         raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
@@ -223,7 +226,8 @@ def _label_names(task: Task, raw: _Raw) -> tuple[str, ...]:
     if values and all(isinstance(value, int) and value >= 0 for value in values):
         return tuple(str(number) for number in range(max(values) + 1))
     raise UserError(
-        f"task {task.name} ({raw.where}): the column {task.column(canonical)!r} holds neither names nor numbers from 0 on."
+        f"task {task.name} ({raw.where}): the column {task.column(canonical)!r} holds neither names "
+        "nor numbers from 0 on."
     )
 
 
@@ -263,13 +267,15 @@ def _typed(task: Task, split: str, raw: _Raw, canonical: str, kind: pa.DataType)
             return column.cast(kind)
         if not pa.types.is_null(column.type):
             raise UserError(
-                f"task {task.name}, {split} ({raw.where}): the column {task.column(canonical)!r} holds {column.type}, not text."
+                f"task {task.name}, {split} ({raw.where}): "
+                f"the column {task.column(canonical)!r} holds {column.type}, not text."
             )
     try:
         return column.combine_chunks().cast(kind)
     except pa.ArrowException as error:
         raise UserError(
-            f"task {task.name}, {split} ({raw.where}): the column {task.column(canonical)!r} holds {column.type}, not {kind}."
+            f"task {task.name}, {split} ({raw.where}): "
+            f"the column {task.column(canonical)!r} holds {column.type}, not {kind}."
         ) from error
 
 
@@ -304,8 +310,8 @@ def _answers(task: Task, split: str, raw: _Raw) -> pa.Array:
     )
     if not {"text", "answer_start"} <= set(fields):
         raise UserError(
-            f"task {task.name}, {split} ({raw.where}): the column {task.column('answers')!r} must hold {{text, answer_start}}, "
-            f"it holds {column.type}."
+            f"task {task.name}, {split} ({raw.where}): "
+            f"the column {task.column('answers')!r} must hold {{text, answer_start}}, it holds {column.type}."
         )
     parts = [column.field("text").cast(pa.list_(pa.string())), column.field("answer_start").cast(pa.list_(pa.int64()))]
     return pa.StructArray.from_arrays(parts, fields=list(ANSWERS))
@@ -339,7 +345,7 @@ def _evaluation(
 
 
 def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table | RetrievalSet]:
-    """Cuts validation out of train: `validation_fraction` of the rows, whole groups where the declaration names a group."""
+    """Cuts validation out of train: `validation_fraction` of the rows, in whole groups where there are groups."""
     splits = task.splits
     assert splits.validation_fraction is not None
     generator = torch.Generator().manual_seed(splits.validation_seed)

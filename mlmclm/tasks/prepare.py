@@ -43,7 +43,7 @@ def prepare_task(
     data_root: Path | None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Prepared:
-    """Loads, checks and tokenises a task; safe to call from several processes at once. A sweep calls it before any training.
+    """Loads, checks and tokenises a task, before any training; several processes may do so at once.
 
     Args:
         tokenizer_folder: a model folder, or one that holds only a tokenizer.
@@ -100,7 +100,8 @@ def find_or_prepare(
     data = load_task(task, store=store, data_root=data_root)
     if data.fingerprint != task_data:
         raise UserError(
-            f"task {task_name}: the data have changed since this sweep was planned (fingerprint {data.fingerprint[:12]}, "
-            f"planned {task_data[:12]}). Start the sweep again: it plans with the data that are there now."
+            f"task {task_name}: the data have changed since this sweep was planned (fingerprint "
+            f"{data.fingerprint[:12]}, planned {task_data[:12]}). Start the sweep again: it plans with the data that "
+            "are there now."
         )
     return prepare_data(data, tokenizer_folder, settings, store)

@@ -1,7 +1,7 @@
 """Extractive question answering: the span of a passage that answers a question, scored as SQuAD does.
 
-A passage that doesn't fit is cut into windows that share `stride` tokens. In a window without the answer both targets are the
-closing token; at prediction the best span over all windows wins.
+A passage that doesn't fit is cut into windows that share `stride` tokens. In a window without the answer both targets
+are the closing token; at prediction the best span over all windows wins.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _f1(prediction: list[str], reference: list[str]) -> float:
 
 
 def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """(start, end) of the windows over a passage of so many tokens, `room` long at most, neighbours sharing `stride`."""
+    """(start, end) of the windows over a passage of so many tokens, `room` long at most, sharing `stride`."""
     if tokens <= room:
         return [(0, tokens)]
     step = max(1, room - stride)
@@ -96,7 +96,7 @@ class QuestionAnswering(Family):
 
     @staticmethod
     def _windows(table: pa.Table, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> pa.Table:
-        """One row a window: sequence, number of its example, where the passage begins, characters of passage tokens, targets."""
+        """One row a window: sequence, its example, where the passage begins, characters of its tokens, targets."""
         end = ending(tokenizer)
         questions = token_ids(
             tokenizer, [QUESTION.format(question=text.strip()) for text in table["question"].to_pylist()]

@@ -20,7 +20,7 @@ from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.settings import TaskSettings
 
 RETRIEVED = 100
-"""Documents handed to pytrec_eval for each query; NDCG@10 looks at ten, the rest let it break ties as trec_eval does."""
+"""Documents handed to pytrec_eval for each query: more than ten, so that it can break ties as trec_eval does."""
 
 
 class NoHead(nn.Module):

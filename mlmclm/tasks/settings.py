@@ -10,7 +10,7 @@ from mlmclm.configuration import Frozen
 
 
 class TaskSettings(Frozen):
-    """The part of a fine-tuning protocol that the families read. Defaults without a source are this project's choice."""
+    """The part of a protocol that the families read. Defaults without a source are this project's choice."""
 
     max_length: int = Field(default=512, ge=8)
     """Longest sequence in tokens, its end-of-sequence token included."""
@@ -19,7 +19,7 @@ class TaskSettings(Frozen):
     max_evaluation_examples: int | None = Field(default=None, ge=1)
     """A fixed random subset of validation and of test; queries in retrieval."""
     max_evaluation_documents: int | None = Field(default=None, ge=1)
-    """Retrieval: the judged documents of the queries kept, filled up to this many by others at random; None searches all."""
+    """Retrieval: the judged documents of the queries kept, and others at random up to this many; None keeps all."""
 
     pooling: Literal["mean", "bos", "last"] = "mean"
     """Sequence classification and retrieval: one vector a sequence (study: mean, end-of-sequence token included)."""

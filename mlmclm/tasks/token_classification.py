@@ -37,7 +37,7 @@ class TaggerHead(nn.Module):
 
 
 def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Array:
-    """The word that each token of `" ".join(words)` belongs to, by the character it ends on; `NO_WORD` for a bare space.
+    """The word that each token of `" ".join(words)` belongs to, by its last character; `NO_WORD` for a bare space.
 
     Args:
         offsets: (start, end) characters of each token.

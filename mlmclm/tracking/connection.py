@@ -102,17 +102,22 @@ class Connection:
         self._fill(entry, record, tags)
         if record.status != "RUNNING":
             self._client.set_terminated(entry.run_id, status=record.status, end_time=record.end_ms)
-        points = list(record.metrics)
-        self.index.set(Entry(record.key, entry.run_id, content, len(points), points_hash(points), parent_run))
+        points, final = list(record.metrics), record.status != "RUNNING"
+        self.index.set(Entry(record.key, entry.run_id, content, len(points), points_hash(points), parent_run, final))
         return entry.run_id
 
     def is_unchanged(self, record: RunRecord, content: str) -> bool:
-        """Whether the run is there, has this content, and hangs on the parent's present run."""
+        """Whether the run is there, has this content, and hangs on the parent's present run.
+
+        A record that is announced as running again, with nothing new in it, leaves an ended run as it is: a study that
+        is run again announces everything before it finds that nothing is left to do.
+        """
         entry = self.index.get(record.key)
-        if entry is None or entry.content != content:
+        if entry is None or entry.content is None:
             return False
+        announced = record.status == "RUNNING" and entry.final and len(record.metrics) <= entry.points
         parent = self.index.get(record.parent_key) if record.parent_key else None
-        return entry.parent == (parent.run_id if parent else None)
+        return (announced or entry.content == content) and entry.parent == (parent.run_id if parent else None)
 
     def _fill(self, entry: Entry, record: RunRecord, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, Param, RunTag

@@ -8,7 +8,7 @@ server are ignored.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlmclm.files import canonical_json, write_atomic
@@ -17,7 +17,7 @@ from mlmclm.files import canonical_json, write_atomic
 @dataclass(frozen=True)
 class Entry:
     """A run that exists. `content` is the hash of what is in it, None while it is being filled; `points` and
-    `points_hash` describe the metric points in it, `parent` is its parent run."""
+    `points_hash` describe the metric points in it, `parent` is its parent run, `final` says that it was ended."""
 
     key: str
     run_id: str
@@ -25,6 +25,7 @@ class Entry:
     points: int = 0
     points_hash: str = ""
     parent: str | None = None
+    final: bool = False
 
 
 class Index:
@@ -56,12 +57,6 @@ class Index:
         """Notes a run found at the server, of unknown content, unless its key has one."""
         if key not in self._entries:
             self.set(Entry(key, run_id))
-
-    def forget_content(self, key: str) -> None:
-        """The next export of this record writes all of it again."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            self._entries[key] = replace(entry, content=None, points=0, points_hash="")
 
     def drop(self, key: str) -> None:
         """The run is gone: the next export makes a new one."""

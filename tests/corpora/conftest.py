@@ -65,10 +65,15 @@ def numpydoc(generator: random.Random) -> str:
     """A docstring in numpydoc's form."""
     names = generator.sample(WORDS, 3)
     fields = "\n".join(f"    {name} : int, optional\n        {sentence(generator)}" for name in names)
-    return (
-        f"{sentence(generator)}\n\n    {sentence(generator, 14)}\n\n    Parameters\n    ----------\n{fields}\n\n"
-        f"    Returns\n    -------\n    list of str\n        {sentence(generator)}\n\n    Raises\n    ------\n    ValueError\n"
-        f"        If {sentence(generator).lower()}\n\n    Notes\n    -----\n    {sentence(generator, 12)}\n    "
+    return "\n\n".join(
+        [
+            sentence(generator),
+            f"    {sentence(generator, 14)}",
+            f"    Parameters\n    ----------\n{fields}",
+            f"    Returns\n    -------\n    list of str\n        {sentence(generator)}",
+            f"    Raises\n    ------\n    ValueError\n        If {sentence(generator).lower()}",
+            f"    Notes\n    -----\n    {sentence(generator, 12)}\n    ",
+        ]
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import subprocess
@@ -108,8 +109,9 @@ def test_the_result_has_the_agreed_form(place: Path) -> None:
     result = run(place, cell)
     assert json.loads(json.dumps(result)) == result
     assert set(result) == {
-        "schema", "key", "model", "weights", "task", "family", "task_data", "protocol", "learning_rate", "seed", "streams",
-        "engine", "status", "metric", "scores", "diverged_step", "curve", "steps", "examples", "tokens", "parameters", "cost",
+        "schema", "key", "model", "weights", "task", "family", "task_data", "protocol", "learning_rate", "seed",
+        "streams", "engine", "status", "metric", "scores", "diverged_step", "curve", "steps", "examples", "tokens",
+        "parameters", "cost",
     }  # fmt: skip
     assert result["key"] == cell_key(cell)
     assert result["status"] == "ok"
@@ -143,7 +145,8 @@ def test_a_small_untrained_model_learns_what_can_be_learnt(place: Path, task: st
 
 
 @pytest.mark.parametrize("changes", [
-    {"precision": "bf16"}, {"precision": "fp32"}, {"attention": "causal", "pooling": "last"}, {"epochs": 0.2, "max_steps": None},
+    {"precision": "bf16"}, {"precision": "fp32"}, {"attention": "causal", "pooling": "last"},
+    {"epochs": 0.2, "max_steps": None},
     {"classifier": "linear", "pooling": "bos"}, {"symmetric": True, "label_sub_tokens": "first", "clip_norm": None},
 ], ids=str)  # fmt: skip
 def test_every_option_runs_in_every_family(place: Path, changes: dict[str, Any]) -> None:
@@ -196,11 +199,17 @@ def test_a_folder_that_is_no_model_or_too_short_a_model_is_refused(place: Path, 
         run(place, dataclasses.replace(cell, protocol=Protocol(max_length=200)))
 
 
+def test_weights_that_changed_since_the_plan_are_refused(place: Path, tmp_path: Path) -> None:
+    other = save_small_model(tmp_path / "model", seed=9)
+    with pytest.raises(UserError, match="the model m has changed since this sweep was planned"):
+        run(place, dataclasses.replace(make(place, "sst2"), model_folder=other))
+
+
 def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero() -> None:
     rates = [learning_rate_at(1.0, step, 20, 0.1) for step in range(20)]
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[-1] == pytest.approx(1 / 18)
-    assert all(after < before for before, after in zip(rates[2:], rates[3:], strict=False))
+    assert all(after < before for before, after in itertools.pairwise(rates[2:]))
     assert learning_rate_at(1.0, 0, 1, 0.0) == 1.0
 
 

@@ -1,4 +1,5 @@
-"""Concatenated sequences give what the padded Hugging Face model gives, values and gradients, in each way of computing it."""
+"""Concatenated sequences give what the padded Hugging Face model gives, values and gradients, in each way of computing
+it."""
 
 from __future__ import annotations
 

@@ -74,13 +74,13 @@ def test_an_architecture_that_needs_its_own_code_is_refused(folder: Path) -> Non
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "mystery", "auto_map": {"AutoModel": "mystery.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="'mystery' is not one that transformers has. It comes with code of its own"):
+    with pytest.raises(UserError, match=r"'mystery' is not one that transformers has\. It comes with code of its own"):
         check_model_folder(folder)
 
 
 def test_a_shard_that_is_not_there_is_named(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-2.safetensors"}}))
-    with pytest.raises(UserError, match="the weights model-2.safetensors that model.safetensors.index.json names"):
+    with pytest.raises(UserError, match=r"the weights model-2\.safetensors that model\.safetensors\.index\.json names"):
         check_model_folder(folder)
 
 

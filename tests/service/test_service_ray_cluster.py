@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 
+from mlmclm.errors import EnvironmentFault
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.temporary import swept_folder
 from mlmclm.workers import runtime_environment, worker_environment
 
 DRIVER = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 import ray
 from mlmclm.service.ray_cluster import ray_session
@@ -25,14 +28,24 @@ from mlmclm.service.ray_cluster import ray_session
 with ray_session(Path(sys.argv[1]), num_cpus=1):
     @ray.remote
     class Sleeper:
+        def pid(self):
+            return os.getpid()
         def sleep(self):
             time.sleep(600)
     sleeper = Sleeper.remote()
+    pid = ray.get(sleeper.pid.remote())
     future = sleeper.sleep.remote()
-    time.sleep(1)
-    print("ready", ray._private.worker._global_node.get_session_dir_path(), flush=True)
+    print(pid, flush=True)
     ray.get(future)
 """
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Orphans that have ended are zombies where the machine's first process doesn't collect them."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp_path: Path) -> None:
@@ -42,8 +55,8 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
         token = tmp_path / "ray" / "auth_token"
         assert session.token_file is None or (session.token_file == token and token.stat().st_mode & 0o077 == 0)
         root = Path(ray._private.worker._global_node.get_temp_dir_path())
-        link = root.with_suffix(".json")
-        assert link.is_symlink()
+        discovery = root.with_suffix(".json")
+        assert discovery.is_file()
         daemons = psutil.Process().children(recursive=True)
         listening = {
             address.laddr.ip
@@ -56,9 +69,10 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
             assert (inner.address, inner.local) == (session.address, False)
         assert ray.is_initialized(), "the inner block left the session open"
     assert not ray.is_initialized()
-    assert not root.exists() and not link.is_symlink()
+    assert not root.exists() and not discovery.exists()
     assert not (Path.home() / ".ray").exists()
-    assert [daemon for daemon in psutil.wait_procs(daemons, timeout=10)[1] if daemon.status() != "zombie"] == []
+    psutil.wait_procs(daemons, timeout=10)
+    assert [daemon for daemon in daemons if is_alive(daemon)] == []
 
 
 def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> None:
@@ -67,36 +81,27 @@ def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> N
         [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
     )
     assert driver.stdout is not None
-    line = driver.stdout.readline()
-    assert line.startswith("ready")
+    worker = psutil.Process(int(driver.stdout.readline()))
     family = psutil.Process(driver.pid).children(recursive=True)
-    assert len(family) > 3
+    # The node's two agents give up by themselves after the minute that Ray looks for a lost cluster.
+    wanted = [process for process in family if process == worker or process.name() in ("raylet", "gcs_server")]
+    assert len(wanted) == 3
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    _, alive = psutil.wait_procs(family, timeout=15)
-    for process in alive:
-        process.kill()
+    deadline = time.monotonic() + 20
+    while (alive := [process for process in wanted if is_alive(process)]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     assert alive == []
 
 
-def test_a_cluster_that_does_not_answer_is_a_fault(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from mlmclm.service.ray_cluster import ray_session\n"
-        "from mlmclm.errors import EnvironmentFault\n"
-        "try:\n"
-        "    with ray_session(Path(sys.argv[1]), address='127.0.0.1:1'): pass\n"
-        "except EnvironmentFault as fault: print(fault)\n"
-    )
-    # A process of its own, since how long Ray tries is read once.
-    environment = {
-        **os.environ,
-        "RAY_gcs_rpc_server_connect_timeout_s": "1",
-        "RAY_gcs_server_request_timeout_seconds": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=100, env=environment
-    )
-    assert "The Ray cluster at 127.0.0.1:1 cannot be used" in done.stdout, done.stderr
+def test_a_cluster_that_does_not_answer_is_a_fault_at_once(tmp_path: Path) -> None:
+    message = r"The Ray cluster at 127\.0\.0\.1:1 doesn't answer"
+    with pytest.raises(EnvironmentFault, match=message), ray_session(tmp_path, address="127.0.0.1:1"):
+        raise AssertionError("connected to nothing")
+    assert not ray.is_initialized()
 
 
 def test_what_a_job_sets_is_left_to_it() -> None:

@@ -1,4 +1,5 @@
-"""Every fault of a task's data is one message that names the task, the place and what to do, before anything is trained."""
+"""Every fault of a task's data is one message that names the task, the place and what to do, before anything is
+trained."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_every_declaration_is_readable_and_named_as_its_file() -> None:
 
 
 def test_an_unknown_task_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="unknown task 'sst-2'. Did you mean 'sst2'"):
+    with pytest.raises(UserError, match=r"unknown task 'sst-2'\. Did you mean 'sst2'"):
         get_task("sst-2")
 
 
@@ -173,7 +174,7 @@ def test_a_fault_in_an_answer_is_named(tmp_path: Path, answers: Any, message: st
 def test_answers_that_are_no_answers_are_named(tmp_path: Path) -> None:
     write_questions(tmp_path)
     write_table(tmp_path / "squad_4k", "train", {"id": ["1"], "context": ["a"], "question": ["b"], "answers": ["a"]})
-    with pytest.raises(UserError, match="the column 'answers' must hold {text, answer_start}, it holds string"):
+    with pytest.raises(UserError, match=r"the column 'answers' must hold \{text, answer_start\}, it holds string"):
         load("squad_4k", tmp_path)
 
 
@@ -209,17 +210,17 @@ def test_a_missing_split_says_which_there_are(tmp_path: Path) -> None:
 
 def test_without_a_folder_the_hub_is_asked_and_a_local_task_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match="task reqa_squad: there is no folder .*give --data the folder that holds reqa_squad/"
+        UserError, match=r"task reqa_squad: there is no folder .*give --data the folder that holds reqa_squad/"
     ):
         load("reqa_squad", tmp_path)
-    with pytest.raises((UserError, EnvironmentFault), match="task sst2: .*stanfordnlp/sst2"):
+    with pytest.raises((UserError, EnvironmentFault), match=r"task sst2: .*stanfordnlp/sst2"):
         load("sst2", tmp_path)
 
 
 def test_faults_of_the_tokenizer_and_of_lengths_come_before_training(tmp_path: Path) -> None:
     root = write_all(tmp_path / "data")
     folder = save_small_model(tmp_path / "model", length=64)
-    with pytest.raises(UserError, match="max_length is 512, but the model .* was made for 64 positions"):
+    with pytest.raises(UserError, match=r"max_length is 512, but the model .* was made for 64 positions"):
         prepare_task("sst2", folder, Protocol(), tmp_path / "store", root)
     protocol = Protocol(max_length=32, stride=8)
     (tmp_path / "bare").mkdir()

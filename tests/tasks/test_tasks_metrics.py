@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import random
 import re
@@ -19,7 +20,8 @@ from mlmclm.tasks.token_classification import TokenClassification, words_of_toke
 
 
 def official_normalise(text: str) -> str:
-    """SQuAD's evaluate-v1.1 by its published definition: lower, remove punctuation, remove articles, fix white space."""
+    """SQuAD's evaluate-v1.1 by its published definition: lower, remove punctuation, remove articles, fix white
+    space."""
 
     def remove_articles(value: str) -> str:
         return re.sub(r"\b(a|an|the)\b", " ", value)
@@ -150,6 +152,6 @@ def test_windows_cover_the_passage_and_share_the_stride(tokens: int, room: int, 
     assert found[0][0] == 0
     assert found[-1][1] == tokens
     assert all(stop - start <= room for start, stop in found)
-    for (_, stop), (start, _) in zip(found, found[1:], strict=False):
+    for (_, stop), (start, _) in itertools.pairwise(found):
         assert stop - start >= min(stride, room - 1)
     assert all(stop < tokens for _, stop in found[:-1])

@@ -81,6 +81,15 @@ def test_the_same_records_again_change_nothing(store: Path) -> None:
     assert [run.to_dictionary() for run in runs(store)] == before
 
 
+def test_an_ended_run_that_is_announced_again_stays_as_it_is(store: Path) -> None:
+    export(store, PARENT, CHILD)
+    before = [run.to_dictionary() for run in runs(store)]
+    announced = RunRecord("p", "parent", status="RUNNING")
+    assert export(store, announced) == ExportReport(exported=0, unchanged=1, failed=0)
+    assert export(store, PARENT, CHILD) == ExportReport(exported=0, unchanged=2, failed=0)
+    assert [run.to_dictionary() for run in runs(store)] == before
+
+
 def test_a_record_with_more_points_appends_only_those(store: Path) -> None:
     export(store, PARENT, replace(CHILD, status="RUNNING"))
     assert runs(store)[0].info.status == "RUNNING"

@@ -1,0 +1,155 @@
+"""The dashboards query what a run really exports: all of ours, and of Ray's only what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+
+from mlmclm.service.ray_cluster import ray_session
+from mlmclm.tracking.metrics import DEFINITIONS, PREFIX, counter, gauge, histogram
+
+FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
+DASHBOARDS = sorted(FOLDER.glob("*.json"))
+SUFFIXES = ("_bucket", "_sum", "_count")
+METRIC = re.compile(r"\bray_[a-z0-9_]+")
+
+
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def queries(dashboard: dict[str, Any]) -> list[str]:
+    variables = [v["definition"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
+    return variables + [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def queried() -> set[str]:
+    return {name for path in DASHBOARDS for query in queries(load(path)) for name in METRIC.findall(query)}
+
+
+def defined_name(name: str) -> str | None:
+    """The definition that a queried series belongs to."""
+    bare = name.removeprefix(PREFIX)
+    for suffix in SUFFIXES:
+        stem = bare.removesuffix(suffix)
+        if stem != bare and stem in DEFINITIONS and DEFINITIONS[stem].kind == "histogram":
+            return stem
+    return bare if bare in DEFINITIONS else None
+
+
+@ray.remote
+class Exporter:
+    def export_everything(self) -> None:
+        for definition in DEFINITIONS.values():
+            tags = dict.fromkeys(definition.labels, "x")
+            if definition.kind == "counter":
+                counter(definition.name).inc(3, tags=tags)
+            elif definition.kind == "gauge":
+                gauge(definition.name).set(3, tags=tags)
+            else:
+                histogram(definition.name).observe(3, tags=tags)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
+    """Name of each series of a real session -> its labels."""
+    with ray_session(tmp_path_factory.mktemp("session"), num_cpus=1):
+        exporter = Exporter.remote()
+        ray.get(exporter.export_everything.remote())
+        root = Path(ray._private.worker._global_node.get_temp_dir_path())
+        discovery = root.with_suffix(".json")
+        wanted = {f"{PREFIX}{name}" for name, definition in DEFINITIONS.items() if definition.kind != "histogram"}
+        wanted.add("ray_node_mem_used")
+        series: dict[str, set[str]] = {}
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not wanted <= series.keys():
+            time.sleep(0.5)
+            if discovery.exists():
+                series = scrape([target for group in json.loads(discovery.read_text()) for target in group["targets"]])
+        patterns = scraped_files()
+        assert any(fnmatch(str(discovery), pattern) for pattern in patterns), "prometheus.yml finds a local session"
+    yield series
+
+
+def scraped_files() -> list[str]:
+    jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+    return [file for job in jobs for config in job["file_sd_configs"] for file in config["files"]]
+
+
+def scrape(targets: list[str]) -> dict[str, set[str]]:
+    series: dict[str, set[str]] = {}
+    for target in targets:
+        try:
+            with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            continue  # not up yet
+        for line in lines:
+            found = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", line)
+            if found and not line.startswith("#"):
+                series.setdefault(found[1], set()).update(re.findall(r'(\w+)="', found[2] or ""))
+    return series
+
+
+def test_every_query_names_a_series_that_a_run_exports(exported: dict[str, set[str]]) -> None:
+    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+    only_with_a_gpu = {f"{PREFIX}{name}" for name in METRICS_GAUGES if "gpu" in name or "gram" in name}
+    assert {name for name in queried() if name not in exported} <= only_with_a_gpu
+
+
+def test_every_metric_of_ours_is_shown(exported: dict[str, set[str]]) -> None:
+    shown = {defined_name(name) for name in queried()}
+    assert set(DEFINITIONS) <= shown
+    assert {defined_name(name) for name in exported if name.startswith(f"{PREFIX}mlmclm")} == set(DEFINITIONS)
+
+
+def test_every_label_that_a_query_groups_by_is_exported(exported: dict[str, set[str]]) -> None:
+    for path in DASHBOARDS:
+        for query in queries(load(path)):
+            names = [name for name in METRIC.findall(query) if name in exported]
+            grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
+            for name in names:
+                assert grouped <= exported[name] | {"GpuIndex"}, (path.name, query)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_is_whole(path: Path) -> None:
+    dashboard = load(path)
+    assert dashboard["uid"] == f"mlmclm-{path.stem}"
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    cells: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["title"] and panel["description"] and panel["targets"]
+        place = panel["gridPos"]
+        own = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
+        assert place["x"] + place["w"] <= 24 and not own & cells, f"{panel['title']} overlaps another panel"
+        cells |= own
+    assert any(variable["type"] == "datasource" for variable in dashboard["templating"]["list"])
+
+
+def test_the_two_dashboards_and_their_provisioning_are_there() -> None:
+    assert [path.stem for path in DASHBOARDS] == ["pretraining", "sweep"]
+    (provider,) = yaml.safe_load((FOLDER / "provisioning/dashboards/mlmclm.yaml").read_text())["providers"]
+    assert provider["options"]["path"] == "${MLMCLM_DASHBOARDS}"
+    (source,) = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
+
+
+def test_a_name_that_is_not_defined_cannot_be_exported() -> None:
+    with pytest.raises(KeyError, match="no gauge named 'mlmclm_lose'"):
+        gauge("mlmclm_lose")
+    with pytest.raises(KeyError, match="no counter named 'mlmclm_cells_remaining'"):
+        counter("mlmclm_cells_remaining")

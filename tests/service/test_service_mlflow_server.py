@@ -1,0 +1,52 @@
+"""`mlmclm ui`: the MLflow server on a store, found under the link that it prints."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from mlmclm.errors import UserError
+from mlmclm.service.mlflow_server import running_server
+from mlmclm.tracking.address import check_address
+from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.tracker import Tracker
+
+
+def test_a_store_without_records_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no MLflow records there yet"), running_server(tmp_path):
+        pass
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("store")
+    with Tracker(store, "study") as tracker:
+        tracker.put(RunRecord("k", "a run"))
+    return store
+
+
+def test_a_port_that_is_taken_is_the_users_error(store: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"Port {port} cannot be used"), running_server(store, port=port):
+            pass
+
+
+def test_the_server_shows_the_stores_runs_and_ends_with_the_block(store: Path) -> None:
+    with running_server(store) as (link, process):
+        assert link.endswith("/#/experiments?workflowType=machine_learning")
+        parts = urlsplit(link)
+        assert parts.hostname == "127.0.0.1"
+        base = f"{parts.scheme}://{parts.netloc}"
+        check_address(base)
+        with urllib.request.urlopen(f"{base}/api/2.0/mlflow/experiments/search?max_results=10", timeout=20) as answer:
+            names = {item["name"] for item in json.load(answer)["experiments"]}
+        assert "study" in names
+    assert process.poll() is not None
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{base}/health", timeout=2)
