@@ -162,8 +162,8 @@ def _remembered(folder: Path, what: str, compute: Callable[[Path], str]) -> str:
 
 
 def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
-    from mlmclm.models.build import build, load_tokenizer, model_config
     from mlmclm.facts import card_facts
+    from mlmclm.models.build import build, load_tokenizer, model_config
     from mlmclm.models.export import export_folder
     from mlmclm.pretraining.checkpoints import read_weights
     from mlmclm.reports.model_card import model_card

@@ -36,9 +36,7 @@ class StudyTracking:
             from mlmclm.tracking.address import check_address
 
             check_address(study.tracking)
-        self._tracker = Tracker(
-            place.store, study.name, address=study.tracking, close_seconds=SECONDS_TO_FINISH
-        )
+        self._tracker = Tracker(place.store, study.name, address=study.tracking, close_seconds=SECONDS_TO_FINISH)
         self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._lock = threading.Lock()

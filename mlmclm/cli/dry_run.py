@@ -50,7 +50,9 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
     output.print(f"study {study.name}: nothing is computed now (--dry-run)")
     output.print(f"corpus {study.corpus.source}: {found['corpus']}")
     for stage in stages:
-        left = f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train" if stage["steps_to_train"] else "done"
+        left = (
+            f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train" if stage["steps_to_train"] else "done"
+        )
         output.print(f"stage {stage['title']}: {left}")
     if sweep:
         output.print(f"cells: {found['cells_to_compute']:,} of {found['cells']:,} to compute")

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import AddressOption, DataOption, DryRunOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.options import (
+    AddressOption,
+    DataOption,
+    DryRunOption,
+    JsonOption,
+    StoreOption,
+    StudyArgument,
+    print_json,
+)
 from mlmclm.cli.study import shared_session
 from mlmclm.errors import unknown
 from mlmclm.files import only_one
@@ -24,7 +32,9 @@ def register(app: typer.Typer) -> None:
 
 def pretrain_models(
     file: StudyArgument,
-    models: Annotated[list[str] | None, typer.Argument(help="Only these models of the study.", show_default=False)] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Only these models of the study.", show_default=False)
+    ] = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
     ray: AddressOption = None,

@@ -24,7 +24,9 @@ def report(
     file: StudyArgument,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
-    export: Annotated[bool, typer.Option("--export", help="Also write every run to MLflow that isn't there yet.")] = False,
+    export: Annotated[
+        bool, typer.Option("--export", help="Also write every run to MLflow that isn't there yet.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Analyses the results that a study has so far and writes its tables and its HTML report; computes no cell.

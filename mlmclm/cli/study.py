@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
 from mlmclm.cli import options
-from mlmclm.cli.options import AddressOption, DataOption, DryRunOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.options import (
+    AddressOption,
+    DataOption,
+    DryRunOption,
+    JsonOption,
+    StoreOption,
+    StudyArgument,
+    print_json,
+)
 from mlmclm.files import only_one
 from mlmclm.pipeline import (
     Place,
@@ -112,7 +119,9 @@ def write_study_report(
     from mlmclm.reports.wording import baseline_sentence, headline
 
     analysis = analyse_study(prepared, space, results)
-    paths = write_report(analysis, study_facts(prepared, space, tasks, command), prepared.place.study_folder(prepared.study))
+    paths = write_report(
+        analysis, study_facts(prepared, space, tasks, command), prepared.place.study_folder(prepared.study)
+    )
     if tracking is not None:
         tracking.reported(prepared, space, analysis, paths)
     output = Console(highlight=False, stderr=True)

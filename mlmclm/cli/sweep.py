@@ -7,7 +7,15 @@ from contextlib import ExitStack
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import AddressOption, DataOption, DryRunOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.options import (
+    AddressOption,
+    DataOption,
+    DryRunOption,
+    JsonOption,
+    StoreOption,
+    StudyArgument,
+    print_json,
+)
 from mlmclm.cli.study import shared_session, write_study_report
 from mlmclm.files import only_one
 from mlmclm.pipeline import export_models, prepare, prepare_tasks, study_space, sweep, sweep_cells

@@ -17,7 +17,9 @@ def register(app: typer.Typer) -> None:
 
 def ui(
     store: StoreOption = options.DEFAULT_STORE,
-    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; a free one by default.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port to listen on; a free one by default.", show_default=False)
+    ] = None,
 ) -> None:
     """Starts the MLflow server on the store's own records (on loopback), prints the link, and runs until Ctrl-C.
 

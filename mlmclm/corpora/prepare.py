@@ -94,26 +94,68 @@ def prepare_corpus(
         UserError: a source, column or tokenizer that is not there, or too little text.
         EnvironmentFault: the hub cannot be reached, the disk is full, or a worker was killed.
     """
-    if block_length < 2:
-        raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
     report = progress or silent
     count = worker_count(workers)
-    source = open_source(corpus, store=store, data_root=data_root, workers=count, progress=report)
+    place = _locate(corpus, tokenizer, block_length, store, data_root, count, report)
+    if not place.complete:
+        tokenizer_folder = _tokenizer(tokenizer, corpus, place.source, place.origin, store, report)
+        if not place.folder.is_dir():
+            with whole_folder(place.folder) as temporary:
+                meta = _pack(temporary, corpus, place.source, tokenizer_folder, block_length, count, report)
+                meta |= {"key": place.key, "tokenizer_key": place.tokenizer.name, "block_length": block_length}
+                write_json(
+                    temporary / "meta.json",
+                    {**meta, "source_fingerprint": place.origin, "corpus": corpus.model_dump()},
+                )
+    return _open(place.key, place.folder, place.tokenizer)
+
+
+def find_corpus(
+    corpus: CorpusConfig,
+    tokenizer: TokenizerConfig,
+    *,
+    block_length: int,
+    store: Path,
+    data_root: Path | None = None,
+) -> PreparedCorpus | None:
+    """What `prepare_corpus` would return without any work, or None where there is some to do; raises what it raises."""
+    place = _locate(corpus, tokenizer, block_length, store, data_root, 1, silent)
+    return _open(place.key, place.folder, place.tokenizer) if place.complete else None
+
+
+class _Place(NamedTuple):
+    """Where a corpus is, or will be."""
+
+    source: Source
+    origin: str
+    key: str
+    folder: Path
+    tokenizer: Path
+
+    @property
+    def complete(self) -> bool:
+        """Whether blocks and tokenizer are there."""
+        return self.folder.is_dir() and self.tokenizer.is_dir()
+
+
+def _locate(
+    corpus: CorpusConfig,
+    tokenizer: TokenizerConfig,
+    block_length: int,
+    store: Path,
+    data_root: Path | None,
+    workers: int,
+    report: Progress,
+) -> _Place:
+    if block_length < 2:
+        raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
+    source = open_source(corpus, store=store, data_root=data_root, workers=workers, progress=report)
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, _text_key(corpus, origin))
     # Where the text lies does not matter, only what it is.
     facts = [CORPUS_VERSION, corpus.model_dump(exclude={"source"}), origin, own_key, block_length]
     key = stable_hash(facts)[:16]
-    folder = store / "corpora" / key
-    tokenizer_folder = store / "tokenizers" / own_key
-    if not folder.is_dir() or not tokenizer_folder.is_dir():
-        tokenizer_folder = _tokenizer(tokenizer, corpus, source, origin, store, report)
-    if not folder.is_dir():
-        with whole_folder(folder) as temporary:
-            meta = _pack(temporary, corpus, source, tokenizer_folder, block_length, count, report)
-            meta |= {"key": key, "tokenizer_key": own_key, "block_length": block_length, "source_fingerprint": origin}
-            write_json(temporary / "meta.json", {**meta, "corpus": corpus.model_dump()})
-    return _open(key, folder, tokenizer_folder)
+    return _Place(source, origin, key, store / "corpora" / key, store / "tokenizers" / own_key)
 
 
 def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:

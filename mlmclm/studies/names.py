@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.sizes import SIZES
@@ -133,7 +134,7 @@ def parse(name: str) -> ModelName:
         raise UserError(
             f"model {name!r}: 'dec' says that another phase starts from the decayed weights, but none follows; the last phase always decays."
         )
-    for before, after in zip(phases, phases[1:], strict=False):
+    for before, after in pairwise(phases):
         if before.objective == after.objective and not before.decayed:
             raise UserError(
                 f"model {name!r}: two phases of {before.objective} without a decay between them are one; leave out "

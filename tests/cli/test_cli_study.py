@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from small_study import run, start, write_study
 
 
@@ -95,13 +94,17 @@ def test_the_second_time_nothing_is_computed_and_the_report_is_the_same(
     assert time.monotonic() - started < 120
 
 
-def test_a_dry_run_says_what_is_there_and_computes_nothing(finished: Path, study: Path, home: Path, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_is_there_and_computes_nothing(
+    finished: Path, study: Path, home: Path, tmp_path: Path
+) -> None:
     data = study.parent / "data"
     code, output, errors = run("study", study, "--store", finished, "--data", data, "--dry-run", "--json", home=home)
     assert code == 0, errors
     found = json.loads(output)
     assert (found["steps_to_train"], found["cells_to_compute"], found["cells"]) == (0, 0, 24)
-    code, output, errors = run("study", study, "--store", tmp_path / "new", "--data", data, "--dry-run", "--json", home=home)
+    code, output, errors = run(
+        "study", study, "--store", tmp_path / "new", "--data", data, "--dry-run", "--json", home=home
+    )
     assert code == 0, errors
     found = json.loads(output)
     assert (found["steps_to_train"], found["cells_to_compute"]) == (50, 24)
@@ -126,7 +129,9 @@ def test_killed_in_every_phase_and_started_again_the_report_is_the_same_to_the_l
     kept = _times(store)
     code, _, errors = run(*words, home=home)
     assert code == 0, errors
-    assert {path: stamp for path, stamp in _times(store).items() if path in kept} == kept, "a finished cell was computed again"
+    assert {path: stamp for path, stamp in _times(store).items() if path in kept} == kept, (
+        "a finished cell was computed again"
+    )
     expected = finished / "studies" / "small"
     for name in ("report.html", "results.csv", "best.csv", "stability.csv", "comparisons.csv"):
         assert (store / "studies" / "small" / name).read_bytes() == (expected / name).read_bytes(), name
@@ -180,5 +185,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def _times(store: Path) -> dict[str, int]:
     """When each result and each state was written."""
-    files: Iterator[Path] = (path for pattern in ("cells/*/*.json", "states/*/state.json") for path in store.glob(pattern))
+    files: Iterator[Path] = (
+        path for pattern in ("cells/*/*.json", "states/*/state.json") for path in store.glob(pattern)
+    )
     return {str(path.relative_to(store)): path.stat().st_mtime_ns for path in files}

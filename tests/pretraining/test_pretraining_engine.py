@@ -111,9 +111,7 @@ def losses(folder: Path, name: str) -> list[list[float]]:
     return json.loads((folder / name / "losses.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "name", ["one-micro2", "one-zero1", "two", "two-zero1", "two-zero2", "two-zero3"]
-)
+@pytest.mark.parametrize("name", ["one-micro2", "one-zero1", "two", "two-zero1", "two-zero2", "two-zero3"])
 def test_losses_norms_and_weights_don_t_depend_on_workers_micro_batch_or_zero_stage(runs: Path, name: str) -> None:
     expected, found = losses(runs, "one"), losses(runs, name)
     assert found[0] == pytest.approx(expected[0], rel=2e-6)

@@ -23,7 +23,9 @@ with ray_session(Path(sys.argv[1])) as session:
 """
 
 
-def submit(head: RayHead, name: str, *entrypoint: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def submit(
+    head: RayHead, name: str, *entrypoint: str, folder: Path, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
     """Submits a job by the command line and waits for its end, with its log in `stdout`."""
     ray = str(Path(sys.executable).with_name("ray"))
     runtime_environment = '{"env_vars": {"FROM_THE_JOB": "yes", "MALLOC_ARENA_MAX": "2"}}'
@@ -36,7 +38,7 @@ def submit(head: RayHead, name: str, *entrypoint: str, folder: Path) -> subproce
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
     )
 
 
