@@ -37,7 +37,7 @@ def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> 
         max_position_embeddings=length,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        initializer_range=0.02,
+        initializer_range=shape.initial_deviation,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -48,7 +48,7 @@ def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> 
 
 
 def build(config: EuroBertConfig, seed: int) -> EuroBertForMaskedLM:
-    """The model with N(0, 0.02) weights that are a function of the configuration and the seed; fp32, on the CPU."""
+    """The model with normal weights (`Size.initial_deviation`) that are a function of the configuration and the seed; fp32, on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return EuroBertForMaskedLM(config)
