@@ -22,7 +22,7 @@ def worker_environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_THRESHOLD_": str(4 * GIBIBYTE),
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(8 * GIBIBYTE),
         "MALLOC_TOP_PAD_": str(64 << 20),
         "TOKENIZERS_PARALLELISM": "false",

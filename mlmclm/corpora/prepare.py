@@ -213,6 +213,8 @@ def _tokenizer(
             chosen, _ = sample(
                 training, characters=TRAINING_CHARACTERS, documents=None, purpose="tokenizer", seed=corpus.seed
             )
+        if not chosen:
+            raise _no_text(corpus)
         report("training the tokenizer", 0, None)
         yield from chosen
 
@@ -359,15 +361,21 @@ def _check(facts: dict[str, Any], part: str, corpus: CorpusConfig, block_length:
     """Raises UserError where a part has no block."""
     if facts["blocks"]:
         return
-    source = f"corpus source {corpus.source!r}"
     if part == TRAIN and not facts["documents"]:
-        raise UserError(f"{source}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r}).")
+        raise _no_text(corpus)
+    source = f"corpus source {corpus.source!r}"
     found = f"{source}: the {part} part has {facts['encoded_tokens']} tokens, fewer than one block of {block_length}."
     if part == TRAIN:
         raise UserError(f"{found} Choose a shorter block, more text, or a larger max_tokens or max_documents.")
     raise UserError(
         f"{found} Raise validation_fraction (now {corpus.validation_fraction:g}) or max_validation_tokens, or name a "
         "validation_split."
+    )
+
+
+def _no_text(corpus: CorpusConfig) -> UserError:
+    return UserError(
+        f"corpus source {corpus.source!r}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r})."
     )
 
 

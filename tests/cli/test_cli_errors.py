@@ -1,0 +1,193 @@
+"""Every mistake is one clear message without a traceback: exit code 2, or 1 where the environment is at fault; nothing is lost."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlmclm.cli.main import main
+from small_study import write_study
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command line in this process: its exit code and what it printed."""
+
+    def call(*words: str | Path) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        code = ended.value.code
+        captured = capfd.readouterr()
+        return (code if isinstance(code, int) else 0), " ".join((captured.out + captured.err).split())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("errors"))
+
+
+def changed(template: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> list[str | Path]:
+    """The words of `mlmclm data` on a changed copy of the study."""
+    content = yaml.safe_load(template.read_text())
+    change(content)
+    path = tmp_path / "changed.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return ["data", path, "--store", tmp_path / "store", "--data", template.parent / "data"]
+
+
+def put(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """A change: the nested key gets this value; other models need no baseline."""
+
+    def change(content: dict[str, Any]) -> None:
+        if keys == ("models",):
+            content.pop("baseline")
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (put("modles", value=1), ["unknown key 'modles'", "Did you mean 'models'"]),
+        (put("recipe", "batchs", value=1), ["unknown key 'recipe.batchs'", "Did you mean 'recipe.batch'"]),
+        (put("recipe", "batch", value="many"), ["recipe.batch", "many"]),
+        (put("recipe", "zero_stage", value=4), ["recipe.zero_stage", "4"]),
+        (put("recipe", "workers", value=3), ["does not divide", "1, 2, 4, 8"]),
+        (put("models", value=["1mm-clm-30"]), ["unknown size '1mm'", "Did you mean '1m'"]),
+        (put("models", value=["1m-clmm-30"]), ["unknown objective 'clmm'", "Did you mean 'clm'"]),
+        (put("models", value=["1m-mlm0-30"]), ["allowed: 1 to 99"]),
+        (put("models", value=["1m-mlm100-30"]), ["allowed: 1 to 99"]),
+        (put("models", value=["1m-clm-30-mlm40-20"]), ["steps must increase"]),
+        (put("models", value=["1m-clm-5"]), ["fewer than the recipe's decay_steps 6"]),
+        (put("models", value=["1m-clm-30", "1m-clm-30"]), ["listed twice: 1m-clm-30"]),
+        (put("baseline", value="2m-untrained"), ["not one of the models"]),
+        (put("tasks", value=["sst3"]), ["unknown task 'sst3'", "Did you mean 'sst2'"]),
+        (put("space", value="quickstat"), ["unknown search space 'quickstat'", "Did you mean 'quickstart'"]),
+        (put("space", value="missing/space.yaml"), ["missing/space.yaml: no such file"]),
+        (put("corpus", "source", value="./nowhere"), ["nowhere"]),
+        (put("corpus", "max_documents", value=0), ["corpus.max_documents"]),
+        (put("tokenizer", value={"path": "nowhere.json"}), ["nowhere.json"]),
+        (put("tokenizer", value={"path": "a", "name": "b"}), ["exactly one of name, path and train_vocab_size"]),
+        (put("tracking", value="ftp://somewhere"), ["unknown MLflow address"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_study_file_is_named_with_what_is_allowed(
+    template: Path, tmp_path: Path, run: Run, change: Callable[[dict[str, Any]], None], parts: list[str]
+) -> None:
+    words = changed(template, tmp_path, change)
+    if "tracking" in yaml.safe_load((tmp_path / "changed.yaml").read_text()):
+        words[0] = "study"
+    code, printed = run(*words)
+    assert code == 2, printed
+    assert "Traceback" not in printed
+    for part in parts:
+        assert part in printed
+
+
+def test_a_missing_study_or_data_folder_is_named(template: Path, tmp_path: Path, run: Run) -> None:
+    code, printed = run("study", tmp_path / "none.yaml")
+    assert (code, "none.yaml: no such file" in printed) == (2, True)
+    code, printed = run("data", template, "--data", tmp_path / "none")
+    assert (code, "none: no such folder" in printed) == (2, True)
+
+
+def test_a_corpus_without_text_is_refused(template: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "blank").mkdir()
+    (tmp_path / "blank" / "train.txt").write_text("\n\n \n")
+    code, printed = run(*changed(template, tmp_path, put("corpus", "source", value=str(tmp_path / "blank"))))
+    assert code == 2, printed
+    assert "no text" in printed
+
+
+def test_a_data_set_without_the_column_names_those_there_are(template: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"txt": "some words"}\n')
+    code, printed = run(*changed(template, tmp_path, put("corpus", "source", value=str(tmp_path / "rows"))))
+    assert code == 2, printed
+    assert "'text'" in printed
+    assert "txt" in printed
+
+
+def test_a_corpus_smaller_than_a_batch_is_refused(template: Path, tmp_path: Path, run: Run) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["recipe"] |= {"batch": 4096}
+
+    code, printed = run(*changed(template, tmp_path, change))
+    assert code == 2, printed
+    assert "fewer than one batch" in printed
+
+
+def test_a_task_longer_than_the_models_is_refused_before_anything_is_trained(
+    template: Path, tmp_path: Path, run: Run
+) -> None:
+    code, printed = run(*changed(template, tmp_path, put("recipe", "block_length", value=16)))
+    assert code == 2, printed
+    assert "max_length 32 is longer than the models' sequences (recipe.block_length 16)" in printed
+
+
+def test_an_mlflow_server_that_does_not_answer_is_the_environment_s_fault_and_found_first(
+    template: Path, tmp_path: Path, run: Run
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = changed(template, tmp_path, put("tracking", value=f"http://127.0.0.1:{port}"))
+    code, printed = run("study", *words[1:])
+    assert code == 1, printed
+    assert f"The MLflow server at http://127.0.0.1:{port} doesn't answer" in printed
+    assert not (tmp_path / "store" / "corpora").exists()
+
+
+def test_a_sweep_of_models_that_are_not_trained_says_what_to_run(template: Path, tmp_path: Path, run: Run) -> None:
+    code, printed = run("sweep", template, "--store", tmp_path / "store", "--data", template.parent / "data")
+    assert code == 2, printed
+    assert "not trained yet" in printed
+    assert "mlmclm pretrain" in printed
+
+
+def test_a_second_run_on_the_same_study_is_refused_while_the_first_is_alive(
+    template: Path, tmp_path: Path, run: Run
+) -> None:
+    from mlmclm.files import only_one
+
+    lock = tmp_path / "store" / "studies" / "small" / ".lock"
+    with only_one(lock, "it"):
+        code, printed = run("study", template, "--store", tmp_path / "store", "--data", template.parent / "data")
+    assert code == 2, printed
+    assert "already being worked on by process" in printed
+
+
+def test_debug_shows_the_traceback_and_the_exit_code_stays(tmp_path: Path, run: Run) -> None:
+    code, printed = run("plan", "2m-cml-3", "--debug")
+    assert code == 2
+    assert "Traceback" in printed
+
+
+def test_help_names_every_verb(run: Run) -> None:
+    code, printed = run("--help")
+    assert code == 0
+    for verb in ("study", "data", "plan", "pretrain", "sweep", "report", "ui"):
+        assert verb in printed
+        assert run(verb, "--help")[0] == 0
+
+
+def test_plan_prints_stages_as_json(run: Run) -> None:
+    import json
+
+    code, printed = run("plan", "610m-clm-42k", "610m-clm-10k-mlm40-42k", "--json")
+    assert code == 0
+    found = json.loads(printed)
+    assert (found["steps"], found["steps_without_sharing"]) == (74_000, 84_000)
+    assert [stage["deposits"] for stage in found["stages"]] == [[10_000, 42_000], [42_000]]
