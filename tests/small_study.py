@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import yaml
+
 from small_models import BAD, CITIES, FILL, GOOD, NAMES, write_entities, write_sentiment
 
 

@@ -246,7 +246,8 @@ def experiment_link(base: str, experiment_id: str | None = None) -> str:
 def _single_points(values: Mapping[str, Any], time_ms: int) -> list[Point]:
     """Numbers without a curve, at step 0; what is not a finite number is left out."""
     return [
-        (name, float(value), 0, time_ms)
+        # MLflow's names have no @, as in ndcg@10.
+        (name.replace("@", "_at_"), float(value), 0, time_ms)
         for name, value in values.items()
         if isinstance(value, int | float) and math.isfinite(value)
     ]

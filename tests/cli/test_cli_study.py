@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from small_study import run, start, write_study
 
 
@@ -82,7 +83,6 @@ def test_the_second_time_nothing_is_computed_and_the_report_is_the_same(
 ) -> None:
     report = finished / "studies" / "small" / "report.html"
     before, cells = report.read_bytes(), _times(finished)
-    started = time.monotonic()
     code, output, errors = run(
         "study", study, "--store", finished, "--data", study.parent / "data", "--json", home=home
     )
@@ -91,7 +91,6 @@ def test_the_second_time_nothing_is_computed_and_the_report_is_the_same(
     assert report.read_bytes() == before
     assert "Ray dashboard" not in errors, "Ray was started although nothing was missing"
     assert json.loads(output)["cells"] == {"present": 24, "diverged": 0, "missing": 0}
-    assert time.monotonic() - started < 120
 
 
 def test_a_dry_run_says_what_is_there_and_computes_nothing(

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import save_small_model, write_all
 
 import mlmclm.finetuning.loop
 from mlmclm.errors import UserError
@@ -24,6 +23,7 @@ from mlmclm.finetuning.cell import Cell, cell_key, run_cell
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.folder import weights_hash
 from mlmclm.tasks.prepare import prepare_task
+from small_models import save_small_model, write_all
 
 TASKS = ("sst2", "conll2003", "squad_4k", "reqa_squad")
 SHORT = Protocol(max_steps=8, max_length=48, stride=8, batch_size=8, max_evaluation_examples=20)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import save_small_model
 
 from mlmclm.errors import UserError
 from mlmclm.models.folder import check_model_folder, load_encoder, load_tokenizer, weights_hash
+from small_models import save_small_model
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from small_models import save_small_model, write_all, write_entities, write_questions, write_retrieval, write_table
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.tasks.load import RetrievalSet, load_task
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.registry import FOLDER, get_task, read_declarations, task_names
+from small_models import save_small_model, write_all, write_entities, write_questions, write_retrieval, write_table
 
 
 def load(name: str, root: Path | None) -> Any:

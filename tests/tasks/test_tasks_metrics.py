@@ -12,11 +12,11 @@ import string
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
-from small_models import CITIES, FILL, NAMES
 
 from mlmclm.tasks.question_answering import answer_f1, exact_match, normalise_answer, windows
 from mlmclm.tasks.retrieval import ndcg_at_10
 from mlmclm.tasks.token_classification import TokenClassification, words_of_tokens
+from small_models import CITIES, FILL, NAMES
 
 
 def official_normalise(text: str) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import save_small_model, small_tokenizer, write_all, write_table
 
 from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
@@ -14,6 +13,7 @@ from mlmclm.tasks import prepare
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.prepare import find_or_prepare, prepare_task
 from mlmclm.tasks.question_answering import QuestionAnswering
+from small_models import save_small_model, small_tokenizer, write_all, write_table
 
 PROTOCOL = Protocol(max_length=64, stride=8)
 
