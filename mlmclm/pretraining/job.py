@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.corpora.blocks import Blocks
+from mlmclm.pretraining.states import exists
 from mlmclm.studies.plans import Leg
 from mlmclm.studies.recipe import Recipe
 
@@ -38,6 +39,12 @@ class StageJob:
     """(step, key) of the states to leave behind, in order; the last is the end."""
     recipe: Recipe
     fingerprint: str
+
+    def next_deposit(self) -> int:
+        """The first step whose state is still to be left behind. A checkpoint from beyond it (of an earlier plan, which
+        didn't want that state) is of no use."""
+        absent = [step for step, key in self.deposits if not exists(Path(self.store), key)]
+        return absent[0] if absent else self.deposits[-1][0] + 1
 
     @property
     def metrics_path(self) -> Path:

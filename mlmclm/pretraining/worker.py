@@ -78,7 +78,7 @@ def _latest_state(job: StageJob, initial: dict[str, Tensor]) -> TrainingState:
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
             saved = checkpoints.read_tensors(Path(folder))
-        if saved.step > start.step:
+        if start.step < saved.step < job.next_deposit():
             return saved
     return start
 

@@ -86,17 +86,17 @@ def baseline_sentence(analysis: Analysis) -> str:
     if analysis.baseline is None or not rows:
         return ""
     required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
-    rule = "on the mean over tasks" + (f" and on at least {required} of {tasks} tasks" if tasks > 1 else "")
+    rule = "on the mean over tasks" + (f", and on at least {required} of {tasks} tasks" if tasks > 1 else "")
     beaten = "the untrained baseline by more than the interval"
     holding = [row["model"] for row in rows if row["holds"]]
     unknown = [row["model"] for row in rows if row["verdict"] == "unknown"]
     failing = [row for row in rows if not row["holds"] and row["verdict"] != "unknown"]
     if len(holding) == len(rows):
         who = f"All {len(rows)} pretrained models beat" if len(rows) > 1 else f"{rows[0]['model']} beats"
-        return f"{who} {beaten}, {rule}."
+        return f"{who} {beaten} {rule}."
     if len(unknown) == len(rows):
         return f"Whether pretraining beats {beaten}, {rule}, cannot be told yet: scores or intervals are lacking."
-    sentences = [f"Not every pretrained model is shown to beat {beaten}, {rule}."]
+    sentences = [f"Not every pretrained model is shown to beat {beaten} {rule}."]
     if holding:
         sentences.append(f"It is so for {text.listing(holding)}.")
     if failing:
@@ -109,7 +109,10 @@ def baseline_sentence(analysis: Analysis) -> str:
 
 def claim_reason(row: Record) -> str:
     """Why a model's claim against the baseline has its verdict, from a row of the claims table."""
-    on_tasks = f"clearly ahead on {row['tasks_clear']} of {row['tasks']} tasks, {row['tasks_required']} needed"
+    on_tasks = (
+        f"ahead on {row['tasks_ahead']} of {row['tasks']} tasks ({row['tasks_clear']} by more than the interval), "
+        f"{row['tasks_required']} needed"
+    )
     if row["verdict"] == "unknown":
         return "cannot be told, as scores or intervals are lacking"
     if row["holds"]:

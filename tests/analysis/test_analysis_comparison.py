@@ -127,7 +127,7 @@ def test_the_claim_holds_on_three_tasks_of_four_but_not_on_two() -> None:
     tasks = list(TASKS)
     untrained = dict.fromkeys(tasks, low)
     three = claim({"a": dict.fromkeys(tasks, high) | {tasks[0]: low}, "untrained": untrained})
-    assert (three["verdict"], three["tasks_clear"]) == ("holds", 3)
+    assert (three["verdict"], three["tasks_ahead"], three["tasks_clear"]) == ("holds", 3, 3)
     two = claim({"a": dict.fromkeys(tasks, high) | {tasks[0]: low, tasks[1]: low}, "untrained": untrained})
     assert (two["verdict"], two["holds"], two["on_mean"]) == ("in part", False, True)
     none = claim({"a": untrained, "untrained": dict.fromkeys(tasks, high)})
