@@ -149,9 +149,7 @@ def test_the_page_says_where_the_baseline_is_not_beaten() -> None:
     weak = synthetic_results(MODELS | {"2m-clm-600": 0.50})
     _, page = read(analyse(weak, "2m-untrained"))
     assert "Not every pretrained model is shown to beat the untrained baseline" in page.text
-    assert (
-        "It is not the case for 2m-clm-600 (not clearly ahead on the mean, ahead on 0 of 4 tasks" in page.text
-    )
+    assert "It is not the case for 2m-clm-600 (not clearly ahead on the mean, ahead on 0 of 4 tasks" in page.text
     assert "does not hold" in page.text
 
 
