@@ -52,7 +52,6 @@ class Prepared:
     study: StudyFile
     place: Place
     corpus: PreparedCorpus
-    vocabulary: int
     plan: Plan
     fingerprint: str
 
@@ -90,13 +89,12 @@ def prepare(study: StudyFile, place: Place) -> Prepared:
             data_root=place.data_root,
             progress=progress,
         )
-    vocabulary = int(read_json(corpus.folder / "meta.json")["vocabulary"])
     if len(corpus.train) < study.recipe.batch:
         raise UserError(
             f"corpus {study.corpus.source!r} has {len(corpus.train):,} blocks of {study.recipe.block_length} tokens, fewer than one batch "
             f"(recipe.batch {study.recipe.batch}); use more text, a smaller batch or a shorter block_length."
         )
-    return Prepared(study, place, corpus, vocabulary, plan, fingerprint(study.recipe, corpus.key, vocabulary))
+    return Prepared(study, place, corpus, plan, fingerprint(study.recipe, corpus.key, corpus.vocabulary))
 
 
 def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any]]], None] | None = None) -> int:

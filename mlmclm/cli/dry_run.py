@@ -8,7 +8,6 @@ from rich.console import Console
 
 from mlmclm.cli.options import print_json
 from mlmclm.corpora.prepare import find_corpus
-from mlmclm.files import read_json
 from mlmclm.pipeline import Place, Prepared, study_space
 from mlmclm.pretraining.launch import missing_states
 from mlmclm.studies.plans import Plan, fingerprint, make_plan
@@ -28,9 +27,8 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
     )
     prepared = None
     if corpus is not None:
-        vocabulary = int(read_json(corpus.folder / "meta.json")["vocabulary"])
-        key = fingerprint(study.recipe, corpus.key, vocabulary)
-        prepared = Prepared(study, place, corpus, vocabulary, plan, key)
+        key = fingerprint(study.recipe, corpus.key, corpus.vocabulary)
+        prepared = Prepared(study, place, corpus, plan, key)
     stages = [_stage(plan, index, prepared) for index in range(len(plan.stages))]
     found: dict[str, Any] = {
         "study": study.name,

@@ -9,48 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlmclm.corpora import pydocs
-
-WORDS = [
-    "array",
-    "axis",
-    "number",
-    "value",
-    "table",
-    "column",
-    "model",
-    "layer",
-    "token",
-    "batch",
-    "file",
-    "folder",
-    "name",
-    "index",
-    "shape",
-    "matrix",
-    "vector",
-    "graph",
-    "node",
-    "edge",
-    "weight",
-    "score",
-    "label",
-    "class",
-    "query",
-    "result",
-    "window",
-    "time",
-    "step",
-    "rate",
-    "error",
-    "limit",
-    "bound",
-    "size",
-    "width",
-    "height",
-    "color",
-    "line",
-]
-
+from small_words import WORDS
 
 IMPORTED = "raise SystemExit('imported!')\n\n"
 

@@ -16,47 +16,7 @@ from mlmclm.errors import UserError
 from mlmclm.tasks import pydocs as module
 from mlmclm.tasks.pydocs import PYDOCS_TASKS, build_pydocs_task
 from mlmclm.tasks.pydocs_text import normal, select, shortened, words
-
-WORDS = [
-    "array",
-    "axis",
-    "number",
-    "value",
-    "table",
-    "column",
-    "model",
-    "layer",
-    "token",
-    "batch",
-    "file",
-    "folder",
-    "name",
-    "index",
-    "shape",
-    "matrix",
-    "vector",
-    "graph",
-    "node",
-    "edge",
-    "weight",
-    "score",
-    "label",
-    "class",
-    "query",
-    "result",
-    "window",
-    "time",
-    "step",
-    "rate",
-    "error",
-    "limit",
-    "bound",
-    "size",
-    "width",
-    "height",
-    "color",
-    "line",
-]
+from small_words import WORDS
 
 SHARED = """Reads {0} things from there.
 
