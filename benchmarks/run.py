@@ -26,7 +26,7 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
 def config() -> EuroBertConfig:
-    """The quickstart's 2m model at a vocabulary of 4,096."""
+    """The quickstart's 4-layer 2m size at a vocabulary of 4,096."""
     return EuroBertConfig(
         vocab_size=4096, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2,

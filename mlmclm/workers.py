@@ -15,14 +15,15 @@ def worker_environment() -> dict[str, str]:
 
     Two one-thread workers are faster than one two-thread worker on small models. The allocator's settings keep large
     buffers in the process instead of faulting them in again at every step (1.5 times the speed of a pretraining loop on
-    the machine of reference/platform.md). One arena, because glibc serves large blocks of any other from fresh memory
-    whatever the thresholds, and Ray Train runs the training function in a thread that is not the main one.
+    the machine of reference/platform.md): no block is mapped by itself, whatever its size (a threshold would not do, glibc
+    takes none above 32 MiB). One arena, because glibc serves large blocks of any other from fresh memory all the same,
+    and Ray Train runs the training function in a thread that is not the main one.
     """
     return {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(8 * GIBIBYTE),
         "MALLOC_TOP_PAD_": str(64 << 20),
         "TOKENIZERS_PARALLELISM": "false",

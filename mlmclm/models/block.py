@@ -8,7 +8,9 @@ backward. Weights stay where transformers keeps them; the result equals the mode
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +37,17 @@ class Shape:
     causal: bool
 
 
+@dataclass(frozen=True)
+class Run:
+    """What the layers share in one forward pass."""
+
+    packing: Packing
+    causal: bool
+    cos: Tensor
+    """[T, 1, width / 2] of the rotary embedding, in the compute type; likewise `sin`."""
+    sin: Tensor
+
+
 def fits(model: PreTrainedModel) -> bool:
     """Whether `run_blocks` computes what this transformers base model's forward does."""
     config = model.config
@@ -50,10 +63,11 @@ def fits(model: PreTrainedModel) -> bool:
 def run_blocks(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
     """Final hidden states [T, hidden] of a model that `fits`, in the type of its weights.
 
+    Layers are called as modules, so that what hangs on modules (ZeRO 3's gathering of weights) still sees them.
+
     Args:
         input_ids: int64 [1, T].
     """
-    config = model.config
     hidden = model.embed_tokens(input_ids[0])  # [T, hidden]
     dtype = hidden.dtype
     if torch.is_autocast_enabled("cpu"):
@@ -63,48 +77,42 @@ def run_blocks(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, c
     cos, sin = (part[0, :, None, :half].to(dtype) for part in (cos, sin))  # [T, 1, width / 2]
     with torch.autocast("cpu", enabled=False):
         for layer in model.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            shape = Shape(
-                heads=config.num_attention_heads,
-                key_heads=config.num_key_value_heads,
-                width=attention.head_dim,
-                scale=attention.scaling,
-                epsilon=layer.input_layernorm.variance_epsilon,
-                causal=causal,
-            )
-            projections = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
-            hidden = _Block.apply(  # type: ignore[no-untyped-call]
-                hidden,
-                layer.input_layernorm.weight,
-                torch.cat(projections).to(dtype),  # [(heads + 2 key heads) * width, hidden]
-                attention.o_proj.weight.to(dtype),
-                layer.post_attention_layernorm.weight,
-                torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).to(dtype),  # [2 * intermediate, hidden]
-                mlp.down_proj.weight.to(dtype),
-                cos,
-                sin,
-                packing,
-                shape,
-            )
-        final: Tensor = _Norm.apply(hidden, model.norm.weight, model.norm.variance_epsilon)  # type: ignore
+            if "forward" not in vars(layer):
+                layer.forward = partial(_forward, layer, layer.forward)
+            hidden = layer(hidden, run=Run(packing, causal, cos, sin))
+        final: Tensor = model.norm(hidden)
     return final
 
 
-class _Norm(torch.autograd.Function):
-    """RMSNorm over the last dimension."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        inverse = _inverse_rms(x, epsilon)
-        ctx.save_for_backward(x, weight, inverse)
-        return (x * inverse).mul_(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, inverse = ctx.saved_tensors
-        grad_x, grad_weight = _norm_backward(grad, x, weight, inverse)
-        return grad_x, grad_weight, None
+def _forward(
+    layer: Any, original: Callable[..., Tensor], hidden: Tensor, *args: Any, run: Run | None = None, **more: Any
+) -> Tensor:
+    """A layer's forward: the block of this module under `run_blocks`, transformers' own otherwise."""
+    if run is None:
+        return original(hidden, *args, **more)
+    attention, mlp, dtype = layer.self_attn, layer.mlp, run.cos.dtype
+    shape = Shape(
+        heads=attention.config.num_attention_heads,
+        key_heads=attention.config.num_key_value_heads,
+        width=attention.head_dim,
+        scale=attention.scaling,
+        epsilon=layer.input_layernorm.variance_epsilon,
+        causal=run.causal,
+    )
+    output: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
+        hidden,
+        layer.input_layernorm.weight,
+        torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)).to(dtype),
+        attention.o_proj.weight.to(dtype),
+        layer.post_attention_layernorm.weight,
+        torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).to(dtype),  # [2 * intermediate, hidden]
+        mlp.down_proj.weight.to(dtype),
+        run.cos,
+        run.sin,
+        run.packing,
+        shape,
+    )
+    return output
 
 
 class _Block(torch.autograd.Function):

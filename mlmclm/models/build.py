@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import EuroBertConfig, EuroBertForMaskedLM, PreTrainedTokenizerFast
 
-from mlmclm.models.attention import use_attention
+from mlmclm.models.attention import LONGEST_WRITTEN_OUT, use_attention
+from mlmclm.models.block import fits, run_blocks
 from mlmclm.models.cross_entropy import LabelledCrossEntropyHead
+from mlmclm.models.packing import Packing
 from mlmclm.models.sizes import SIZES
 
 
@@ -77,11 +79,14 @@ class PretrainingModel(nn.Module):
             causal: whether a position sees earlier ones only.
         """
         with self._autocast(input_ids.device.type):
-            hidden = self.model.model(
-                input_ids=input_ids, is_causal=causal
-            ).last_hidden_state  # [sequences, length, hidden]
+            if input_ids.device.type == "cpu" and input_ids.shape[1] <= LONGEST_WRITTEN_OUT and fits(self.model.model):
+                packing = Packing.uniform(*input_ids.shape)
+                hidden = run_blocks(self.model.model, input_ids.view(1, -1), packing, causal=causal)
+            else:
+                hidden = self.model.model(input_ids=input_ids, is_causal=causal).last_hidden_state.flatten(0, 1)
+        # hidden: [sequences * length, hidden]
         where = (labels.flatten() != -100).nonzero().flatten()
-        return self.model.lm_head(hidden.flatten(0, 1)[where], labels.flatten()[where], bf16=self.bf16)
+        return self.model.lm_head(hidden[where], labels.flatten()[where], bf16=self.bf16)
 
     def _autocast(self, device: str) -> AbstractContextManager[Any]:
         return torch.autocast(device, dtype=torch.bfloat16) if self.bf16 else nullcontext()

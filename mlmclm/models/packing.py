@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ ROUND_SEQUENCES = 8
 COST_OF_A_GROUP = 16_000
 """What another group costs, in score elements (sequences x length^2): measured with 2 heads of width 64, where a
 group's calls take about 0.1 ms in a layer's forward and backward, and a score element 6 ns."""
+SCORES_AT_ONCE = 1 << 21
+"""Elements of a score matrix that are worked on at once, so that they stay in a core's cache from one product to the next
+(measured with 64 heads of width 64 over 512 positions, bf16: 43 ms forward and backward, against 73 ms all at once)."""
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -81,7 +84,7 @@ class Packing:
         lengths: int64 [S], tokens of each sequence, each at least 1.
         starts: int64 [S], index of each sequence's first token in the row.
         tokens: number of real tokens.
-        padded_tokens: T, always greater than `tokens`.
+        padded_tokens: T, greater than `tokens` unless the packing is `uniform`.
         device: where the index tensors are.
     """
 
@@ -110,6 +113,14 @@ class Packing:
             padded_tokens=round_up(tokens + 1, ROUND_TOKENS),
             device=torch.device(device),
         )
+
+    @staticmethod
+    @lru_cache(maxsize=8)
+    def uniform(sequences: int, length: int, device: torch.device | str = "cpu") -> Packing:
+        """The packing of sequences of one length, such as pretraining's; nothing is padded."""
+        starts = np.arange(sequences, dtype=np.int64) * length
+        lengths = np.full(sequences, length, dtype=np.int64)
+        return Packing(lengths, starts, sequences * length, sequences * length, torch.device(device))
 
     @cached_property
     def sequence_of_token(self) -> Tensor:
@@ -152,6 +163,8 @@ class Packing:
     @cached_property
     def _layout(self) -> tuple[list[Group], np.ndarray[Any, Any]]:
         """Groups; int64 [slots], the token of each slot (padding: the first padding token)."""
+        if self.padded_tokens == self.tokens:
+            return [Group(0, len(self.lengths), int(self.lengths[0]), None)], np.arange(self.tokens)
         order = np.argsort(-self.lengths, kind="stable")
         groups: list[Group] = []
         token_of_slot: list[np.ndarray[Any, Any]] = []
@@ -288,15 +301,17 @@ def attend(
     masks: list[Tensor] = []
     for group in packing.groups:
         qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
-        scores = torch.bmm(qs, ks.transpose(1, 2))  # [sequences * key heads, repeat * length, length]
-        _hide(scores, group, key_heads, causal)
-        weight = torch.softmax(scores, dim=-1)
+        out = attended[group.start * heads : (group.start + group.sequences * group.length) * heads].view(qs.shape)
+        weight = qs.new_empty(*qs.shape[:2], group.length)  # [sequences * key heads, repeat * length, length]
+        mask = torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout) if dropout else None
+        for part in _parts(weight):
+            scores = torch.bmm(qs[part], ks[part].transpose(1, 2))
+            _hide(scores, group, part, key_heads, causal)
+            torch.softmax(scores, dim=-1, out=weight[part])
+            torch.bmm(weight[part] if mask is None else weight[part] * mask[part], vs[part], out=out[part])
         weights.append(weight)
-        if dropout:
-            masks.append(torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout))
-            weight = weight * masks[-1]
-        out = attended[group.start * heads : (group.start + group.sequences * group.length) * heads]
-        torch.bmm(weight, vs, out=out.view(qs.shape))
+        if mask is not None:
+            masks.append(mask)
     output = query.new_zeros(tokens * heads, width)
     torch.index_select(attended, 0, scatter, out=output[: len(scatter)])
     return output.view(tokens, heads, width), Kept(heads, key_heads, width, (q, k, v, *weights, *masks))
@@ -321,15 +336,17 @@ def attend_backward(grad: Tensor, packing: Packing, scale: float, kept: Kept) ->
         qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
         gq, gk, gv = _blocks(group, heads, key_heads, width, grad_q, grad_k, grad_v)
         up = upstream[group.start * heads : (group.start + group.sequences * group.length) * heads].view(qs.shape)
-        used = weight = weights[index]
-        grad_weight = torch.bmm(up, vs.transpose(1, 2))
-        if masks:
-            used = weight * masks[index]
-            grad_weight.mul_(masks[index])
-        torch.bmm(used.transpose(1, 2), up, out=gv)
-        grad_scores = torch._softmax_backward_data(grad_weight, weight, -1, weight.dtype)
-        torch.bmm(grad_scores, ks, out=gq)
-        torch.bmm(grad_scores.transpose(1, 2), qs, out=gk)
+        weight = weights[index]
+        for part in _parts(weight):
+            used = weight[part]
+            grad_weight = torch.bmm(up[part], vs[part].transpose(1, 2))
+            if masks:
+                used = used * masks[index][part]
+                grad_weight.mul_(masks[index][part])
+            torch.bmm(used.transpose(1, 2), up[part], out=gv[part])
+            grad_scores = torch._softmax_backward_data(grad_weight, weight[part], -1, weight.dtype)
+            torch.bmm(grad_scores, ks[part], out=gq[part])
+            torch.bmm(grad_scores.transpose(1, 2), qs[part], out=gk[part])
 
     def back(grads: Tensor, index: Tensor, count: int) -> Tensor:
         """Block vectors back to the row; padding gets no gradient."""
@@ -360,15 +377,26 @@ def _blocks(
     )
 
 
-def _hide(scores: Tensor, group: Group, key_heads: int, causal: bool) -> None:
-    """Sets the scores of hidden keys to -inf, in place; every query keeps at least its sequence's first key."""
+def _parts(weights: Tensor) -> list[slice]:
+    """Slices of the first dimension of a group's weights, each of at most `SCORES_AT_ONCE` elements (or one row)."""
+    rows = len(weights)
+    step = max(1, SCORES_AT_ONCE // (weights.shape[1] * weights.shape[2]))
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def _hide(scores: Tensor, group: Group, part: slice, key_heads: int, causal: bool) -> None:
+    """Sets the scores of hidden keys to -inf, in place; every query keeps at least its sequence's first key.
+
+    Args:
+        scores: the rows `part` of a group's [sequences * key heads, repeat * length, length].
+    """
     if causal:
         square = scores.view(-1, group.length, group.length)
         later = torch.full((group.length, group.length), float("-inf"), dtype=scores.dtype).triu_(1)
         square.add_(later)
     elif group.bias is not None:
-        shaped = scores.view(group.sequences, key_heads, -1, group.length)
-        shaped.add_(group.bias.to(scores.dtype).unsqueeze(1))
+        bias = group.bias.to(scores.dtype)  # [sequences, 1, length]
+        scores.add_(bias[torch.arange(part.start, part.stop) // key_heads])
 
 
 def _on_gpu(

@@ -14,7 +14,12 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as distributed
-from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_set_full_optimizer_state
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_optimizer_state,
+    set_z3_leaf_modules,
+)
 from torch import Tensor, nn
 
 from mlmclm.models.build import PretrainingModel
@@ -72,6 +77,9 @@ class Engine:
             weight_decay=recipe.weight_decay,
             fused=True,
         )
+        if recipe.zero_stage == 3:
+            # A layer's weights are used together, whoever multiplies them, so they are gathered together.
+            set_z3_leaf_modules(model, list({type(layer) for layer in model.model.model.layers}))
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.engine, *_ = deepspeed.initialize(
             model=model,

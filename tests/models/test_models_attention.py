@@ -9,6 +9,7 @@ import torch
 from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel, PreTrainedModel
 
 import mlmclm.models.encoder
+import mlmclm.models.packing
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids, pool
 from mlmclm.models.packing import Packing, cut_into_groups, packed_attention
@@ -76,7 +77,7 @@ def gradients(states: list[torch.Tensor], owner: PreTrainedModel) -> dict[str, t
     return {name: parameter.grad.clone() for name, parameter in owner.named_parameters()}
 
 
-@pytest.mark.parametrize("way", ["block", "transformers"])
+@pytest.mark.parametrize("way", ["block", "block in parts", "transformers"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("key_value_heads", [4, 2, 1])
 @pytest.mark.parametrize("kind", ["eurobert", "llama"])
@@ -85,6 +86,8 @@ def test_packed_states_and_gradients_equal_the_padded_models(
 ) -> None:
     if way == "transformers":
         monkeypatch.setattr(mlmclm.models.encoder, "fits", lambda model: False)
+    elif way == "block in parts":
+        monkeypatch.setattr(mlmclm.models.packing, "SCORES_AT_ONCE", 5000)
     both = model(kind, key_value_heads=key_value_heads).train()
     rows = sequences(RAGGED)
     expected = padded(both, rows, causal=causal)
