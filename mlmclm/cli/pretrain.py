@@ -45,7 +45,7 @@ def pretrain_models(
 
     Steps that several models share are trained once. A run that was interrupted goes on from its last checkpoint.
 
-    Example: mlmclm pretrain examples/quickstart.yaml 2m-clm-600
+    Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
     from mlmclm.study_tracking import StudyTracking
 
