@@ -8,6 +8,7 @@ backward. Weights stay where transformers keeps them; the result equals the mode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,10 @@ from mlmclm.models.packing import Packing, attend, attend_backward
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
 """Classes of transformers whose block is exactly the one computed here (where `fits` says so)."""
+
+
+CACHED = 1 << 17
+"""Elements that element-wise passes work on at once: half a MiB in fp32, within a core's second-level cache."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,7 @@ class _Block(torch.autograd.Function):
         shape: Shape,
     ) -> Tensor:
         dtype = qkv_weight.dtype
-        inverse_1 = _inverse_rms(x, shape.epsilon)
-        normed_1 = (x * inverse_1).mul_(weight_1).to(dtype)
+        normed_1, inverse_1 = _norm(x, weight_1, shape.epsilon, dtype)
         qkv = functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width)  # [T, heads + 2 key heads, width]
         turning = shape.heads + shape.key_heads
         turned = torch.empty(len(x), turning, shape.width, dtype=dtype)
@@ -144,11 +148,12 @@ class _Block(torch.autograd.Function):
         attended, kept = attend(query, key, value, packing, shape.causal, shape.scale, 0.0)
         attended = attended.view(len(x), -1)
         middle = x + functional.linear(attended, out_weight)
-        inverse_2 = _inverse_rms(middle, shape.epsilon)
-        normed_2 = (middle * inverse_2).mul_(weight_2).to(dtype)
+        normed_2, inverse_2 = _norm(middle, weight_2, shape.epsilon, dtype)
         gate, up = functional.linear(normed_2, gate_up_weight).chunk(2, dim=-1)  # [T, intermediate] each
-        active = functional.silu(gate)
-        product = active * up
+        active, product = torch.empty(gate.shape, dtype=dtype), torch.empty(gate.shape, dtype=dtype)
+        for part in _parts(gate):
+            active[part] = functional.silu(gate[part])
+            torch.mul(active[part], up[part], out=product[part])
         ctx.save_for_backward(
             x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, cos, sin, inverse_1, normed_1,
             attended, middle, inverse_2, normed_2, gate, up, active, product, *kept.tensors,
@@ -171,11 +176,13 @@ class _Block(torch.autograd.Function):
         grad_product = out @ down_weight  # [T, intermediate]
         grad_gate_up = torch.empty(len(x), gate_up_weight.shape[0], dtype=dtype)
         half = grad_product.shape[1]
-        torch.mul(grad_product, active, out=grad_gate_up[:, half:])
-        torch.ops.aten.silu_backward.grad_input(grad_product.mul_(up), gate, grad_input=grad_gate_up[:, :half])
+        for part in _parts(gate):
+            torch.mul(grad_product[part], active[part], out=grad_gate_up[part, half:])
+            torch.ops.aten.silu_backward.grad_input(
+                grad_product[part].mul_(up[part]), gate[part], grad_input=grad_gate_up[part, :half]
+            )
         grad_gate_up_weight = grad_gate_up.t() @ normed_2
-        through, grad_weight_2 = _norm_backward(grad_gate_up @ gate_up_weight, middle, weight_2, inverse_2)
-        grad = through.add_(grad)
+        grad, grad_weight_2 = _norm_backward(grad_gate_up @ gate_up_weight, middle, weight_2, inverse_2, grad)
 
         out = grad.to(dtype)
         grad_out_weight = out.t() @ attended
@@ -189,28 +196,41 @@ class _Block(torch.autograd.Function):
         grad_vectors[:, turning:] = grad_value
         grad_qkv = grad_vectors.view(len(x), -1)
         grad_qkv_weight = grad_qkv.t() @ normed_1
-        through, grad_weight_1 = _norm_backward(grad_qkv @ qkv_weight, x, weight_1, inverse_1)
+        grad, grad_weight_1 = _norm_backward(grad_qkv @ qkv_weight, x, weight_1, inverse_1, grad)
         return (
-            through.add_(grad), grad_weight_1, grad_qkv_weight, grad_out_weight, grad_weight_2, grad_gate_up_weight,
+            grad, grad_weight_1, grad_qkv_weight, grad_out_weight, grad_weight_2, grad_gate_up_weight,
             grad_down, None, None, None, None,
         )  # fmt: skip
 
 
-def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
-    """[T, 1] fp32: 1 / sqrt(mean(x^2) + epsilon)."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    inverse: Tensor = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
-    return inverse.to(x.dtype)
+def _parts(x: Tensor) -> list[slice]:
+    """Slices of the rows [T, ...], each small enough to stay in a core's cache through several element-wise passes."""
+    step = max(1, CACHED // math.prod(x.shape[1:]))
+    return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
-def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of RMSNorm with respect to its input [T, hidden] and its weight [hidden]."""
-    grad = grad.to(x.dtype)
-    normal = x * inverse
-    grad_weight = (grad * normal).sum(0)
-    scaled = grad * weight
-    projection = torch.linalg.vecdot(scaled, normal).div_(x.shape[-1]).unsqueeze(1)  # [T, 1]
-    return scaled.addcmul_(normal, projection, value=-1).mul_(inverse), grad_weight
+def _norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """RMSNorm of x [T, hidden] in `dtype`; and, [T, 1] in the type of x, 1 / sqrt(mean(x^2) + epsilon)."""
+    normed, inverse = torch.empty(x.shape, dtype=dtype), torch.empty(len(x), 1, dtype=x.dtype)
+    for part in _parts(x):
+        rows = x[part]
+        norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
+        inverse[part] = norm.square_().div_(x.shape[1]).add_(epsilon).rsqrt_()
+        normed[part] = (rows * inverse[part]).mul_(weight)
+    return normed, inverse
+
+
+def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of RMSNorm with respect to its input [T, hidden], with `residual` added, and to its weight [hidden]."""
+    total, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
+    for part in _parts(x):
+        upstream, scale = grad[part].to(x.dtype), inverse[part]
+        normal = x[part] * scale
+        grad_weight += (upstream * normal).sum(0)
+        scaled = upstream * weight
+        projection = torch.linalg.vecdot(scaled, normal).div_(x.shape[1]).unsqueeze(1)  # [rows, 1]
+        torch.add(scaled.addcmul_(normal, projection, value=-1).mul_(scale), residual[part], out=total[part])
+    return total, grad_weight
 
 
 def _rotate(vectors: Tensor, cos: Tensor, sin: Tensor, turned: Tensor) -> None:
@@ -218,9 +238,10 @@ def _rotate(vectors: Tensor, cos: Tensor, sin: Tensor, turned: Tensor) -> None:
 
     A vector's two halves are the two coordinates.
     """
-    first, second = vectors.chunk(2, dim=-1)
-    turned_first, turned_second = turned.chunk(2, dim=-1)
-    torch.mul(first, cos, out=turned_first)
-    turned_first.addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=turned_second)
-    turned_second.addcmul_(first, sin)
+    for part in _parts(vectors):
+        first, second = vectors[part].chunk(2, dim=-1)
+        turned_first, turned_second = turned[part].chunk(2, dim=-1)
+        torch.mul(first, cos[part], out=turned_first)
+        turned_first.addcmul_(second, sin[part], value=-1)
+        torch.mul(second, cos[part], out=turned_second)
+        turned_second.addcmul_(first, sin[part])

@@ -33,6 +33,7 @@ SIZES: dict[str, Size] = {
     "2m": _small(4, 128, 384, 2),
     "7m": _small(6, 256, 768, 4),
     "18m": _small(8, 384, 1152, 6),
+    "32m": _small(8, 512, 1536, 8),
     # The study's (arXiv 2507.00994 and its pretraining code; the 1b row from a recap of the paper).
     "210m": Size(12, 768, 3072, 12, 12),
     "610m": Size(26, 1152, 4096, 18, 6),
