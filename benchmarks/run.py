@@ -6,23 +6,21 @@ medians go to `benchmarks/RESULTS.md`. Text and models are made on the spot.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
+from benchmarks.results import machine, write_section
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids, pool
 from mlmclm.models.packing import Packing
 
 ROUNDS = 15
-RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
 def config() -> EuroBertConfig:
@@ -121,10 +119,7 @@ def main() -> None:
         "fine-tuning step, 32 sequences of 10 to 120": finetuning(10, 120),
     }
     lines = [
-        "# Measured",
-        "",
-        "Command: `make bench`. Machine: "
-        f"{platform.processor() or platform.machine()}, one thread of {torch.get_num_threads()} used, torch {torch.__version__}.",
+        f"Command: `make bench`. Machine: {machine()}, one thread used.",
         "Model: 4 layers x 128, vocabulary 4,096, bf16 autocast, fused AdamW. Peer: stock transformers, padded, full logits, SDPA.",
         "",
         "| case | ours, ms | peer, ms | ours, real tokens/s | ratio |",
@@ -133,8 +128,7 @@ def main() -> None:
     for name, (own, peer, tokens) in cases.items():
         ours, theirs = measure(own, peer)
         lines.append(f"| {name} | {1e3 * ours:.1f} | {1e3 * theirs:.1f} | {tokens / ours:,.0f} | {theirs / ours:.2f} |")
-        print(lines[-1], flush=True)
-    RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_section("Single steps", lines)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,213 @@
+"""Pretraining beside Hugging Face's Trainer, in one run:  python -m benchmarks.pretraining
+
+One model (8 layers x 512, vocabulary 32,768), 16 blocks of 512 tokens a step, bf16 autocast, two cores. Four ways to train it, each
+in processes of its own, one after the other: Trainer with two threads; a bare loop of this project's model in one one-thread
+process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch.
+Tokens a second are medians over steps after the first ones. Tokens are random: speed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.results import machine, matrix_peak, write_section
+from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.prepare import PreparedCorpus
+from mlmclm.models.sizes import SIZES, training_flops
+from mlmclm.studies.names import parse, parse_objective
+from mlmclm.studies.plans import fingerprint, make_plan
+from mlmclm.studies.recipe import Recipe
+from mlmclm.workers import worker_environment
+
+SIZE = "32m"
+VOCABULARY = 32_768
+LENGTH = 512
+BATCH = 16
+STEPS = 8
+"""Of Trainer and of the bare loop; the first two don't count."""
+STAGE_STEPS = 20
+"""Of a Ray Train run; the last ten count."""
+
+
+def corpus(folder: Path) -> PreparedCorpus:
+    """Random tokens as a prepared corpus."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<mask>", *(f"w{number}" for number in range(VOCABULARY - 4))]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "<pad>")),
+        pad_token="<pad>", bos_token="<s>", eos_token="</s>", mask_token="<mask>",
+    )  # fmt: skip
+    tokenizer.save_pretrained(str(folder / "tokenizer"))
+    chance = np.random.default_rng(0)
+    for name, blocks in (("train", 2048), ("validation", BATCH)):
+        chance.integers(4, VOCABULARY, (blocks, LENGTH), dtype=np.uint16).tofile(folder / f"{name}.bin")
+    train, validation = (Blocks(folder / f"{name}.bin", LENGTH, "<u2") for name in ("train", "validation"))
+    return PreparedCorpus(
+        "benchmark", folder, folder / "tokenizer", "benchmark", LENGTH, train, validation, 1, 2048 * LENGTH, VOCABULARY
+    )
+
+
+def trainer(folder: Path, objective: str) -> float:
+    """Tokens a second of Hugging Face's Trainer, two threads."""
+    import torch
+    from transformers import (
+        DataCollatorForLanguageModeling,
+        EuroBertForMaskedLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    from mlmclm.models.build import build, load_tokenizer, model_config
+
+    prepared, parsed = corpus(folder), parse_objective(objective, where="benchmark")
+    tokenizer = load_tokenizer(prepared.tokenizer)
+    shape = model_config(SIZE, tokenizer, LENGTH)
+    model: Any
+    if parsed.causal:
+        model = LlamaForCausalLM(LlamaConfig(**{**shape.to_dict(), "model_type": "llama"}))
+    else:
+        model = build(shape, 0)
+        assert isinstance(model, EuroBertForMaskedLM)
+    rows = [{"input_ids": torch.from_numpy(row)} for row in prepared.train.take(np.arange(BATCH * STEPS))]
+    times: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.append(time.perf_counter())
+
+    arguments = TrainingArguments(
+        str(folder / "trainer"), per_device_train_batch_size=BATCH, max_steps=STEPS, bf16=True, use_cpu=True,
+        report_to=[], save_strategy="no", logging_steps=10**6, adam_beta2=0.95, weight_decay=0.1, disable_tqdm=True,
+    )  # fmt: skip
+    collator = DataCollatorForLanguageModeling(
+        tokenizer, mlm=not parsed.causal, mlm_probability=parsed.mask_percent / 100 if not parsed.causal else None
+    )
+    Trainer(model, arguments, collator, rows, callbacks=[Clock()]).train()  # type: ignore[arg-type]
+    return BATCH * LENGTH / statistics.median(np.diff(times)[1:])
+
+
+def bare(folder: Path, objective: str) -> float:
+    """Tokens a second of this project's model in a plain loop on half the batch, one thread."""
+    import torch
+
+    from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
+    from mlmclm.pretraining.objectives import Labelling
+
+    prepared, parsed = corpus(folder), parse_objective(objective, where="benchmark")
+    tokenizer = load_tokenizer(prepared.tokenizer)
+    model = PretrainingModel(build(model_config(SIZE, tokenizer, LENGTH), 0), precision="bf16-autocast")
+    label = Labelling(parsed, tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), 0)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    rows, times = np.arange(BATCH // 2), []
+    for step in range(STEPS):
+        taken = prepared.train.take(rows + step * len(rows))
+        ids, labels = (torch.from_numpy(part) for part in label(taken, rows=rows, step=step))
+        loss = model(ids, labels, parsed.causal) / int((labels != -100).sum())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        times.append(time.perf_counter())
+    return BATCH // 2 * LENGTH / statistics.median(np.diff(times)[1:])
+
+
+def stage(folder: Path, objective: str, workers: int) -> tuple[float, float]:
+    """Tokens a second of a Ray Train and DeepSpeed run, and the share of a step spent waiting for data."""
+    from mlmclm.pretraining.launch import prepare_environment, run_stage
+    from mlmclm.service.ray_cluster import ray_session
+
+    prepared = corpus(folder)
+    recipe = Recipe(
+        block_length=LENGTH, batch=BATCH // 2 * workers, peak_learning_rate=1e-4, warmup_steps=2, decay_steps=2,
+        workers=workers, checkpoint_every=10**6, evaluate_every=10**6, evaluation_blocks=2, max_failures=0,
+    )  # fmt: skip
+    mark = fingerprint(recipe, prepared.key, VOCABULARY)
+    plan = make_plan([parse(f"{SIZE}-{objective}-{STAGE_STEPS}")], recipe)
+    seen: list[dict[str, Any]] = []
+    prepare_environment()
+    with ray_session(folder / "store", num_cpus=workers):
+        run_stage(
+            plan.stages[0], store=folder / "store", corpus=prepared, recipe=recipe, fingerprint=mark,
+            observer=seen.extend,
+        )  # fmt: skip
+    last = [record for record in seen if record["step"] == STAGE_STEPS and "tokens_per_second" in record][-1]
+    return last["tokens_per_second"], last["data_wait"]
+
+
+def measure(way: str, objective: str) -> list[float]:
+    """Runs one way of training in a process of its own."""
+    own = {**os.environ, **worker_environment(), "HF_HUB_OFFLINE": "1"}
+    threads = "2" if way == "trainer" else "1"
+    environment = {**(dict(os.environ) if way == "trainer" else own), "OMP_NUM_THREADS": threads}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pretraining", way, objective],
+        env=environment, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    print(f"{objective} {way}: {found[0]:,.0f} tokens/s", flush=True)
+    return list(found)
+
+
+def main() -> None:
+    """Measures everything and writes the section of RESULTS.md."""
+    peak = matrix_peak()
+    lines = [
+        f"Command: `python -m benchmarks.pretraining`. Machine: {machine()}; matrix peak {peak / 1e12:.2f} TFLOP/s with two threads",
+        "(the best of bf16 products of 2,048 to 4,096 rows, measured in this run).",
+        f"Model: 8 layers x 512, vocabulary {VOCABULARY:,}, {BATCH} x {LENGTH} tokens a step, bf16 autocast. Tokens a second:",
+        "",
+        "| objective | Trainer, 2 threads | bare loop, 1 thread | Ray + DeepSpeed, 1 worker | 2 workers | over Trainer "
+        "| Ray + DeepSpeed cost | 2 over 1 | data wait | share of peak |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for objective in ("mlm40", "clm"):
+        (peer,), (loop,) = measure("trainer", objective), measure("bare", objective)
+        (one, _), (two, wait) = measure("one", objective), measure("two", objective)
+        tokens = BATCH * LENGTH
+        labelled = round(tokens * (0.4 if objective == "mlm40" else (LENGTH - 1) / LENGTH))
+        flops = training_flops(
+            SIZES[SIZE],
+            tokens=tokens,
+            labelled=labelled,
+            length=LENGTH,
+            vocabulary=VOCABULARY,
+            causal=objective == "clm",
+        )
+        lines.append(
+            f"| {objective} | {peer:,.0f} | {loop:,.0f} | {one:,.0f} | {two:,.0f} | {two / peer:.2f} | {1 - one / loop:.1%} "
+            f"| {two / one:.2f} | {wait:.2%} | {two * flops / tokens / peak:.0%} |"
+        )
+    lines += [
+        "",
+        "FLOPs are the model's: 6 a weight and token in the blocks, 6 a weight and labelled token in the LM head, attention as",
+        "`mlmclm.models.sizes.training_flops` counts it.",
+    ]
+    write_section("Pretraining", lines)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        main()
+    else:
+        with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
+            way, objective = sys.argv[1:]
+            if way in ("one", "two"):
+                answer = list(stage(Path(place), objective, 1 if way == "one" else 2))
+            else:
+                answer = [{"trainer": trainer, "bare": bare}[way](Path(place), objective)]
+        print(json.dumps(answer))

@@ -1,0 +1,48 @@
+"""What benchmarks share: facts of the machine, and RESULTS.md, of which each benchmark writes one section."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def machine() -> str:
+    """Processor, cores and torch's version."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else []
+    return (
+        f"{names[0] if names else 'unknown processor'}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
+    )
+
+
+def matrix_peak(threads: int = 2) -> float:
+    """FLOP/s of the fastest of several large bf16 matrix products, of which each is repeated for some tenths of a second."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    best = 0.0
+    for rows, inner, columns in ((4096, 4096, 4096), (2048, 2048, 2048), (4096, 512, 2048), (8192, 1536, 512)):
+        left, right = torch.randn(rows, inner).bfloat16(), torch.randn(inner, columns).bfloat16()
+        out = torch.empty(rows, columns, dtype=torch.bfloat16)
+        for _ in range(10):
+            started = time.perf_counter()
+            torch.mm(left, right, out=out)
+            best = max(best, 2 * rows * inner * columns / (time.perf_counter() - started))
+    torch.set_num_threads(before)
+    return best
+
+
+def write_section(title: str, lines: Sequence[str]) -> None:
+    """Replaces the section `title` of RESULTS.md, or adds it; the others stay as they are."""
+    text = RESULTS.read_text(encoding="utf-8") if RESULTS.is_file() else "# Measured\n"
+    head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    kept = [section for section in sections if section.partition("\n")[0] != title]
+    body = "\n".join((title, "", *lines, "", ""))
+    RESULTS.write_text("## ".join((head.rstrip() + "\n\n", *kept, body)).rstrip() + "\n", encoding="utf-8")
+    print("\n".join(lines))
