@@ -124,6 +124,8 @@ def _source(task: Any) -> str:
 
 
 def _plain(value: Any) -> str | int | float | bool | None:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
     return value if isinstance(value, str | int | float | bool) or value is None else ", ".join(map(str, value))
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mlmclm.errors import EnvironmentFault, UserError
 
@@ -39,13 +39,23 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     Raises:
         EnvironmentFault: the disk is full or not writable; nothing is left behind.
     """
-    data = content.encode() if isinstance(content, str) else content
+    with whole_file(path) as handle:
+        handle.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields an open temporary file that becomes `path` on success, and vanishes on any error.
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable.
+    """
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as handle:
-            handle.write(data)
+            yield handle
             handle.flush()
             os.fsync(handle.fileno())
         umask = os.umask(0)
@@ -53,9 +63,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         Path(temporary).chmod(0o666 & ~umask)
         Path(temporary).replace(path)
     except OSError as error:
+        raise disk_fault(error, path) from error
+    finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise disk_fault(error, path) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.corpora.prepare import PreparedCorpus, prepare_corpus
+from mlmclm.corpora.tokenizer import check_special
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, write_json
 from mlmclm.pretraining import states
@@ -89,10 +90,12 @@ def prepare(study: StudyFile, place: Place) -> Prepared:
             data_root=place.data_root,
             progress=progress,
         )
-    if len(corpus.train) < study.recipe.batch:
+    check_special(corpus.tokenizer, masked=any(not stage.objective.causal for stage in plan.stages))
+    needed = study.recipe.batch * study.recipe.block_length
+    if corpus.tokens < needed:
         raise UserError(
-            f"corpus {study.corpus.source!r} has {len(corpus.train):,} blocks of {study.recipe.block_length} tokens, fewer than one batch "
-            f"(recipe.batch {study.recipe.batch}); use more text, a smaller batch or a shorter block_length."
+            f"corpus {study.corpus.source!r} has {corpus.tokens:,} tokens, fewer than the {needed:,} of one step (recipe.batch {study.recipe.batch:,} x "
+            f"recipe.block_length {study.recipe.block_length:,}); use more text, a smaller batch or a shorter block_length."
         )
     return Prepared(study, place, corpus, plan, fingerprint(study.recipe, corpus.key, corpus.vocabulary))
 

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
-from mlmclm.cli import options
+from mlmclm.cli import data_order, options
 from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
 from mlmclm.files import read_json
 from mlmclm.pipeline import prepare, prepare_tasks, study_space
 from mlmclm.study_file import load_study
 
 
+class _PrepareByDefault(TyperGroup):
+    """`mlmclm data FILE` is `mlmclm data prepare FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the command in front of words that begin with none."""
+        if not args or args[0] not in (*self.commands, "--help"):
+            args = ["prepare", *args]
+        return super().parse_args(ctx, args)
+
+
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command("data")(data)
+    """Adds the verb and its own."""
+    verbs = typer.Typer(cls=_PrepareByDefault, rich_markup_mode="markdown")
+    verbs.command("prepare")(data)
+    verbs.command("order")(data_order.order)
+    app.add_typer(
+        verbs, name="data", help="The corpus and the tasks of a study: `data FILE` prepares and describes them."
+    )
 
 
 def data(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.hashing import UInt64, fold
 
 _ROUNDS = 6
@@ -35,6 +36,14 @@ def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[
         here = epochs == epoch
         rows[here] = permute(positions[here], n_blocks, seed=seed, epoch=int(epoch))
     return rows
+
+
+def step_tokens(
+    blocks: Blocks, batch_size: int, seed: int, step: int, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Some rows (int64 [n], indices into the global batch) of a step: their blocks [n], and the tokens [n, length]."""
+    chosen = batch_rows(len(blocks), batch_size, seed, step)[rows]
+    return chosen, blocks.take(chosen)
 
 
 def permute(positions: NDArray[np.int64], n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import gpt2_tokenizer, tiktoken_tokenizer
@@ -162,13 +166,74 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def special_ids(folder: Path) -> dict[str, int]:
-    """The ids of pad, bos, eos and mask."""
+    """The ids of pad, bos, eos and mask.
+
+    Raises:
+        UserError: the folder lacks one of them.
+    """
     tokenizer = load_tokenizer(folder)
     settings = read_json(folder / "tokenizer_config.json")
-    ids: dict[str, int | None] = {role: tokenizer.token_to_id(settings[f"{role}_token"]) for role in ROLES}
-    if None in ids.values():
-        raise UserError(f"{folder}: tokenizer_config.json names a token that tokenizer.json does not have.")
-    return {role: index for role, index in ids.items() if index is not None}
+    ids: dict[str, int] = {}
+    for role in ROLES:
+        text = settings.get(f"{role}_token")
+        index = None if text is None else tokenizer.token_to_id(text)
+        if index is None:
+            lack = (
+                f"names no {role}_token"
+                if text is None
+                else f"names {text!r} as {role}_token, which tokenizer.json does not have"
+            )
+            raise UserError(f"{folder}: tokenizer_config.json {lack}. Delete the folder to have it built again.")
+        ids[role] = index
+    return ids
+
+
+def check_special(folder: Path, *, masked: bool) -> None:
+    """Makes sure of a prepared tokenizer's special tokens before anything is trained with it.
+
+    Args:
+        masked: whether tokens will be masked.
+
+    Raises:
+        UserError: it lacks a mask, pad, bos or eos token, or tokens are to be masked by one of the others.
+    """
+    ids = special_ids(folder)
+    shared = [role for role in ROLES if role != "mask" and ids[role] == ids["mask"]]
+    if masked and shared:
+        raise UserError(
+            f"{folder}: the mask token is also the {shared[0]} token (id {ids['mask']}), so a masked token could not be told from it. "
+            "Name another mask_token in the tokenizer's tokenizer_config.json, or none: one is added."
+        )
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What masking needs to know of a tokenizer."""
+
+    size: int
+    """Tokens, special ones included: ids are below it."""
+    mask: int
+    special: tuple[int, ...]
+    """Ids of all tokens that are no text, in order: pad, bos, eos, mask and whatever else tokenizer.json calls special."""
+
+    @cached_property
+    def ordinary(self) -> NDArray[np.int64]:
+        """Ids of all other tokens, int64 [size - len(special)], in order."""
+        return np.setdiff1d(np.arange(self.size), self.special)
+
+
+def vocabulary(folder: Path) -> Vocabulary:
+    """The vocabulary of a prepared tokenizer.
+
+    Raises:
+        UserError: it lacks a mask, pad, bos or eos token.
+    """
+    roles = special_ids(folder)
+    tokenizer = load_tokenizer(folder)
+    added = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return Vocabulary(
+        tokenizer.get_vocab_size(with_added_tokens=True), roles["mask"], tuple(sorted(added | set(roles.values())))
+    )
 
 
 def _adds_special_tokens(tokenizer: Tokenizer) -> bool:

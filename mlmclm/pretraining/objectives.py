@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlmclm.corpora.masking import mask_tokens
+from mlmclm.corpora.tokenizer import Vocabulary
 from mlmclm.studies.names import Objective
+from mlmclm.studies.recipe import Corruption
 
 UNLABELLED = -100
 
@@ -18,8 +20,8 @@ class Labelling:
     """How an objective labels tokens; the same object on every worker gives the same labels."""
 
     objective: Objective
-    mask_id: int
-    special_ids: tuple[int, ...]
+    vocabulary: Vocabulary
+    corruption: Corruption
     seed: int
 
     def __call__(
@@ -43,8 +45,11 @@ class Labelling:
             tokens,
             rows=rows,
             ratio=self.objective.mask_percent / 100,
-            mask_id=self.mask_id,
-            special_ids=self.special_ids,
+            mask_id=self.vocabulary.mask,
+            special_ids=self.vocabulary.special,
             seed=self.seed,
             step=step,
+            random=self.corruption.random,
+            keep=self.corruption.keep,
+            replacements=self.vocabulary.ordinary,
         )

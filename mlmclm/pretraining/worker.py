@@ -20,7 +20,8 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from mlmclm.corpora.blocks import Blocks
-from mlmclm.corpora.order import batch_rows
+from mlmclm.corpora.order import step_tokens
+from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.files import write_json
 from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
 from mlmclm.pretraining import checkpoints, states
@@ -46,7 +47,7 @@ def train_stage(job: StageJob) -> None:
     state = _latest_state(job, model.state_dict())
     engine = Engine(PretrainingModel(model, precision=recipe.precision), recipe, state)
     objective = job.legs[-1].objective
-    label = Labelling(objective, tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), recipe.seed)
+    label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed)
     log = _Log(job, engine, state.step)
     last = job.deposits[-1][0]
     deposits = dict(job.deposits)
@@ -89,8 +90,8 @@ def _micro_batches(
     """This worker's part of the global batch of a step, as (input_ids, labels) of [micro, length] each."""
     share = recipe.batch // engine.world
     mine = np.arange(engine.rank * share, (engine.rank + 1) * share)  # rows of the global batch
-    chosen = batch_rows(len(blocks), recipe.batch, recipe.seed, step)[mine]
-    input_ids, labels = label(blocks.take(chosen), rows=mine, step=step)  # [share, length]
+    _, tokens = step_tokens(blocks, recipe.batch, recipe.seed, step, mine)
+    input_ids, labels = label(tokens, rows=mine, step=step)  # [share, length]
     return [
         (torch.from_numpy(input_ids[i : i + engine.micro]), torch.from_numpy(labels[i : i + engine.micro]))
         for i in range(0, share, engine.micro)

@@ -108,7 +108,7 @@ def loss(value: float | None) -> str:
 
 
 def plain(value: object) -> str:
-    """A setting as text: whole numbers with thousands set apart, true and false as yes and no, lists by commas."""
+    """A setting as text: whole numbers with thousands set apart, true and false as yes and no, lists and mappings by commas."""
     if value is None:
         return NONE
     if isinstance(value, bool):
@@ -119,6 +119,8 @@ def plain(value: object) -> str:
         return rate_text(value) if value != 0 and abs(value) < 1e-3 else f"{value:g}"
     if isinstance(value, list | tuple):
         return ", ".join(plain(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
     return str(value)
 
 

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
+
+
+class Corruption(Frozen):
+    """What becomes of the tokens that masked language modelling predicts; the shares add up to 1. BERT's are 0.8, 0.1 and 0.1."""
+
+    mask: float = Field(1.0, ge=0, le=1)
+    """Share that is replaced by the mask token."""
+    random: float = Field(0.0, ge=0, le=1)
+    """Share that is replaced by a random token, never a special one."""
+    keep: float = Field(0.0, ge=0, le=1)
+    """Share that stays as it is."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Corruption:
+        total = math.fsum((self.mask, self.random, self.keep))
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise ValueError(f"mask + random + keep must be 1, but is {total:g}")
+        return self
 
 
 class Recipe(Frozen):
@@ -31,6 +50,8 @@ class Recipe(Frozen):
     """Largest norm of the whole gradient; 0 leaves it as it is."""
     precision: Literal["bf16-autocast", "fp32"] = "bf16-autocast"
     """Of the matrix products; weights, gradients and optimiser state are fp32."""
+    corruption: Corruption = Corruption()
+    """Of the masked tokens."""
     seed: int = Field(0, ge=0)
     """Of the initialisation, the order of the data and the masks, a stream each."""
 
@@ -71,13 +92,13 @@ class Recipe(Frozen):
 
     def identity(self) -> dict[str, Any]:
         """The fields that decide which weights come out (up to the order of floating-point sums)."""
-        return self.model_dump(
-            mode="json",
-            include={
-                "block_length", "batch", "peak_learning_rate", "warmup_steps", "decay_steps", "adam_betas", "adam_eps",
-                "weight_decay", "clip", "precision", "seed",
-            },
-        )  # fmt: skip
+        fields = {
+            "block_length", "batch", "peak_learning_rate", "warmup_steps", "decay_steps", "adam_betas", "adam_eps",
+            "weight_decay", "clip", "precision", "seed",
+        }  # fmt: skip
+        if self.corruption != Corruption():  # left out by default: the keys of older states stay valid
+            fields.add("corruption")
+        return self.model_dump(mode="json", include=fields)
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, origin: int, decay: int, decay_end: int | None) -> float:

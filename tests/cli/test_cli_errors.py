@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +66,8 @@ def put(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (put("recipe", "batchs", value=1), ["unknown key 'recipe.batchs'", "Did you mean 'recipe.batch'"]),
         (put("recipe", "batch", value="many"), ["recipe.batch", "many"]),
         (put("recipe", "zero_stage", value=4), ["recipe.zero_stage", "4"]),
+        (put("recipe", "corruption", value={"random": 0.1}), ["recipe.corruption: mask + random + keep must be 1, but is 1.1"]),
+        (put("recipe", "corruption", value={"ranom": 0.1}), ["unknown key 'recipe.corruption.ranom'", "'recipe.corruption.random'"]),
         (put("recipe", "workers", value=3), ["does not divide", "1, 2, 4, 8"]),
         (put("models", value=["1mm-clm-30"]), ["unknown size '1mm'", "Did you mean '1m'"]),
         (put("models", value=["1m-clmm-30"]), ["unknown objective 'clmm'", "Did you mean 'clm'"]),
@@ -120,13 +124,39 @@ def test_a_data_set_without_the_column_names_those_there_are(template: Path, tmp
     assert "txt" in printed
 
 
-def test_a_corpus_smaller_than_a_batch_is_refused(template: Path, tmp_path: Path, run: Run) -> None:
+def test_a_corpus_of_fewer_tokens_than_one_step_is_refused_with_both_numbers(
+    template: Path, tmp_path: Path, run: Run
+) -> None:
     def change(content: dict[str, Any]) -> None:
         content["recipe"] |= {"batch": 4096}
 
     code, printed = run(*changed(template, tmp_path, change))
     assert code == 2, printed
-    assert "fewer than one batch" in printed
+    assert re.search(r"has [\d,]+ tokens, fewer than the 131,072 of one step", printed)
+    code, second = run("pretrain", *changed(template, tmp_path, change)[1:])
+    assert (code, "fewer than the 131,072 of one step" in second, "Ray" in second) == (2, True, False)
+
+
+def test_a_mask_token_that_is_the_eos_token_is_refused_for_a_masked_model_and_fine_for_a_causal_one(
+    template: Path, tmp_path: Path, run: Run
+) -> None:
+    from mlmclm.corpora.config import TokenizerConfig
+    from mlmclm.corpora.tokenizer import prepare_tokenizer
+
+    text = (template.parent / "data" / "prose" / "train.txt").read_text()
+    made = prepare_tokenizer(TokenizerConfig(train_vocab_size=400), store=tmp_path, texts=[text])
+    settings = json.loads((made / "tokenizer_config.json").read_text())
+    (made / "tokenizer_config.json").write_text(json.dumps(settings | {"mask_token": settings["eos_token"]}))
+    for model, expected in (("1m-mlm40-30", 2), ("1m-clm-30", 0)):
+
+        def change(content: dict[str, Any], model: str = model) -> None:
+            content["tokenizer"] = {"path": str(made)}
+            content["models"], content["tasks"] = [model], ["sst2"]
+            content.pop("baseline")
+
+        code, printed = run(*changed(template, tmp_path, change))
+        assert code == expected, printed
+        assert ("the mask token is also the eos token" in printed) == (expected == 2)
 
 
 def test_a_task_longer_than_the_models_is_refused_before_anything_is_trained(

@@ -10,6 +10,10 @@ from mlmclm.corpora.masking import IGNORED, mask_tokens
 MASK, EOS = 3, 2
 
 
+WORD = 2**64
+ORDINARY = np.arange(4, 1000)
+
+
 def batch(rows: int = 64, length: int = 256) -> np.ndarray:
     ids = np.random.default_rng(0).integers(4, 1000, size=(rows, length))
     ids[:, ::17] = EOS
@@ -26,8 +30,7 @@ def mask(
 def test_the_masked_share_is_within_four_deviations_of_the_ratio(ratio: float) -> None:
     ids = batch()
     _, labels = mask(ids, np.arange(64), ratio)
-    n = int((ids != EOS).sum())
-    assert abs(int((labels != IGNORED).sum()) - n * ratio) < 4 * (n * ratio * (1 - ratio)) ** 0.5
+    assert within_four_deviations(int((labels != IGNORED).sum()), int((ids != EOS).sum()), ratio)
 
 
 def test_special_tokens_are_never_masked_and_labels_are_the_tokens_that_were_there() -> None:
@@ -72,6 +75,93 @@ def test_a_larger_ratio_masks_a_superset() -> None:
     ids = batch()
     small, large = (mask(ids, np.arange(64), ratio)[1] != IGNORED for ratio in (0.2, 0.5))
     assert not (small & ~large).any()
+
+
+def splitmix(value: int) -> int:
+    """SplitMix64's finaliser in Python's integers."""
+    value = (value + 0x9E3779B97F4A7C15) % WORD
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % WORD
+    return value ^ (value >> 31)
+
+
+def uniform(*counters: int) -> float:
+    """The draw of some counters, in [0, 1)."""
+    state = 0
+    for counter in counters:
+        state = splitmix(state ^ splitmix(counter))
+    return (state >> 11) / 2**53
+
+
+@pytest.mark.parametrize(
+    ("random", "keep", "ratio"), [(0.1, 0.1, 0.4), (0.5, 0.2, 0.15), (0.0, 0.3, 0.8), (1.0, 0.0, 0.3), (0.0, 0.0, 0.4)]
+)
+def test_inputs_and_labels_equal_a_loop_over_single_positions(random: float, keep: float, ratio: float) -> None:
+    ids, rows, seed, step = batch(6, 40), np.array([3, 0, 70, 9, 2303, 5]), 11, 41_999
+    inputs, labels = mask_tokens(
+        ids, rows=rows, ratio=ratio, mask_id=MASK, special_ids=[0, 1, EOS, MASK], seed=seed, step=step,
+        random=random, keep=keep, replacements=ORDINARY,
+    )  # fmt: skip
+    for index, row in enumerate(rows.tolist()):
+        for position in range(40):
+            token = int(ids[index, position])
+            expected, label = token, -100
+            if token != EOS and uniform(2, seed, step, row, position) < ratio:
+                label, fate = token, uniform(2, seed, step, row, position, 1)
+                if fate >= random + keep:
+                    expected = MASK
+                elif fate >= keep:
+                    expected = 4 + int(uniform(2, seed, step, row, position, 2) * 996)
+            assert (inputs[index, position], labels[index, position]) == (expected, label)
+
+
+@pytest.mark.parametrize("ratio", [0.15, 0.4, 0.8])
+def test_a_million_tokens_are_masked_replaced_and_kept_in_their_shares(ratio: float) -> None:
+    ids = np.random.default_rng(0).integers(4, 1000, size=(1024, 1024))
+    ids[:, ::64] = EOS
+    inputs, labels = mask_tokens(
+        ids, rows=np.arange(1024), ratio=ratio, mask_id=MASK, special_ids=[0, 1, EOS, MASK], seed=5, step=7,
+        random=0.1, keep=0.1, replacements=ORDINARY,
+    )  # fmt: skip
+    ordinary, chosen = ids != EOS, labels != IGNORED
+    assert ordinary.sum() > 1_000_000
+    assert not (chosen & ~ordinary).any()
+    assert (inputs[~chosen] == ids[~chosen]).all()
+    assert (labels[chosen] == ids[chosen]).all()
+    n, hits = int(ordinary.sum()), int(chosen.sum())
+    assert within_four_deviations(hits, n, ratio)
+    masked = chosen & (inputs == MASK)
+    same = chosen & (inputs == ids)  # kept, or by chance replaced by itself
+    other = chosen & ~masked & ~same
+    for found, share in ((masked, 0.8), (same, 0.1 + 0.1 / 996), (other, 0.1 * 995 / 996)):
+        assert within_four_deviations(int(found.sum()), hits, share)
+    assert np.isin(inputs[other], ORDINARY).all()
+    counts = np.bincount(inputs[other], minlength=1000)[4:]
+    mean = counts.mean()
+    assert ((counts - mean) ** 2 / mean).sum() < 995 + 4 * (2 * 995) ** 0.5, "replacements are uniform (chi squared)"
+
+
+def within_four_deviations(hits: int, n: int, share: float) -> bool:
+    return abs(hits - n * share) < 4 * (n * share * (1 - share)) ** 0.5
+
+
+def test_the_corruption_does_not_move_the_chosen_positions() -> None:
+    ids = batch()
+    labels = mask(ids, np.arange(64))[1]
+    other = mask_tokens(
+        ids, rows=np.arange(64), ratio=0.4, mask_id=MASK, special_ids=[0, 1, EOS, MASK], seed=1, step=5,
+        random=0.1, keep=0.1, replacements=ORDINARY,
+    )[1]  # fmt: skip
+    assert (labels == other).all()
+
+
+@pytest.mark.parametrize(("random", "keep"), [(-0.1, 0.0), (0.0, -0.1), (0.6, 0.5), (0.1, 0.1)])
+def test_impossible_shares_and_no_replacements_are_refused(random: float, keep: float) -> None:
+    with pytest.raises(ValueError, match=r"shares|tokens to choose from"):
+        mask_tokens(
+            batch(2, 8), rows=np.arange(2), ratio=0.4, mask_id=MASK, special_ids=[EOS], seed=0, step=0,
+            random=random, keep=keep,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0, -0.1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from mlmclm.corpora import tokenizer as module
 from mlmclm.corpora.config import TokenizerConfig
-from mlmclm.corpora.tokenizer import load_tokenizer, prepare_tokenizer, special_ids
+from mlmclm.corpora.tokenizer import load_tokenizer, prepare_tokenizer, special_ids, vocabulary
 from mlmclm.errors import EnvironmentFault, UserError
 
 SAMPLE = "Hello wörld, it's 12345 tokens!\n\n\tdef f(x):  return x_1 <|mask|> 日本 \U0001f600"
@@ -180,3 +181,30 @@ def test_keys_follow_what_matters(texts: list[str], tmp_path: Path) -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert module.tokenizer_key(TokenizerConfig(name="a"), "a") == module.tokenizer_key(TokenizerConfig(name="a"), "b")
+
+
+@pytest.mark.parametrize("role", ["mask", "eos", "pad", "bos"])
+def test_a_tokenizer_folder_that_lacks_a_special_token_is_named(texts: list[str], tmp_path: Path, role: str) -> None:
+    folder = trained(texts, tmp_path)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    for change, words in (
+        ({f"{role}_token": "<|none|>"}, "names '<|none|>' as"),
+        ({f"{role}_token": None}, "names no"),
+    ):
+        path.write_text(json.dumps(settings | change))
+        with pytest.raises(UserError, match=f"{re.escape(words)} {role}_token"):
+            special_ids(folder)
+
+
+def test_the_ordinary_tokens_are_all_but_those_that_tokenizer_json_calls_special(
+    shared_tokenizers: Path, tmp_path: Path
+) -> None:
+    for name in ("gpt2", "llama3", "modernbert"):
+        folder = brought(shared_tokenizers / name, tmp_path)
+        found = vocabulary(folder)
+        added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+        assert found.special == tuple(sorted(token["id"] for token in added if token["special"]))
+        assert set(special_ids(folder).values()) <= set(found.special)
+        assert set(found.ordinary.tolist()) == set(range(found.size)) - set(found.special)
+        assert found.size == load_tokenizer(folder).get_vocab_size(with_added_tokens=True)

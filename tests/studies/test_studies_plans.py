@@ -9,7 +9,7 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.studies.names import parse
-from mlmclm.studies.plans import Leg, Plan, State, history, make_plan
+from mlmclm.studies.plans import Leg, Plan, State, fingerprint, history, make_plan
 from mlmclm.studies.recipe import Recipe, learning_rate
 
 RECIPE = Recipe(warmup_steps=20, decay_steps=50)
@@ -101,6 +101,14 @@ def test_a_state_s_key_changes_with_history_recipe_and_nothing_else() -> None:
     assert history(parse("2m-clm-600-100"), RECIPE).key("a") == State(
         "2m", (Leg(parse("2m-clm-600").phases[0].objective, 0, 100, 0),)
     ).key("a")
+
+
+def test_the_default_corruption_leaves_a_state_s_key_as_it_was_before_there_was_a_choice() -> None:
+    spelled = {"mask": 1.0, "random": 0.0, "keep": 0.0}
+    assert fingerprint(Recipe(), "k", 5) == "aee61cceeca6c82878cffe26bdf61454316a0712600aa3c14c21ae36c751a424"
+    assert Recipe.model_validate({"corruption": spelled}).identity() == Recipe().identity()
+    bert = {"mask": 0.8, "random": 0.1, "keep": 0.1}
+    assert Recipe.model_validate({"corruption": bert}).identity() == Recipe().identity() | {"corruption": bert}
 
 
 def test_a_phase_shorter_than_its_decay_is_refused() -> None:

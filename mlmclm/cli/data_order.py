@@ -1,0 +1,113 @@
+"""`mlmclm data order`: which rows and tokens each step saw."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.errors import UserError, unknown
+from mlmclm.pipeline import Prepared, prepare
+from mlmclm.pretraining.seen import FORMATS, Seen, export, seen
+from mlmclm.progress import say
+from mlmclm.study_file import StudyFile, load_study
+
+_SHOWN_TOKENS = 32
+
+
+def order(
+    file: StudyArgument,
+    steps: Annotated[
+        str,
+        typer.Option("--steps", help="a:b, from step a up to but not including b, counted from 0.", show_default=False),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Show what this model was given: its masks, and labels.", show_default=False),
+    ] = None,
+    labels: Annotated[bool, typer.Option("--labels", help="With the labels; needs --model.")] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option("--export", help="Write a .parquet or .jsonl file instead of printing.", show_default=False),
+    ] = None,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prints or exports exactly which rows and tokens each step saw: step, row of the global batch, block of the corpus, input_ids.
+
+    Nothing is recorded while training: order and masks are functions of the recipe's seed and the step, so that this can be asked
+    before or after. Without `--model` the tokens are those of the blocks, the same for all models of the study. Step s is the one
+    whose loss the metrics give as step s + 1. `--json` prints one object a row, and with `--export` one about the file.
+
+    Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
+    """
+    study = load_study(file)
+    if model is not None and model not in study.models:
+        raise unknown("model", model, study.models, where=str(file))
+    if labels and model is None:
+        raise UserError("--labels: labels belong to an objective; name a model of the study with --model.")
+    if to is not None and to.suffix not in FORMATS:
+        raise UserError(f"--export {to}: the end of the name says the format; allowed: {', '.join(FORMATS)}.")
+    wanted = _range(steps, study, model)
+    prepared = prepare(study, options.place(store, data))
+    batches = _batches(prepared, wanted, model, labels)
+    if to is not None:
+        export(batches, to)
+        rows = len(wanted) * study.recipe.batch
+        if as_json:
+            print_json(
+                {
+                    "path": str(to),
+                    "steps": [wanted.start, wanted.stop],
+                    "rows": rows,
+                    "tokens": rows * study.recipe.block_length,
+                }
+            )
+        else:
+            say(f"{to}: {rows:,} rows of {study.recipe.block_length:,} tokens")
+    elif as_json:
+        for batch in batches:
+            for record in batch.records():
+                typer.echo(json.dumps(record))
+    else:
+        _print(prepared, batches)
+
+
+def _range(text: str, study: StudyFile, model: str | None) -> range:
+    """The steps that are asked for, if there are such."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise UserError(f"--steps {text!r}: expected a:b with a < b, such as 0:10.")
+    last = max(name.steps for name in study.parsed if model in (None, str(name)))
+    if int(match[2]) > last:
+        whose = f"model {model!r} takes" if model is not None else "the longest model of the study takes"
+        raise UserError(f"--steps {text!r}: {whose} {last:,} steps; allowed: within 0:{last}.")
+    return range(int(match[1]), int(match[2]))
+
+
+def _batches(prepared: Prepared, steps: range, model: str | None, labels: bool) -> Iterator[Seen]:
+    corpus, study = prepared.corpus, prepared.study
+    name = next((name for name in study.parsed if str(name) == model), None)
+    for batch in seen(corpus.train, study.recipe, steps, model=name, tokenizer=corpus.tokenizer):
+        yield batch if labels else replace(batch, labels=None)
+
+
+def _print(prepared: Prepared, batches: Iterator[Seen]) -> None:
+    """One line a row: its place, and the beginning of its text."""
+    from mlmclm.corpora.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(prepared.corpus.tokenizer)
+    for batch in batches:
+        for row, (block, input_ids) in enumerate(zip(batch.blocks.tolist(), batch.input_ids.tolist(), strict=True)):
+            text = " ".join(tokenizer.decode(input_ids[:_SHOWN_TOKENS], skip_special_tokens=False).split())
+            cut = " ..." if len(input_ids) > _SHOWN_TOKENS else ""
+            ids = " ".join(map(str, input_ids[:_SHOWN_TOKENS]))
+            typer.echo(f"step {batch.step} row {row} block {block}: {ids}{cut} | {text}{cut}")

@@ -1,0 +1,128 @@
+"""What each step saw: regenerated from the recipe and the corpus at any time, since batches and masks are functions of the step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.order import step_tokens
+from mlmclm.corpora.tokenizer import vocabulary
+from mlmclm.files import whole_file
+from mlmclm.pretraining.objectives import Labelling
+from mlmclm.studies.names import ModelName
+from mlmclm.studies.plans import history
+from mlmclm.studies.recipe import Recipe
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FORMATS = (".parquet", ".jsonl")
+ROW_GROUP_TOKENS = 4_000_000
+"""Tokens that are held before they are written to a Parquet file."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The global batch of one step."""
+
+    step: int
+    """Optimiser steps taken before it."""
+    blocks: npt.NDArray[np.int64]
+    """Indices of its blocks in the corpus's training part, [batch]."""
+    input_ids: npt.NDArray[np.int64]
+    """[batch, length]."""
+    labels: npt.NDArray[np.int64] | None
+    """[batch, length], -100 where nothing is predicted; None without an objective."""
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """One mapping a row of the batch."""
+        for row, (block, input_ids) in enumerate(zip(self.blocks.tolist(), self.input_ids.tolist(), strict=True)):
+            record = {"step": self.step, "row": row, "block": block, "input_ids": input_ids}
+            yield record if self.labels is None else record | {"labels": self.labels[row].tolist()}
+
+
+def seen(blocks: Blocks, recipe: Recipe, steps: range, *, model: ModelName | None, tokenizer: Path) -> Iterator[Seen]:
+    """The global batches of some steps, one at a time.
+
+    Args:
+        model: whose inputs and labels to give; None gives the tokens before any objective, the same for all models of a study.
+        tokenizer: the prepared tokenizer's folder.
+    """
+    legs = history(model, recipe).legs if model is not None else ()
+    tokens_of = vocabulary(tokenizer)
+    rows = np.arange(recipe.batch)
+    for step in steps:
+        chosen, tokens = step_tokens(blocks, recipe.batch, recipe.seed, step, rows)
+        if model is None:
+            yield Seen(step, chosen, tokens, None)
+        else:
+            objective = next(leg.objective for leg in legs if leg.start <= step < leg.stop)
+            label = Labelling(objective, tokens_of, recipe.corruption, recipe.seed)
+            yield Seen(step, chosen, *label(tokens, rows=rows, step=step))
+
+
+def export(batches: Iterable[Seen], path: Path) -> None:
+    """Writes one row a sequence (step, row, block, input_ids and, where there are any, labels), whole or not at all.
+
+    Memory does not depend on the number of batches.
+
+    Args:
+        batches: at least one.
+        path: a name that ends in one of `FORMATS`.
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable.
+    """
+    with whole_file(path) as handle:
+        if path.suffix == ".jsonl":
+            for batch in batches:
+                handle.writelines(f"{json.dumps(record)}\n".encode() for record in batch.records())
+            return
+        from pyarrow.parquet import ParquetWriter
+
+        tables = _tables(batches)
+        first = next(tables)
+        with ParquetWriter(handle, first.schema, compression="zstd") as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
+
+
+def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:
+    """Batches put together into tables of about `ROW_GROUP_TOKENS` each."""
+    import pyarrow
+
+    waiting: list[pyarrow.RecordBatch] = []
+    for batch in batches:
+        waiting.append(_columns(batch))
+        if len(waiting) * batch.input_ids.size >= ROW_GROUP_TOKENS:
+            yield pyarrow.Table.from_batches(waiting)
+            waiting.clear()
+    if waiting:
+        yield pyarrow.Table.from_batches(waiting)
+
+
+def _columns(batch: Seen) -> pyarrow.RecordBatch:
+    """A batch as Arrow columns; lists of int32."""
+    import pyarrow
+
+    rows, length = batch.input_ids.shape
+    ends = np.arange(0, rows * length + 1, length, dtype=np.int32)
+
+    def lists(values: npt.NDArray[np.int64]) -> pyarrow.ListArray:
+        return pyarrow.ListArray.from_arrays(ends, values.astype(np.int32).ravel())
+
+    columns = {
+        "step": np.full(rows, batch.step),
+        "row": np.arange(rows),
+        "block": batch.blocks,
+        "input_ids": lists(batch.input_ids),
+    }
+    return pyarrow.record_batch(columns if batch.labels is None else columns | {"labels": lists(batch.labels)})
