@@ -19,7 +19,7 @@ from mlmclm.corpora.tokenizer import check_special
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, write_json
 from mlmclm.pretraining import states
-from mlmclm.pretraining.launch import missing_states, run_stage
+from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged
 from mlmclm.progress import Bar
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import Plan, Stage, State, fingerprint, make_plan
@@ -102,6 +102,7 @@ def prepare(study: StudyFile, place: Place) -> Prepared:
 
 def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any]]], None] | None = None) -> int:
     """Trains the missing stages one after the other, in the current Ray session; returns how many there were."""
+    set_aside_damaged(prepared.plan.stages, prepared.place.store, prepared.fingerprint)
     unfinished = prepared.unfinished()
     recipe = prepared.study.recipe
     tokens_a_step = recipe.batch * recipe.block_length

@@ -3,12 +3,13 @@
     state.safetensors    weights `w/NAME`, first and second moments `m/NAME`, `v/NAME`
     step.json            the number of optimiser steps taken
 
-The same files are a checkpoint of a running stage and, with `state.json` and `metrics.jsonl` beside them, a state of the store.
+The same files are a checkpoint of a running stage and a state of the store (see `states` for what lies beside them).
 Any number of workers and any ZeRO stage can take them up.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, whole_folder, write_json
-from mlmclm.pretraining.states import exists, state_folder
+from mlmclm.pretraining import states
 
 WEIGHTS, FIRST, SECOND = "w/", "m/", "v/"
 
@@ -68,7 +69,14 @@ def read_tensors(folder: Path) -> TrainingState:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights alone, by Hugging Face name."""
+    """The weights alone, by Hugging Face name.
+
+    Raises:
+        UserError: the folder is not whole, or not what was written.
+    """
+    damage = states.damage(folder)
+    if damage is not None:
+        raise UserError(f"{folder}: {damage}. Delete this folder and run `mlmclm pretrain` again: it makes it anew.")
     with safe_open(str(folder / "state.safetensors"), "pt") as handle:
         return {
             name.removeprefix(WEIGHTS): handle.get_tensor(name)
@@ -77,14 +85,27 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         }
 
 
-def deposit(store: Path, key: str, state: TrainingState, description: dict[str, Any], metrics: Iterable[str]) -> None:
-    """Puts a state into the store, whole or not at all; one that is there stays as it is."""
-    if exists(store, key):
-        return
-    with whole_folder(state_folder(store, key)) as folder:
+def write_folder(
+    target: Path, state: TrainingState, description: dict[str, Any], metrics: Iterable[dict[str, Any]]
+) -> None:
+    """Writes a state's folder with its checksums, whole or not at all."""
+    with whole_folder(target) as folder:
         write_tensors(folder, state)
-        (folder / "metrics.jsonl").write_text("".join(metrics), encoding="utf-8")
-        write_json(folder / "state.json", {**description, "key": key, "step": state.step})
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics), encoding="utf-8")
+        write_json(folder / "state.json", {**description, "step": state.step})
+        states.write_checksums(folder)
+
+
+def deposit(
+    store: Path, key: str, state: TrainingState, description: dict[str, Any], metrics: Iterable[dict[str, Any]]
+) -> Path:
+    """Puts a state into the store, in place of one that is not whole; a whole one stays as it is. Returns its folder."""
+    folder = states.state_folder(store, key)
+    if not states.exists(store, key):
+        if folder.is_dir():
+            states.set_aside(store, key)
+        write_folder(folder, state, {**description, "key": key}, metrics)
+    return folder
 
 
 def _parts(state: TrainingState) -> list[tuple[str, dict[str, Tensor]]]:

@@ -35,7 +35,11 @@ LARGEST_BUCKET = 50_000_000
 
 
 def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, Any]:
-    """DeepSpeed's configuration for a recipe on `world` workers; `parameters` is the model's number of them."""
+    """DeepSpeed's configuration for a recipe on `world` workers, with the recipe's own `deepspeed` block in it.
+
+    Args:
+        parameters: how many the model has.
+    """
     share = recipe.batch // world
     micro = recipe.micro_batch or share
     bucket = min(parameters, LARGEST_BUCKET)
@@ -56,7 +60,18 @@ def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, A
     if recipe.zero_stage == 3:
         config["zero_optimization"] |= {"stage3_prefetch_bucket_size": bucket, "stage3_max_live_parameters": bucket}
         config["zero_optimization"].pop("allgather_bucket_size")
-    return config
+    if "offload_optimizer" in (recipe.deepspeed.get("zero_optimization") or {}):
+        config["zero_force_ds_cpu_optimizer"] = False  # torch's AdamW, there as everywhere
+    return _merged(config, recipe.deepspeed)
+
+
+def _merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Both mappings in one, nested ones too; where both have a value, `other`'s."""
+    result = dict(base)
+    for key, value in other.items():
+        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if nested else value
+    return result
 
 
 class Engine:
@@ -136,8 +151,8 @@ class Engine:
         distributed.all_reduce(sums)
         return float(sums[0] / sums[1])
 
-    def state(self, step: int) -> TrainingState:
-        """The whole state, on the CPU; collective, and every worker gets it."""
+    def state(self, step: int) -> TrainingState | None:
+        """The whole state, on the CPU; collective. Rank 0 gets it, the others None: a node may not hold several."""
         weights, first, second = {}, {}, {}
         for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
             if self.recipe.zero_stage == 0:
@@ -149,10 +164,11 @@ class Engine:
                     safe_get_full_optimizer_state(parameter, "exp_avg"),
                     safe_get_full_optimizer_state(parameter, "exp_avg_sq"),
                 )
-            weights[name], first[name], second[name] = (
-                part.detach().to("cpu", torch.float32, copy=True) for part in parts
-            )
-        return TrainingState(step, weights, first, second)
+            if self.rank == 0:
+                weights[name], first[name], second[name] = (
+                    part.detach().to("cpu", torch.float32, copy=True) for part in parts
+                )
+        return TrainingState(step, weights, first, second) if self.rank == 0 else None
 
     def _torch_optimiser(self) -> torch.optim.Optimizer:
         return self.engine.optimizer if self.recipe.zero_stage == 0 else self.engine.optimizer.optimizer
@@ -166,7 +182,7 @@ class Engine:
             parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         for parameter in parameters:
             optimiser.state[parameter] = {
-                "step": torch.tensor(float(state.step), device=self.device),
+                "step": torch.tensor(float(state.step), device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
                 "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
             }

@@ -33,8 +33,10 @@ class StageJob:
     """Folder of the tokenizer."""
     legs: tuple[Leg, ...]
     """All legs of the stage's end state; the first of them may lie before its start."""
+    start: int
+    """Step of the state to start from."""
     start_key: str | None
-    """Key of the state to start from; None for the initialisation."""
+    """Its key; None for the initialisation."""
     deposits: tuple[tuple[int, str], ...]
     """(step, key) of the states to leave behind, in order; the last is the end."""
     recipe: Recipe
@@ -45,6 +47,16 @@ class StageJob:
         didn't want that state) is of no use."""
         absent = [step for step, key in self.deposits if not exists(Path(self.store), key)]
         return absent[0] if absent else self.deposits[-1][0] + 1
+
+    def note(self, text: str) -> None:
+        """Leaves a line for the driver, which says it when the run has ended."""
+        with self.notes_path.open("a", encoding="utf-8") as handle:
+            handle.write(f"{text}\n")
+
+    @property
+    def notes_path(self) -> Path:
+        """What a person should know of the run."""
+        return Path(self.run_folder) / "notes.txt"
 
     @property
     def metrics_path(self) -> Path:

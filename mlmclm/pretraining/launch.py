@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.files import read_json
 from mlmclm.pretraining import states
 from mlmclm.pretraining.job import StageJob, run_in_worker
+from mlmclm.progress import say
 from mlmclm.studies.plans import Stage, State
 from mlmclm.studies.recipe import Recipe
 
@@ -73,22 +74,24 @@ def run_stage(
         validation=corpus.validation,
         tokenizer=str(corpus.tokenizer),
         legs=stage.end.legs,
+        start=start.step,
         start_key=start.key(fingerprint) if start.legs else None,
         deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
         recipe=recipe,
         fingerprint=fingerprint,
     )
     job.stop_path.unlink(missing_ok=True)
+    states.prune_checkpoints(folder, recipe.keep_checkpoints)
     trainer = TorchTrainer(
         run_in_worker,
         train_loop_config={"job": job},
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=use_gpu, resources_per_worker={"GPU": 1} if use_gpu else {"CPU": 1}),
         run_config=RunConfig(
-            name=stage.title.replace(" ", "-"),
+            name=_attempt(folder, stage.title),
             storage_path=str((folder / "ray_train").resolve()),
             failure_config=FailureConfig(max_failures=recipe.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            checkpoint_config=CheckpointConfig(num_to_keep=recipe.keep_checkpoints),
         ),
     )  # fmt: skip
     try:
@@ -100,6 +103,8 @@ def run_stage(
         raise EnvironmentFault(
             f"pretraining stage {stage.title!r} failed: {_first_line(error)}. Its checkpoints are kept in {folder}; the same command goes on from them."
         ) from error
+    finally:
+        _say_notes(job.notes_path)
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
         raise UserError(
@@ -112,6 +117,47 @@ def run_stage(
             f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
         )
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) -> None:
+    """Renames states that are not whole, so that they are trained again, and says which.
+
+    Of all states the sizes of their files are looked at; of those that a stage is about to start from, the checksums.
+    """
+    for stage in reversed(stages):  # a stage whose start is set aside comes before the one that makes it
+        for state in stage.states:
+            _set_aside(state, store, fingerprint, read=False)
+        while True:
+            start, wanted = missing_states(stage, store, fingerprint)
+            if not wanted or not start.legs or not _set_aside(start, store, fingerprint, read=True):
+                break
+
+
+def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:
+    key = state.key(fingerprint)
+    folder = states.state_folder(store, key)
+    damage = states.damage(folder, read=read) if folder.is_dir() else None
+    if damage is None:
+        return False
+    say(
+        f"{folder} ({state}) is not used: {damage}. It is kept as {states.set_aside(store, key).name} and trained again."
+    )
+    return True
+
+
+def _attempt(folder: Path, title: str) -> str:
+    """A name that no earlier Ray Train run of this stage has: Ray would take up its list of checkpoints, which it does not
+    write whole or not at all, and fail where one is gone."""
+    before = [path.name.rpartition("-")[2] for path in (folder / "ray_train").glob("*")]
+    number = 1 + max((int(tail) for tail in before if tail.isdigit()), default=0)
+    return f"{title.replace(' ', '-')}-{number}"
+
+
+def _say_notes(path: Path) -> None:
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            say(line)
+        path.unlink()
 
 
 def _check_room(resources: dict[str, float], workers: int) -> None:

@@ -7,9 +7,9 @@ of the step, and the state taken up is the last one that is whole.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ import numpy as np
 import ray.train
 import torch
 import torch.distributed as distributed
+from ray.train import CheckpointUploadMode
+from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
+from mlmclm.errors import UserError
 from mlmclm.files import write_json
 from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
 from mlmclm.pretraining import checkpoints, states
@@ -49,6 +52,7 @@ def train_stage(job: StageJob) -> None:
     objective = job.legs[-1].objective
     label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed)
     log = _Log(job, engine, state.step)
+    writer = _Writer(job, engine)
     last = job.deposits[-1][0]
     deposits = dict(job.deposits)
     for step in range(state.step, last):
@@ -62,26 +66,44 @@ def train_stage(job: StageJob) -> None:
         if done % FLUSH_EVERY == 0 or done in deposits or done == last or done % recipe.checkpoint_every == 0:
             stopped = log.flush()
             if stopped is not None:
+                writer.wait()
                 return
         if done % recipe.evaluate_every == 0 or done == last:
             loss = engine.evaluate(_validation_batches(job.validation, recipe, engine, label), causal=objective.causal)
             log.validation(done, loss)
         if done in deposits or done % recipe.checkpoint_every == 0:
-            _save(job, engine, done, deposits.get(done))
+            writer.write(done, deposits.get(done))
+    writer.wait()
 
 
 def _latest_state(job: StageJob, initial: dict[str, Tensor]) -> TrainingState:
-    """The furthest of: the last checkpoint of this run, the state that the stage starts from, the initialisation."""
-    start = checkpoints.fresh(initial)
-    if job.start_key is not None:
-        start = checkpoints.read_tensors(states.state_folder(Path(job.store), job.start_key))
-    checkpoint = ray.train.get_checkpoint()
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
-            saved = checkpoints.read_tensors(Path(folder))
-        if start.step < saved.step < job.next_deposit():
-            return saved
-    return start
+    """The furthest whole state that the stage can go on from; rank 0 chooses for all."""
+    chosen = broadcast_from_rank_zero(_latest_folder(job) if ray.train.get_context().get_world_rank() == 0 else None)
+    return checkpoints.fresh(initial) if chosen is None else checkpoints.read_tensors(Path(chosen))
+
+
+def _latest_folder(job: StageJob) -> str | None:
+    """The furthest whole one of this run's checkpoints, its deposits, and the state that it starts from; None for the
+    initialisation. What isn't whole is noted.
+
+    Raises:
+        UserError: the state that the stage starts from isn't whole.
+    """
+    store, end = Path(job.store), job.next_deposit()
+    found = states.checkpoints(Path(job.run_folder))
+    found += [(step, states.state_folder(store, key)) for step, key in job.deposits if states.exists(store, key)]
+    for _, folder in sorted((item for item in found if job.start < item[0] < end), reverse=True):
+        damage = states.damage(folder)
+        if damage is None:
+            return str(folder)
+        job.note(f"{folder} is not used: {damage}; the furthest whole one before it is.")
+    if job.start_key is None:
+        return None
+    start = states.state_folder(store, job.start_key)
+    damage = states.damage(start)
+    if damage is not None:
+        raise UserError(f"{start}: {damage}. Run the same command again: it is trained anew.")
+    return str(start)
 
 
 def _micro_batches(
@@ -111,28 +133,71 @@ def _validation_batches(
         yield torch.from_numpy(input_ids), torch.from_numpy(labels)
 
 
-def _save(job: StageJob, engine: Engine, step: int, key: str | None) -> None:
-    """Reports a checkpoint to Ray Train and, where the plan wants this state, deposits it in the store."""
-    state = engine.state(step)
-    if engine.rank != 0:
-        ray.train.report({"step": step})
-        return
-    if key is not None:
-        description = {
-            "size": job.size,
-            "legs": [[str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end] for leg in job.legs if leg.start < step],
-            "parent": job.start_key,
-            "fingerprint": job.fingerprint,
-            "recipe": job.recipe.model_dump(mode="json"),
-            "corpus": job.corpus,
-            "system": {**system_facts(), "workers": engine.world, "device": str(engine.device)},
-        }  # fmt: skip
-        lines = job.metrics_path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = (line for line in lines if json.loads(line)["step"] <= step)
-        checkpoints.deposit(Path(job.store), key, state, description, kept)
-    with tempfile.TemporaryDirectory(prefix="mlmclm-checkpoint-") as folder:
-        checkpoints.write_tensors(Path(folder), state)
-        ray.train.report({"step": step}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+class _Writer:
+    """Writes states while training goes on, one at a time, and reports each to Ray Train when it is whole.
+
+    A write that fails ends the run: Ray Train raises its error, and so does the next `write` or `wait`.
+    """
+
+    def __init__(self, job: StageJob, engine: Engine) -> None:
+        self.job, self.engine = job, engine
+        self.writing: Future[None] | None = None
+
+    def wait(self) -> None:
+        """Until what is being written is whole."""
+        if self.writing is not None:
+            self.writing.result()
+            self.writing = None
+
+    def write(self, step: int, key: str | None) -> None:
+        """Copies the state to the host's memory and begins to write it; collective.
+
+        Args:
+            key: where the plan wants this state, its key: it is deposited in the store too, before it is reported.
+        """
+        self.wait()
+        state = self.engine.state(step)
+        if state is None:
+            ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+            return
+        description = _description(self.job, self.engine, step)
+        folder = Path(ray.train.get_context().get_storage().experiment_fs_path)
+        writing: Future[None] = Future()
+
+        def put(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+            try:
+                rows = [row for row in states.read_metrics(self.job.metrics_path) if row["step"] <= step]
+                if key is None:
+                    checkpoints.write_folder(folder / name, state, description, rows)
+                else:
+                    states.link(checkpoints.deposit(Path(self.job.store), key, state, description, rows), folder / name)
+            except BaseException as error:
+                writing.set_exception(error)
+                raise
+            writing.set_result(None)
+            return ray.train.Checkpoint.from_directory(folder / name)
+
+        self.writing = writing
+        ray.train.report(
+            {"step": step},
+            checkpoint=ray.train.Checkpoint.from_directory(folder),  # where `put` makes the real one
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=put,
+            delete_local_checkpoint_after_upload=False,
+        )
+
+
+def _description(job: StageJob, engine: Engine, step: int) -> dict[str, Any]:
+    """What a state was made of (`state.json`)."""
+    return {
+        "size": job.size,
+        "legs": [[str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end] for leg in job.legs if leg.start < step],
+        "parent": job.start_key,
+        "fingerprint": job.fingerprint,
+        "recipe": job.recipe.model_dump(mode="json"),
+        "corpus": job.corpus,
+        "system": {**system_facts(), "workers": engine.world, "device": str(engine.device)},
+    }  # fmt: skip
 
 
 class _Log:

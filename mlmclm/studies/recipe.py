@@ -9,6 +9,21 @@ from pydantic import Field, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
 
+RECIPE_KEYS = {
+    "train_batch_size": "'batch'",
+    "train_micro_batch_size_per_gpu": "'micro_batch'",
+    "gradient_accumulation_steps": "'batch', 'workers' and 'micro_batch'",
+    "gradient_clipping": "'clip'",
+    "zero_optimization.stage": "'zero_stage'",
+    "bf16": "'precision'",
+    "fp16": "'precision'",
+    "amp": "'precision'",
+    "torch_autocast": "'precision'",
+    "optimizer": "'adam_betas', 'adam_eps' and 'weight_decay'",
+    "scheduler": "'peak_learning_rate', 'warmup_steps' and 'decay_steps'",
+}
+"""Keys of DeepSpeed's configuration that the recipe decides, and the fields that do."""
+
 
 class Corruption(Frozen):
     """What becomes of the tokens that masked language modelling predicts; the shares add up to 1. BERT's are 0.8, 0.1 and 0.1."""
@@ -62,18 +77,37 @@ class Recipe(Frozen):
     """DeepSpeed's ZeRO: what is partitioned over workers (1 optimiser state, 2 and gradients, 3 and weights)."""
     checkpoint_every: int = Field(1000, ge=1)
     """Steps between checkpoints from which a broken run goes on."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints of a running stage that are kept, the furthest ones; states that a plan names are kept in any case."""
     evaluate_every: int = Field(1000, ge=1)
     """Steps between validation losses; there is always one at the end of a phase."""
     evaluation_blocks: int = Field(256, ge=1)
     """Validation sequences a validation loss is taken over."""
     max_failures: int = Field(3, ge=0)
     """How often a stage is restarted from its last checkpoint after a worker or node dies."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """Passed through into DeepSpeed's configuration, nested keys beside the recipe's own; not what the recipe says itself."""
 
     @field_validator("adam_betas")
     @classmethod
     def _betas(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not all(0 <= beta < 1 for beta in value):
             raise ValueError("both betas must lie in [0, 1)")
+        return value
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _no_contradiction(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, field in RECIPE_KEYS.items():
+            found: Any = value
+            for part in key.split("."):
+                if not isinstance(found, dict) or part not in found:
+                    break
+                found = found[part]
+            else:
+                raise ValueError(
+                    f"{key}: {found!r} contradicts the recipe, which says it in {field}; change that instead"
+                )
         return value
 
     @model_validator(mode="after")
