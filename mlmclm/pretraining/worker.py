@@ -22,6 +22,7 @@ from torch import Tensor
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import batch_rows
 from mlmclm.files import write_json
+from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState
@@ -43,7 +44,7 @@ def train_stage(job: StageJob) -> None:
     recipe = job.recipe
     tokenizer = load_tokenizer(Path(job.tokenizer))
     model = build(model_config(job.size, tokenizer, recipe.block_length), recipe.seed)
-    state = _latest_state(job, model.state_dict())
+    state = _latest_state(job, weights_of(model))
     engine = Engine(PretrainingModel(model, precision=recipe.precision), recipe, state)
     objective = job.legs[-1].objective
     label = Labelling(objective, tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), recipe.seed)
