@@ -27,6 +27,7 @@ def card_facts(prepared: Prepared, name: ModelName) -> dict[str, Any]:
     return {
         "name": str(name),
         "size": name.size,
+        "architecture": SIZES[name.size].architecture,
         "parameters": parameters(SIZES[name.size], prepared.corpus.vocabulary),
         "stages": list(stage_texts(name, recipe.decay_steps)),
         "objective": str(objective) if objective is not None else None,

@@ -165,6 +165,7 @@ def _remembered(folder: Path, what: str, compute: Callable[[Path], str]) -> str:
 
 def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
     from mlmclm.facts import card_facts
+    from mlmclm.models.architectures import weights_of
     from mlmclm.models.build import build, load_tokenizer, model_config
     from mlmclm.models.export import export_folder
     from mlmclm.pretraining.checkpoints import read_weights
@@ -179,7 +180,7 @@ def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
             raise UserError(f"model {str(name)!r} is not trained yet: run `mlmclm pretrain` on this study first.")
         weights = read_weights(states.state_folder(prepared.place.store, key))
     else:
-        weights = {key: tensor.contiguous() for key, tensor in build(config, recipe.seed).state_dict().items()}
+        weights = weights_of(build(config, recipe.seed))
     objective = name.last_objective
     export_folder(
         folder,

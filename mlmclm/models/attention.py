@@ -37,6 +37,7 @@ def attention_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    sliding_window: int | None = None,
     packing: Packing | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -47,12 +48,19 @@ def attention_forward(
         attention_mask: None, or what `sdpa` would get (boolean, True where attention is allowed, broadcastable to
             [batch, heads, length, length]).
         is_causal: True hides later positions; None or False hides nothing beyond `attention_mask`.
+        sliding_window: positions at this distance or more are hidden, unless `attention_mask` says what is.
         packing: where the sequences of a concatenated batch lie; attention is within each; no `attention_mask`.
 
     Returns:
         [batch, length, heads, head width], and None in place of attention weights.
     """
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    window = _window(module, sliding_window, bool(is_causal))
+    longest = int(packing.lengths.max()) if packing is not None else query.shape[2]
+    if window is not None and window < longest and (attention_mask is None or packing is not None):
+        if packing is not None:
+            return _packed_window(query, key, value, packing, bool(is_causal), window, scale, dropout), None
+        attention_mask, is_causal = _near(longest, bool(is_causal), window, query.device), False
     if packing is not None:
         return packed_attention(query, key, value, packing, causal=bool(is_causal), scale=scale, dropout=dropout), None
     groups = query.shape[1] // key.shape[1]
@@ -72,6 +80,43 @@ def attention_forward(
             enable_gqa=groups > 1,
         )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _window(module: nn.Module, sliding_window: int | None, causal: bool) -> int | None:
+    """The smallest distance that is hidden. ModernBERT as a decoder sees one token fewer to the left than as an encoder:
+    transformers' ModernBertDecoder counts the token itself in half of `local_attention`."""
+    if sliding_window is None:
+        return None
+    return sliding_window - 1 if causal and not getattr(module, "is_causal", True) else sliding_window
+
+
+def _near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
+    """bool [length, length], True where a query (row) sees a key: at a distance below `window`, and if causal not later."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position
+    return (distance < window) & (distance >= 0) if causal else distance.abs() < window
+
+
+def _packed_window(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, window: int, scale: float, dropout: float
+) -> Tensor:
+    """[1, T, heads, width] of `packed_attention` with a window, 0 at padding: over sequences padded to the longest."""
+    longest = int(packing.lengths.max())
+    position = torch.arange(longest, device=query.device)
+    real = position < torch.from_numpy(packing.lengths).to(query.device)[:, None]  # [S, longest]
+    index = torch.where(real, packing.first_tokens[:, None] + position, 0)
+    queries, keys, values = (part[0].transpose(0, 1)[index].transpose(1, 2) for part in (query, key, value))
+    near = _near(longest, causal, window, query.device)
+    # Padding sees itself, so that every row of the softmax has a term.
+    mask = (near & real[:, None, :]) | torch.eye(
+        longest, dtype=torch.bool, device=query.device
+    )  # [S, longest, longest]
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask[:, None], dropout_p=dropout, scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    output = attended.new_zeros(query.shape[2], query.shape[1], query.shape[3])
+    return output.index_put((index[real],), attended.transpose(1, 2)[real]).unsqueeze(0)
 
 
 def _written_out(

@@ -1,4 +1,4 @@
-"""A EuroBERT model of a named size, freshly initialised, and its weights as one loss at the labelled positions."""
+"""A model of a named size, freshly initialised, and its weights as one loss at the labelled positions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, nn
-from transformers import EuroBertConfig, EuroBertForMaskedLM, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from mlmclm.models.architectures import ARCHITECTURES, final_states
 from mlmclm.models.attention import LONGEST_WRITTEN_OUT, use_attention
 from mlmclm.models.block import fits, run_blocks
-from mlmclm.models.cross_entropy import LabelledCrossEntropyHead
+from mlmclm.models.cross_entropy import LabelledCrossEntropyHead, _SummedCrossEntropy
 from mlmclm.models.packing import Packing
 from mlmclm.models.sizes import SIZES
+
+ALIGNMENT = 8
+"""Hidden units that a bias adds, all but one of them 0: matrix products of bf16 want a multiple of this."""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -22,51 +27,54 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
 
 
-def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> EuroBertConfig:
-    """EuroBERT's configuration for a size of `SIZES`: RMSNorm eps 1e-5, SwiGLU, RoPE base 10,000, no bias, untied embeddings.
+def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> PreTrainedConfig:
+    """The configuration for a size of `SIZES`, of its architecture.
 
     Args:
         length: longest sequence, in tokens.
     """
     shape = SIZES[size]
-    return EuroBertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads,
-        max_position_embeddings=length,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        initializer_range=shape.initial_deviation,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        mask_token_id=tokenizer.mask_token_id,
-        dtype="float32",
-    )
+    return ARCHITECTURES[shape.architecture].fresh(shape, tokenizer, length)
 
 
-def build(config: EuroBertConfig, seed: int) -> EuroBertForMaskedLM:
+def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """The model with normal weights (`Size.initial_deviation`) that are a function of the configuration and the seed; fp32, on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return EuroBertForMaskedLM(config)
+        return ARCHITECTURES[config.model_type].model(config)
+
+
+class BiasedHead(LabelledCrossEntropyHead):
+    """An LM head with a bias, which is the weight of one more hidden unit that is always 1."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        super().__init__(weight)
+        self.bias = bias
+
+    def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool) -> Tensor:
+        """As without a bias."""
+        one = hidden.new_tensor([1.0] + [0.0] * (ALIGNMENT - 1)).expand(len(hidden), -1)
+        columns = functional.pad(self.bias.unsqueeze(1), (0, ALIGNMENT - 1))  # [vocabulary, ALIGNMENT]
+        total: Tensor = _SummedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            torch.cat((hidden, one), 1), torch.cat((self.weight, columns), 1), labels, bf16, torch.is_grad_enabled()
+        )
+        return total
 
 
 class PretrainingModel(nn.Module):
     """A model's loss as a sum over labelled positions; logits exist at those positions only, a chunk at a time.
 
-    The weights keep the names of the Hugging Face model (`state_dict` of `.model`).
+    The weights keep the names of the Hugging Face model (`weights_of(.model)`).
     """
 
-    def __init__(self, model: EuroBertForMaskedLM, *, precision: str) -> None:
+    def __init__(self, model: PreTrainedModel, *, precision: str) -> None:
         super().__init__()
         use_attention(model)
-        head = LabelledCrossEntropyHead(model.lm_head.weight)
-        model.lm_head = head
+        linear = model.get_output_embeddings()
+        head = (
+            LabelledCrossEntropyHead(linear.weight) if linear.bias is None else BiasedHead(linear.weight, linear.bias)
+        )
+        model.set_output_embeddings(head)
         self.model = model
         self.bf16 = precision == "bf16-autocast"
 
@@ -83,10 +91,21 @@ class PretrainingModel(nn.Module):
                 packing = Packing.uniform(*input_ids.shape)
                 hidden = run_blocks(self.model.model, input_ids.view(1, -1), packing, causal=causal)
             else:
-                hidden = self.model.model(input_ids=input_ids, is_causal=causal).last_hidden_state.flatten(0, 1)
+                hidden = final_states(self.model.model, input_ids, causal=causal).flatten(0, 1)
         # hidden: [sequences * length, hidden]
         where = (labels.flatten() != -100).nonzero().flatten()
-        return self.model.lm_head(hidden[where], labels.flatten()[where], bf16=self.bf16)
+        return self.model.get_output_embeddings()(
+            self._before_head(hidden[where]), labels.flatten()[where], bf16=self.bf16
+        )
+
+    def _before_head(self, hidden: Tensor) -> Tensor:
+        """What the LM head gets, from final hidden states [positions, hidden]."""
+        head = getattr(self.model, "head", None)
+        if head is None:
+            return hidden
+        with self._autocast(hidden.device.type):
+            mixed: Tensor = head(hidden)
+        return mixed
 
     def _autocast(self, device: str) -> AbstractContextManager[Any]:
         return torch.autocast(device, dtype=torch.bfloat16) if self.bf16 else nullcontext()

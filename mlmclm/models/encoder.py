@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mlmclm.models.architectures import final_states
 from mlmclm.models.block import fits, run_blocks
 from mlmclm.models.packing import Packing
 
@@ -22,7 +23,7 @@ def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing, paddin
 
 
 def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
-    """Final hidden states of a transformers base model (EuroBERT, Llama) over a packed batch.
+    """Final hidden states of a transformers base model (EuroBERT, Llama, Qwen, ModernBERT) over a packed batch.
 
     Args:
         model: selected by `mlmclm.models.attention.use_attention`; its weights say nothing of the direction.
@@ -34,17 +35,17 @@ def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causa
     """
     if packing.device.type == "cpu" and fits(model):
         return run_blocks(model, input_ids, packing, causal=causal)
-    output = model(
-        input_ids=input_ids,
+    states = final_states(
+        model,
+        input_ids,
+        causal=causal,
         position_ids=packing.position_ids,
         # A four-dimensional mask is passed on as it is, so that transformers builds none over the whole row.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.device),
         use_cache=False,
-        is_causal=causal,
         packing=packing,
     )
-    hidden: Tensor = output.last_hidden_state[0]
-    return hidden
+    return states[0]
 
 
 def pool(hidden: Tensor, packing: Packing, how: str) -> Tensor:

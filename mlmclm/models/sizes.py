@@ -1,14 +1,21 @@
-"""Named model sizes: EuroBERT's block (Llama's, with bidirectional attention) at several widths and depths."""
+"""Named model sizes: EuroBERT's block (Llama's, with bidirectional attention) and ModernBERT's at several widths and depths.
+
+A size says its architecture, so that a model's name does too. Ettin's sizes have no hyphen, which separates the parts of a name:
+`ettin150m-clm-10k-mlm30-42k`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+GLOBAL_EVERY = 3
+"""ModernBERT's layers 0, 3, 6, ... attend globally, the others locally."""
+
 
 @dataclass(frozen=True)
 class Size:
-    """A EuroBERT shape. The vocabulary is the tokenizer's, the longest sequence the recipe's."""
+    """A model's shape. The vocabulary is the tokenizer's, the longest sequence the recipe's."""
 
     layers: int
     hidden: int
@@ -18,12 +25,26 @@ class Size:
     key_value_heads: int
     initial_deviation: float = 0.02
     """Of the normal distribution that weights are drawn from; the study's is 0.02 at every size."""
+    architecture: str = "eurobert"
+    """A key of `architectures.ARCHITECTURES`."""
+    window: int | None = None
+    """How far a token sees to each side in the layers with local attention; None where there are none."""
+
+    @property
+    def local_layers(self) -> int:
+        """Layers with local attention: all but every third, where there is a window."""
+        return self.layers - -(-self.layers // GLOBAL_EVERY) if self.window else 0
 
 
 def _small(layers: int, hidden: int, intermediate: int, heads: int) -> Size:
     """A size of our own: weights start at sqrt(2 / (5 hidden)) (Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2), which is
     0.02 at the study's widths and more at these; with 0.02, MLM stays on its first plateau for hundreds of steps longer."""
     return Size(layers, hidden, intermediate, heads, heads, round(math.sqrt(2 / (5 * hidden)), 4))
+
+
+def _ettin(layers: int, hidden: int, intermediate: int, heads: int) -> Size:
+    """A size of Ettin (arXiv 2507.11412, its released configurations): ModernBERT's block and its window of 128."""
+    return Size(layers, hidden, intermediate, heads, heads, architecture="modernbert", window=64)
 
 
 SIZES: dict[str, Size] = {
@@ -38,6 +59,12 @@ SIZES: dict[str, Size] = {
     "210m": Size(12, 768, 3072, 12, 12),
     "610m": Size(26, 1152, 4096, 18, 6),
     "1b": Size(28, 1728, 5120, 18, 6),
+    "ettin17m": _ettin(7, 256, 384, 4),
+    "ettin32m": _ettin(10, 384, 576, 6),
+    "ettin68m": _ettin(19, 512, 768, 8),
+    "ettin150m": _ettin(22, 768, 1152, 12),
+    "ettin400m": _ettin(28, 1024, 2624, 16),
+    "ettin1b": _ettin(28, 1792, 3840, 28),
 }
 
 STUDY_VOCABULARY = 128_256
@@ -45,7 +72,10 @@ STUDY_VOCABULARY = 128_256
 
 
 def parameters(size: Size, vocabulary: int) -> int:
-    """Number of parameters without the LM head, in closed form: embedding, layers, final norm; no biases."""
+    """Number of parameters without the LM head, in closed form: embedding, layers, norms; no biases.
+
+    It is one form for both architectures: what ModernBERT's first layer lacks, a norm before attention, follows its embedding.
+    """
     head_width = size.hidden // size.heads
     attention = 2 * size.hidden * size.hidden + 2 * size.hidden * size.key_value_heads * head_width
     feed_forward = 3 * size.hidden * size.intermediate
@@ -58,8 +88,12 @@ def training_flops(size: Size, *, tokens: int, labelled: int, length: int, vocab
     Args:
         tokens: tokens that go through the blocks.
         labelled: tokens at which the loss is taken, the only ones whose logits are computed.
-        length: block length; attention costs 12 * length * hidden per token and layer, half of it when causal.
+        length: block length; attention costs 12 * length * hidden per token and layer, half of it when causal; in a layer with local
+            attention no more than a window's.
     """
     blocks = parameters(size, 0) - size.hidden * (2 * size.layers + 1)
-    attention = 12 * size.layers * length * size.hidden // (2 if causal else 1)
-    return tokens * (6 * blocks + attention) + 6 * labelled * vocabulary * size.hidden
+    seen = length / (2 if causal else 1)
+    local = min(seen, size.window if causal else 2 * size.window + 1) if size.window else seen
+    attention = round(12 * size.hidden * ((size.layers - size.local_layers) * seen + size.local_layers * local))
+    head = vocabulary * size.hidden + (size.hidden**2 if size.architecture == "modernbert" else 0)
+    return tokens * (6 * blocks + attention) + 6 * labelled * head

@@ -22,6 +22,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
+from mlmclm.models.architectures import load_weights
 from mlmclm.models.build import PretrainingModel
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.studies.recipe import Recipe
@@ -82,7 +83,7 @@ class Engine:
         self.recipe = recipe
         self.world = distributed.get_world_size()
         self.rank = distributed.get_rank()
-        model.model.load_state_dict(state.weights)
+        load_weights(model.model, state.weights)
         self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
         optimiser = torch.optim.AdamW(
             model.parameters(),

@@ -26,6 +26,7 @@ from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.files import write_json
+from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState
@@ -47,7 +48,7 @@ def train_stage(job: StageJob) -> None:
     recipe = job.recipe
     tokenizer = load_tokenizer(Path(job.tokenizer))
     model = build(model_config(job.size, tokenizer, recipe.block_length), recipe.seed)
-    state = _latest_state(job, model.state_dict())
+    state = _latest_state(job, weights_of(model))
     engine = Engine(PretrainingModel(model, precision=recipe.precision), recipe, state)
     objective = job.legs[-1].objective
     label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed)

@@ -9,6 +9,9 @@ import yaml
 
 from mlmclm.reports import text
 
+FAMILIES = {"eurobert": ("EuroBERT", "Llama"), "modernbert": ("ModernBERT", "ModernBERT")}
+"""Architectures by transformers' name: the encoder's and the decoder's, in words."""
+
 
 def model_card(facts: Mapping[str, Any]) -> str:
     """The card as Markdown with YAML front matter; a pure function of the facts.
@@ -17,6 +20,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
         facts: `name` is needed; of the others what is absent, empty or None is left out of the card:
             objective: of the last phase, such as "clm" or "mlm40"; None for an untrained model. causal: whether it is
                 causal, so that `decoder/` holds the same weights as a decoder.
+            architecture: a key of `FAMILIES`, "eurobert" if it isn't given.
             description: one paragraph. stages: texts, one a phase of the plan. size: its name.
             recipe, corpus: label to value, in the order to show; underscores are shown as spaces.
             curve: training loss as (step, nats a predicted token) pairs. validation_loss: at the end, in nats.
@@ -30,7 +34,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
         raise ValueError("model card: no name in the facts.")
     parts = [_front(facts), f"# {facts['name']}", _introduction(facts)]
     parts += _section("Plan", _numbered(facts.get("stages") or ()))
-    parts += _section("Load", _load(bool(facts.get("causal"))))
+    parts += _section("Load", _load(bool(facts.get("causal")), _family(facts)[1]))
     parts += _section("Recipe", _table(facts.get("recipe") or {}))
     parts += _section("Data", _table(facts.get("corpus") or {}))
     parts += _section("Loss", _table(_losses(facts)))
@@ -38,6 +42,10 @@ def model_card(facts: Mapping[str, Any]) -> str:
     if facts.get("command"):
         parts += _section("Make it again", _code("bash", [str(facts["command"])]))
     return "\n\n".join(parts) + "\n"
+
+
+def _family(facts: Mapping[str, Any]) -> tuple[str, str]:
+    return FAMILIES[facts.get("architecture") or "eurobert"]
 
 
 def _front(facts: Mapping[str, Any]) -> str:
@@ -48,7 +56,8 @@ def _front(facts: Mapping[str, Any]) -> str:
     objective = facts.get("objective")
     if objective:
         fields["pipeline_tag"] = "text-generation" if facts.get("causal") else "fill-mask"
-    fields["tags"] = ["mlmclm", "eurobert", "encoder", objective or "untrained", *(facts.get("tags") or ())]
+    family = _family(facts)[0].lower()
+    fields["tags"] = ["mlmclm", family, "encoder", objective or "untrained", *(facts.get("tags") or ())]
     # No licence: that of the corpus decides, and nobody but its user knows it.
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
 
@@ -57,9 +66,10 @@ def _introduction(facts: Mapping[str, Any]) -> str:
     if facts.get("description"):
         return str(facts["description"])
     size = f" of size {facts['size']}" if facts.get("size") else ""
+    name = _family(facts)[0]
     if not facts.get("objective"):
-        return f"A EuroBERT text encoder{size} as it is initialised: untrained, a baseline to compare with."
-    return f"A EuroBERT text encoder{size}, pretrained by the plan below with mlmclm."
+        return f"A {name} text encoder{size} as it is initialised: untrained, a baseline to compare with."
+    return f"A {name} text encoder{size}, pretrained by the plan below with mlmclm."
 
 
 def _section(title: str, body: str) -> list[str]:
@@ -70,7 +80,7 @@ def _numbered(items: Sequence[str]) -> str:
     return "\n".join(f"{number}. {_line(item)}" for number, item in enumerate(items, start=1))
 
 
-def _load(causal: bool) -> str:
+def _load(causal: bool, decoder: str) -> str:
     lines = [
         f"from transformers import {'AutoModel, AutoModelForCausalLM' if causal else 'AutoModel'}, "
         "AutoModelForMaskedLM, AutoTokenizer",
@@ -83,9 +93,7 @@ def _load(causal: bool) -> str:
     note = "No remote code is needed. Attention is bidirectional"
     if causal:
         lines.append('decoder = AutoModelForCausalLM.from_pretrained(folder + "/decoder")')
-        note += (
-            "; `decoder/` holds the same weights as a Llama decoder with causal attention, as they were trained last"
-        )
+        note += f"; `decoder/` holds the same weights as a {decoder} decoder with causal attention, as they were trained last"
     return f"{note}.\n\n{_code('python', lines)}"
 
 

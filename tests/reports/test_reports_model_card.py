@@ -83,6 +83,13 @@ def test_an_untrained_model_is_called_so_and_promises_nothing() -> None:
     assert "## Plan" not in card and "## Loss" not in card
 
 
+def test_the_card_names_the_architecture() -> None:
+    card = model_card(FACTS | {"architecture": "modernbert", "causal": True})
+    assert "A ModernBERT text encoder" in card and "as a ModernBERT decoder" in card
+    assert "modernbert" in front(card)["tags"]
+    assert "as a Llama decoder" in model_card(FACTS | {"causal": True})
+
+
 def test_the_card_is_the_same_every_time_and_leaves_out_what_is_unknown() -> None:
     assert model_card(FACTS) == model_card(dict(FACTS))
     bare = model_card({"name": "m"})

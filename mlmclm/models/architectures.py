@@ -1,0 +1,175 @@
+"""What differs between architectures: the class that holds the weights, a fresh configuration, and the same weights as a decoder.
+
+Everywhere else a model is what transformers calls a masked language model: a base model `.model`, an LM head
+(`get_output_embeddings`), and for ModernBERT a dense layer with a norm, `.head`, between the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    LlamaConfig,
+    ModernBertConfig,
+    ModernBertDecoderConfig,
+    ModernBertForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from mlmclm.models.sizes import GLOBAL_EVERY, Size
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One family of models; the key in `ARCHITECTURES` is transformers' `model_type` of the encoder."""
+
+    model: type[PreTrainedModel]
+    fresh: Callable[[Size, PreTrainedTokenizerFast, int], PreTrainedConfig]
+    """A size's configuration for a tokenizer and a longest sequence in tokens."""
+    decoder_config: Callable[[PreTrainedConfig], PreTrainedConfig]
+    """The configuration under which the weights are a causal decoder."""
+    decoder_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+    """The decoder's weights by its names for them; None where they are the encoder's."""
+
+
+def _eurobert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> EuroBertConfig:
+    """RMSNorm eps 1e-5, SwiGLU, RoPE base 10,000, no bias, untied embeddings."""
+    return EuroBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_value_heads,
+        max_position_embeddings=length,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        initializer_range=size.initial_deviation,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        mask_token_id=tokenizer.mask_token_id,
+        dtype="float32",
+    )
+
+
+def _llama(config: PreTrainedConfig) -> LlamaConfig:
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        head_dim=config.head_dim,
+        **_shared(
+            config,
+            "num_key_value_heads", "rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias", "attention_dropout",
+        ),
+    )  # fmt: skip
+
+
+def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> ModernBertConfig:
+    """LayerNorm eps 1e-5, GLU with GELU, tied embeddings, no bias but the LM head's (ModernBERT, arXiv 2412.13663, section 2.1),
+    RoPE base 10,000 in every layer (Ettin's pretraining phase)."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    return ModernBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        max_position_embeddings=length,
+        norm_eps=1e-5,
+        rope_parameters={"full_attention": dict(rope), "sliding_attention": dict(rope)},
+        layer_types=["sliding_attention" if layer % GLOBAL_EVERY else "full_attention" for layer in range(size.layers)],
+        local_attention=2 * (size.window or length),
+        initializer_range=size.initial_deviation,
+        decoder_bias=True,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        cls_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        sep_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+
+
+def _modernbert_decoder(config: PreTrainedConfig) -> ModernBertDecoderConfig:
+    return ModernBertDecoderConfig(
+        architectures=["ModernBertDecoderForCausalLM"],
+        **_shared(
+            config,
+            "hidden_activation", "norm_eps", "norm_bias", "attention_bias", "attention_dropout", "embedding_dropout",
+            "mlp_bias", "mlp_dropout", "decoder_bias", "classifier_bias", "classifier_activation",
+            "initializer_cutoff_factor", "local_attention", "layer_types", "cls_token_id", "sep_token_id",
+        ),
+    )  # fmt: skip
+
+
+def _shared(config: PreTrainedConfig, *names: str) -> dict[str, Any]:
+    """The values of what every configuration has, and of `names`."""
+    everywhere = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
+        "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters",
+    )  # fmt: skip
+    values = {name: getattr(config, name) for name in (*everywhere, *names)}
+    return values | {"rope_parameters": dict(config.rope_parameters), "dtype": "float32"}
+
+
+def _split(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """ModernBERT's weights under the decoder's names: the fused projection `Wqkv` in three, `head` as `lm_head`."""
+    parted: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        fused = re.fullmatch(r"(model\.layers\.\d+\.attn\.)Wqkv(\.\w+)", name)
+        if fused is not None:
+            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+                parted[f"{fused[1]}{letter}_proj{fused[2]}"] = part.clone()
+        else:
+            parted[re.sub(r"^head\.", "lm_head.", name)] = tensor
+    return parted
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "eurobert": Architecture(EuroBertForMaskedLM, _eurobert, _llama),
+    "modernbert": Architecture(ModernBertForMaskedLM, _modernbert, _modernbert_decoder, _split),
+}
+
+
+def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **more: Any) -> Tensor:
+    """Final hidden states [batch, length, hidden] of a base model in either direction.
+
+    Args:
+        model: selected by `mlmclm.models.attention.use_attention`, which alone decides what a token sees.
+        more: for the model's forward.
+    """
+    if hasattr(model.config, "layer_types"):
+        # A mask for each kind of layer is taken as it is; none is built.
+        more["attention_mask"] = {"full_attention": None, "sliding_attention": None}
+    hidden: Tensor = model(input_ids=input_ids, is_causal=causal, **more).last_hidden_state
+    return hidden
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights by Hugging Face name; tied matrices are there once, under the embedding's name."""
+    return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+
+
+def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    """Takes up what `weights_of` gave.
+
+    Raises:
+        ValueError: other names than the model's.
+    """
+    names = weights_of(model).keys()
+    if names != weights.keys():
+        raise ValueError(f"these weights are another model's: {', '.join(sorted(names ^ weights.keys())[:5])}")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])

@@ -1,0 +1,166 @@
+"""Every architecture, in both directions, computes what transformers' own encoder and decoder compute from the same weights."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import (
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertDecoderForCausalLM,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+)
+
+import mlmclm.models.attention
+from mlmclm.models.architectures import ARCHITECTURES, final_states, load_weights, weights_of
+from mlmclm.models.attention import use_attention
+from mlmclm.models.build import PretrainingModel
+from mlmclm.models.encoder import encode, pack_ids
+from mlmclm.models.packing import Packing
+
+VOCABULARY, LENGTH = 97, 24
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+
+
+def masked_model(kind: str) -> PreTrainedModel:
+    """A masked language model with random weights; in ModernBERT's local layers a token sees four to each side."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        if kind == "eurobert":
+            return EuroBertForMaskedLM(EuroBertConfig(**COMMON, num_key_value_heads=2, mask_token_id=3))
+        config = ModernBertConfig(
+            **COMMON, local_attention=8, cls_token_id=1, sep_token_id=2, decoder_bias=kind == "modernbert with bias"
+        )
+        model = ModernBertForMaskedLM(config)
+        if config.decoder_bias:
+            torch.nn.init.normal_(model.decoder.bias)
+        return model
+
+
+def decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """Transformers' decoder with the same weights, put together here by name."""
+    config = ARCHITECTURES[model.config.model_type].decoder_config(model.config)
+    weights = dict(model.state_dict())
+    if model.config.model_type == "eurobert":
+        other = LlamaForCausalLM(config)
+    else:
+        other = ModernBertDecoderForCausalLM(config)
+        for name in [name for name in weights if "Wqkv" in name]:
+            query, key, value = weights.pop(name).view(3, 32, 32)
+            for letter, part in zip("qkv", (query, key, value), strict=True):
+                weights[name.replace("Wqkv", f"{letter}_proj")] = part
+        weights = {re.sub("^head", "lm_head", name): tensor for name, tensor in weights.items()}
+    other.load_state_dict(weights)
+    return other
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, VOCABULARY, (3, LENGTH), generator=generator)
+    return ids, torch.where(torch.rand(ids.shape, generator=generator) < 0.4, ids, -100)
+
+
+KINDS = ["eurobert", "modernbert", "modernbert with bias"]
+
+
+@pytest.mark.parametrize("written_out", [True, False])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_and_every_gradient_equal_the_transformers_encoder_s_and_decoder_s(
+    kind: str, causal: bool, written_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not written_out:
+        for module in (mlmclm.models.attention, mlmclm.models.build):
+            monkeypatch.setattr(module, "LONGEST_WRITTEN_OUT", 0)
+    reference = decoder(masked_model(kind)) if causal else masked_model(kind)
+    ids, labels = batch()
+    expected = cross_entropy(reference(ids).logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    expected.backward()
+    wanted = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    model = PretrainingModel(masked_model(kind), precision="fp32")
+    loss = model(ids, labels, causal)
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
+    for name, parameter in model.model.named_parameters():
+        if causal:
+            name = re.sub("^head", "lm_head", name)
+        if causal and "Wqkv" in name:
+            gradient = torch.cat([wanted.pop(name.replace("Wqkv", f"{letter}_proj")) for letter in "qkv"])
+        else:
+            gradient = wanted.pop(name)
+        scale = max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5 * scale, msg=name)
+    assert not wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast_the_loss_is_near_the_exact_one(kind: str) -> None:
+    ids, labels = batch()
+    exact, rounded = (
+        PretrainingModel(masked_model(kind), precision=precision)(ids, labels, False)
+        for precision in ("fp32", "bf16-autocast")
+    )
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_reaches_no_later_token_when_causal_and_every_token_when_not(kind: str) -> None:
+    model = masked_model(kind)
+    use_attention(model)
+    embedding = model.get_input_embeddings()
+    vectors: list[Tensor] = []
+    embedding.register_forward_hook(lambda *call: vectors.append(call[2]) or call[2].retain_grad())
+    ids = batch()[0][:1, :12]
+    for causal in (True, False):
+        for position in range(12):
+            hidden = final_states(model.model, ids, causal=causal)
+            (hidden[0, position] * torch.arange(32)).sum().backward()
+            reached = vectors.pop().grad[0].abs().sum(-1) > 0
+            expected = torch.arange(12) <= position if causal else torch.ones(12, dtype=torch.bool)
+            assert torch.equal(reached, expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_longer_than_the_window_give_what_each_gives_alone(causal: bool) -> None:
+    model = masked_model("modernbert")
+    reference = (decoder(model) if causal else masked_model("modernbert")).model
+    use_attention(model)
+    ids = batch()[0]
+    rows = [ids[0, :20].numpy(), ids[1, :3].numpy(), ids[2].numpy()]
+    packing = Packing.of([len(row) for row in rows])
+    hidden = encode(model.model, pack_ids(rows, packing), packing, causal=causal)[: packing.tokens]
+    for found, row in zip(hidden.split(packing.lengths.tolist()), rows, strict=True):
+        expected = reference(torch.from_numpy(row)[None]).last_hidden_state[0]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_carry_over_by_name_with_tied_matrices_once() -> None:
+    model, other = masked_model("modernbert"), ModernBertForMaskedLM(masked_model("modernbert").config)
+    weights = weights_of(model)
+    assert "decoder.weight" not in weights
+    load_weights(other, weights)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor)
+    assert other.decoder.weight is other.model.embeddings.tok_embeddings.weight
+    weights.pop("head.dense.weight")
+    with pytest.raises(ValueError, match=r"another model's: head\.dense\.weight"):
+        load_weights(other, weights)
