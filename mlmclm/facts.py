@@ -7,9 +7,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.files import read_json
-from mlmclm.models.sizes import SIZES, parameters, training_flops
+from mlmclm.models.sizes import SIZES, parameters
 from mlmclm.pipeline import Prepared
 from mlmclm.reports.facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.studies.costs import leg_flops
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import State
 
@@ -64,25 +65,9 @@ def stage_texts(name: ModelName, decay_steps: int) -> Iterator[str]:
 
 
 def flops(prepared: Prepared, state: State) -> int:
-    """Model FLOPs of a state's whole history (`models.sizes.training_flops`)."""
-    recipe = prepared.study.recipe
-    total = 0
-    for leg in state.legs:
-        tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
-        share = (
-            (recipe.block_length - 1) / recipe.block_length
-            if leg.objective.causal
-            else leg.objective.mask_percent / 100
-        )
-        total += training_flops(
-            SIZES[state.size],
-            tokens=tokens,
-            labelled=round(tokens * share),
-            length=recipe.block_length,
-            vocabulary=prepared.corpus.vocabulary,
-            causal=leg.objective.causal,
-        )
-    return total
+    """Model FLOPs of a state's whole history (`studies.costs.leg_flops`)."""
+    recipe, vocabulary = prepared.study.recipe, prepared.corpus.vocabulary
+    return sum(leg_flops(state.size, leg, recipe, vocabulary) for leg in state.legs)
 
 
 def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask], command: str) -> StudyFacts:

@@ -29,6 +29,14 @@ DataOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
+SuiteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--suite",
+        help="Take the models from a suite: `paper` (the published study's), or a YAML file of your own.",
+        show_default=False,
+    ),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
 AddressOption = Annotated[
     str | None,

@@ -1,7 +1,9 @@
-"""`mlmclm plan`: the stages behind model names, and which steps they share."""
+"""`mlmclm plan`: the stages behind model names, which steps they share, and what they cost."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,13 +11,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mlmclm.cli.options import JsonOption, print_json
+from mlmclm.cli.options import JsonOption, SuiteOption, print_json
 from mlmclm.errors import UserError
+from mlmclm.files import write_atomic
 from mlmclm.models.sizes import SIZES, STUDY_VOCABULARY, parameters
+from mlmclm.progress import say
+from mlmclm.studies.costs import DEFAULT_UTILISATION, DEVICES, Cost, Pricing
 from mlmclm.studies.names import parse
-from mlmclm.studies.plans import Plan, make_plan
+from mlmclm.studies.plans import Plan, Stage, make_plan
 from mlmclm.studies.recipe import Recipe
+from mlmclm.studies.suite import find_suite
 from mlmclm.study_file import load_study
+
+_NAMES_SHOWN = 2
 
 
 def register(app: typer.Typer) -> None:
@@ -25,73 +33,142 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     names: Annotated[list[str] | None, typer.Argument(help="Model names, such as 610m-clm-10k-mlm40-42k.")] = None,
+    suite: SuiteOption = None,
     study: Annotated[
         Path | None, typer.Option("--study", help="Take recipe (and models, if none are named) from a study file.")
     ] = None,
+    device: Annotated[str, typer.Option("--device", help=f"What hours are counted on: {', '.join(DEVICES)}.")] = "h100",
+    utilisation: Annotated[
+        float, typer.Option("--utilisation", help="Share of the device's bf16 peak that is assumed to be reached.")
+    ] = DEFAULT_UTILISATION,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Also draw the stages into this .html file.", show_default=False)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Shows the training stages that model names stand for.
+    """Shows the training stages that model names stand for, and what they cost.
 
-    Steps that several models share are trained once: a stage deposits the state from which another model branches off. Without
-    `--study` the recipe is the published one (warm-up 2,000 steps, decay 2,000, 2,304 sequences of 2,048 tokens a step).
+    Steps that several models share are trained once: a stage leaves behind the state from which another model branches off. Without
+    `--study` the recipe is the published one (warm-up 2,000 steps, decay 2,000, 1,152 sequences of 2,048 tokens a step). Hours are
+    model FLOPs over the device's peak times the utilisation: an estimate.
 
-    Example: mlmclm plan 610m-clm-42k 610m-clm-10k-mlm40-42k
+    Example: mlmclm plan --suite paper --device mi250x --picture plan.html
     """
+    if names and suite is not None:
+        raise UserError("plan: name models or give --suite, not both.")
+    if picture is not None and picture.suffix != ".html":
+        raise UserError(f"--picture {picture}: pictures are HTML pages; allowed: a name that ends in .html.")
     file = load_study(study) if study is not None else None
-    if not names and file is None:
-        raise UserError("plan: name at least one model, or a study file with --study.")
     recipe = file.recipe if file is not None else Recipe()
-    made = make_plan([parse(name) for name in names or (file.models if file is not None else ())], recipe)
-    if as_json:
-        print_json(describe(made, recipe))
+    if suite is not None:
+        chosen = find_suite(suite)
+        models, recipe = chosen.parsed, chosen.recipe_over(recipe, where=f"--suite {suite}: recipe")
+    elif names or file is not None:
+        models = tuple(parse(name) for name in names or (file.models if file is not None else ()))
     else:
-        _show(made, recipe)
+        raise UserError("plan: name at least one model, or give --suite or --study.")
+    made = make_plan(models, recipe)
+    trained = file.tokenizer.train_vocab_size if file is not None else None
+    pricing = Pricing(recipe, trained or STUDY_VOCABULARY, device, utilisation)
+    if picture is not None:
+        from mlmclm.reports.plan_figure import plan_page
+
+        write_atomic(picture, plan_page(made, pricing))
+        say(f"picture: {picture}")
+    if as_json:
+        print_json(describe(made, pricing))
+    else:
+        _show(made, pricing)
 
 
-def describe(made: Plan, recipe: Recipe) -> dict[str, Any]:
-    """A plan as plain values."""
-    tokens = recipe.batch * recipe.block_length
+def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:
+    """A plan and its costs as plain values."""
+    cost, alone = pricing.plan(made), pricing.states(made.alone)
     return {
         "models": [str(name) for name in made.models],
-        "stages": [
-            {
-                "objective": str(stage.objective),
-                "size": stage.end.size,
-                "from": stage.start.step,
-                "starts_from": str(stage.start),
-                "to": stage.end.step,
-                "deposits": [state.step for state in stage.states],
-                "tokens": stage.steps * tokens,
-                "models": list(stage.models),
-            }
-            for stage in made.stages
-        ],
+        "stages": [_describe(made, stage, pricing) for stage in made.tree()],
         "steps": made.steps,
         "steps_without_sharing": made.steps_alone,
-        "tokens": made.steps * tokens,
+        "steps_shared": made.steps_shared,
+        "tokens": cost.tokens,
+        "tokens_without_sharing": alone.tokens,
+        "flops": cost.flops,
+        "flops_without_sharing": alone.flops,
+        "device_hours": cost.device_hours,
+        "device_hours_without_sharing": alone.device_hours,
+        "vocabulary": pricing.vocabulary,
+        "utilisation": pricing.utilisation,
+        "device": {"name": pricing.device_name, **asdict(pricing.device)},
     }
 
 
-def _show(made: Plan, recipe: Recipe) -> None:
+def _describe(made: Plan, stage: Stage, pricing: Pricing) -> dict[str, Any]:
+    cost = pricing.stage(stage)
+    return {
+        "objective": str(stage.objective),
+        "size": stage.end.size,
+        "from": stage.start.step,
+        "starts_from": str(stage.start),
+        "depth": made.depth(stage),
+        "to": stage.end.step,
+        "deposits": [state.step for state in stage.states],
+        "stretches": [
+            {"from": part.start, "to": part.stop, "models": list(part.models)} for part in made.stretches(stage)
+        ],
+        "tokens": cost.tokens,
+        "flops": cost.flops,
+        "device_hours": cost.device_hours,
+        "models": list(stage.models),
+    }
+
+
+def _show(made: Plan, pricing: Pricing) -> None:
     output = Console(highlight=False)
-    table = Table("stage", "starts from", "deposits at", "tokens", "for", title=None)
-    tokens = recipe.batch * recipe.block_length
-    for stage in made.stages:
+    table = Table()
+    table.add_column("stage", no_wrap=True)
+    table.add_column("leaves behind")
+    table.add_column("shared steps", no_wrap=True)
+    for column in ("tokens", "FLOPs", "hours"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("for", overflow="fold")
+    for stage in made.tree():
+        cost = pricing.stage(stage)
+        shared = [part for part in made.stretches(stage) if len(part.models) > 1]
         table.add_row(
-            stage.title,
-            str(stage.start),
+            "  " * made.depth(stage) + stage.title,
             ", ".join(f"{state.step:,}" for state in stage.states),
-            f"{stage.steps * tokens / 1e6:,.1f} M",
-            ", ".join(stage.models),
+            f"{shared[0].start:,}-{shared[-1].stop:,}" if shared else "",
+            *_cells(cost),
+            _shortened(stage.models),
         )
     output.print(table)
     for size in dict.fromkeys(name.size for name in made.models):
-        count = parameters(SIZES[size], STUDY_VOCABULARY)
+        count = parameters(SIZES[size], pricing.vocabulary)
         output.print(
-            f"{size}: {count / 1e6:,.0f} M parameters without LM head at the study's vocabulary of {STUDY_VOCABULARY:,}"
+            f"{size}: {count / 1e6:,.0f} M parameters without LM head at a vocabulary of {pricing.vocabulary:,}"
         )
-    saved = made.steps_alone - made.steps
+    totals = Table("", "steps", "tokens", "FLOPs", "hours")
+    for title, cost in (("as planned", pricing.plan(made)), ("each model alone", pricing.states(made.alone))):
+        totals.add_row(title, f"{cost.steps:,}", *_cells(cost))
+    output.print(totals)
     output.print(
-        f"{len(made.stages)} stages, {made.steps:,} steps, {made.steps * tokens / 1e6:,.1f} M tokens; "
-        f"{made.steps_alone:,} steps if each model were trained alone ({saved:,} saved by sharing)"
+        f"{len(made.models)} models, {len(made.stages)} stages; {made.steps_shared:,} steps are trained once for several models, "
+        f"{made.steps_alone - made.steps:,} saved."
     )
+    output.print(
+        f"Hours of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.0f} TFLOP/s in bf16 "
+        f"({pricing.device.source})."
+    )
+
+
+def _cells(cost: Cost) -> tuple[str, str, str]:
+    """Tokens, FLOPs and hours, as three cells."""
+    tokens = f"{cost.tokens / 1e9:,.1f} B" if cost.tokens >= 1e9 else f"{cost.tokens / 1e6:,.1f} M"
+    hours = f"{cost.device_hours:,.0f}" if cost.device_hours >= 10 else f"{cost.device_hours:.2g}"
+    return tokens, f"{cost.flops:.2e}", hours
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

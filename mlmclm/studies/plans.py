@@ -8,8 +8,9 @@ branches off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from mlmclm.errors import UserError
@@ -116,6 +117,20 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Consecutive steps of a stage that the same models need."""
+
+    start: int
+    stop: int
+    models: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """Number of optimiser steps."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
 class Plan:
     """The stages that a set of models needs, each after the one that it starts from."""
 
@@ -130,9 +145,60 @@ class Plan:
         return sum(stage.steps for stage in self.stages)
 
     @property
+    def alone(self) -> tuple[State, ...]:
+        """The last states of the runs that there would be without sharing: one a model, in which its intermediate checkpoints lie."""
+        furthest: dict[ModelName, State] = {}
+        for name, target in zip(self.models, self.targets, strict=True):
+            run = replace(name, checkpoint=None)
+            if run not in furthest or target.step > furthest[run].step:
+                furthest[run] = target
+        return tuple(furthest.values())
+
+    @property
     def steps_alone(self) -> int:
         """Optimiser steps if every model were trained by itself."""
-        return sum(target.step for target in self.targets)
+        return sum(state.step for state in self.alone)
+
+    @property
+    def steps_shared(self) -> int:
+        """Optimiser steps that are taken once for several models."""
+        return sum(part.steps for stage in self.stages for part in self.stretches(stage) if len(part.models) > 1)
+
+    def parent(self, stage: Stage) -> Stage | None:
+        """The stage that leaves behind the state that `stage` starts from; None where that is the initialisation."""
+        return next((other for other in self.stages if stage.start in other.states), None)
+
+    def depth(self, stage: Stage) -> int:
+        """Number of stages before it on the way from the initialisation."""
+        parent = self.parent(stage)
+        return 0 if parent is None else 1 + self.depth(parent)
+
+    def stretches(self, stage: Stage) -> tuple[Stretch, ...]:
+        """A stage's steps from each state to the next; it has a state wherever two models part."""
+        starts = (stage.start, *stage.states)
+        return tuple(
+            Stretch(
+                before.step,
+                state.step,
+                tuple(
+                    str(name)
+                    for name, target in zip(self.models, self.targets, strict=True)
+                    if _is_prefix(state, target)
+                ),
+            )
+            for before, state in pairwise(starts)
+        )
+
+    def tree(self) -> tuple[Stage, ...]:
+        """The stages with each one's offspring behind it, in the order of the steps at which they branch off."""
+        parents = {stage: self.parent(stage) for stage in self.stages}
+
+        def below(parent: Stage | None) -> Iterator[Stage]:
+            for stage in sorted((s for s in self.stages if parents[s] == parent), key=lambda s: s.start.step):
+                yield stage
+                yield from below(stage)
+
+        return tuple(below(None))
 
 
 def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int) -> str:

@@ -36,6 +36,23 @@ def test_budgets_of_one_objective_share_the_stable_part_and_decay_apart() -> Non
     assert sorted(stage.start.step for stage in made.stages) == [0, 150, 350]
 
 
+def test_an_intermediate_checkpoint_is_no_run_of_its_own() -> None:
+    assert plan("2m-clm-600", "2m-clm-600-100", "2m-clm-600-300").steps_alone == 600
+    assert plan("2m-clm-600-100", "2m-clm-600-300").steps_alone == 300
+
+
+def test_stretches_name_the_models_that_each_step_is_trained_for() -> None:
+    made = plan("2m-clm-600", "2m-clm-150-mlm40-600", "2m-clm-300-mlm40-600", "2m-clm-600-400")
+    trunk, early, late = made.tree()
+    assert [(part.start, part.stop, len(part.models)) for part in made.stretches(trunk)] == [
+        (0, 150, 4), (150, 300, 3), (300, 400, 2), (400, 600, 1),
+    ]  # fmt: skip
+    assert made.steps_shared == 400
+    assert made.stretches(late)[0].models == ("2m-clm-300-mlm40-600",)
+    assert made.parent(early) == made.parent(late) == trunk
+    assert [made.depth(stage) for stage in made.tree()] == [0, 1, 1]
+
+
 def test_models_of_two_sizes_share_nothing() -> None:
     made = plan("1m-clm-600", "2m-clm-600")
     assert made.steps == made.steps_alone == 1200
@@ -75,6 +92,12 @@ def test_every_model_of_random_suites_is_reached_through_stages_that_start_where
                 assert identity not in steps_trained, f"{ordered}: step {step} of {stage.title} is trained twice"
                 steps_trained.add(identity)
         assert set(made.targets) <= reached
+        assert sorted(made.tree(), key=made.stages.index) == list(made.stages)
+        for stage in made.stages:
+            for part in made.stretches(stage):
+                users = {str(n) for n, t in zip(made.models, made.targets, strict=True)
+                         if _path_until(stage.end, part.stop) == _path_until(t, part.stop) and t.step >= part.stop}  # fmt: skip
+                assert set(part.models) == users
         wanted = {_path_until(t, step + 1) for t in made.targets for step in range(t.step)}
         assert steps_trained == wanted, f"{ordered}: not exactly the steps that the models need"
 

@@ -1,0 +1,106 @@
+"""What a plan costs: tokens, model FLOPs, and hours on a named device at an assumed utilisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mlmclm.errors import UserError, unknown
+from mlmclm.models.sizes import SIZES, training_flops
+from mlmclm.studies.plans import Leg, Plan, Stage, State
+from mlmclm.studies.recipe import Recipe
+
+DEFAULT_UTILISATION = 0.4
+"""Share of a device's peak that training reaches: an assumption. 0.4 to 0.5 is what well-tuned public training loops report."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator as a scheduler counts it."""
+
+    title: str
+    peak: float
+    """FLOP/s of dense bf16 matrix products with fp32 accumulation, as its maker states it."""
+    source: str
+
+
+DEVICES: dict[str, Device] = {
+    "a100": Device("NVIDIA A100", 312e12, "NVIDIA A100 data sheet, BF16 Tensor Core"),
+    "h100": Device("NVIDIA H100 SXM", 989.4e12, "NVIDIA H100 data sheet, BF16 Tensor Core, half of the figure with sparsity"),
+    "h200": Device("NVIDIA H200 SXM", 989.4e12, "NVIDIA H200 data sheet, BF16 Tensor Core, half of the figure with sparsity"),
+    "mi250x": Device("AMD MI250X, both dies", 383e12, "AMD Instinct MI250X data sheet, peak bfloat16"),
+    "mi250x-gcd": Device("AMD MI250X, one of two dies", 191.5e12, "half of the MI250X; a die is what software sees as a GPU"),
+}  # fmt: skip
+"""What `--device` takes."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work, and the hours that it takes on one device (on n of them, an n-th each)."""
+
+    steps: int
+    tokens: int
+    flops: int
+    device_hours: float
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """All that turns steps into costs.
+
+    Raises:
+        UserError: an unknown device, or a utilisation outside (0, 1].
+    """
+
+    recipe: Recipe
+    vocabulary: int
+    """Rows of the LM head."""
+    device_name: str
+    utilisation: float = DEFAULT_UTILISATION
+    """Share of the device's peak that model FLOPs are computed at."""
+
+    def __post_init__(self) -> None:
+        if self.device_name not in DEVICES:
+            raise unknown("device", self.device_name, DEVICES, where="--device")
+        if not 0 < self.utilisation <= 1:
+            raise UserError(f"--utilisation {self.utilisation}: a share of the peak, more than 0 and at most 1.")
+
+    @property
+    def device(self) -> Device:
+        """The device that hours are counted on."""
+        return DEVICES[self.device_name]
+
+    def stage(self, stage: Stage) -> Cost:
+        """Cost of one stage."""
+        return self._cost((stage.end.size, leg) for leg in stage.legs)
+
+    def plan(self, plan: Plan) -> Cost:
+        """Cost of a plan, every stage once."""
+        return self._cost((stage.end.size, leg) for stage in plan.stages for leg in stage.legs)
+
+    def states(self, states: Iterable[State]) -> Cost:
+        """Cost of states if each is trained from the initialisation by itself."""
+        return self._cost((state.size, leg) for state in states for leg in state.legs)
+
+    def _cost(self, legs: Iterable[tuple[str, Leg]]) -> Cost:
+        steps = flops = 0
+        for size, leg in legs:
+            steps += leg.stop - leg.start
+            flops += leg_flops(size, leg, self.recipe, self.vocabulary)
+        hours = flops / (self.device.peak * self.utilisation) / 3600
+        return Cost(steps, steps * self.recipe.batch * self.recipe.block_length, flops, hours)
+
+
+def leg_flops(size: str, leg: Leg, recipe: Recipe, vocabulary: int) -> int:
+    """Model FLOPs of a leg's steps (`models.sizes.training_flops`): CLM labels every token but a block's first, MLM its mask ratio."""
+    tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
+    causal = leg.objective.causal
+    labelled = (recipe.block_length - 1) / recipe.block_length if causal else leg.objective.mask_percent / 100
+    return training_flops(
+        SIZES[size],
+        tokens=tokens,
+        labelled=round(tokens * labelled),
+        length=recipe.block_length,
+        vocabulary=vocabulary,
+        causal=causal,
+    )

@@ -1,0 +1,106 @@
+"""`mlmclm plan` on the command line: a table, JSON and a picture say the same; wrong options are refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlmclm.cli.main import main
+from small_study import write_study
+
+NAMES = ("610m-clm-42k", "610m-clm-10k-mlm40-42k", "610m-clm-42k-1000")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str]:
+    """Exit code, and what was printed."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return (ended.value.code if isinstance(ended.value.code, int) else 0), captured.out + captured.err
+
+
+def test_json_has_stages_stretches_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = run(capsys, "plan", *NAMES, "--json", "--device", "a100", "--utilisation", "0.5")
+    found = json.loads(printed)
+    assert code == 0
+    assert (found["steps"], found["steps_without_sharing"], found["steps_shared"]) == (74_000, 84_000, 10_000)
+    assert found["tokens"] == 74_000 * 2_359_296
+    assert [(part["from"], part["to"], len(part["models"])) for part in found["stages"][0]["stretches"]] == [
+        (0, 1000, 3), (1000, 10_000, 2), (10_000, 42_000, 1),
+    ]  # fmt: skip
+    assert [stage["depth"] for stage in found["stages"]] == [0, 1]
+    assert sum(stage["flops"] for stage in found["stages"]) == found["flops"] < found["flops_without_sharing"]
+    assert found["device_hours"] == pytest.approx(found["flops"] / (312e12 * 0.5) / 3600)
+    assert (found["device"]["name"], found["utilisation"]) == ("a100", 0.5)
+
+
+def test_the_table_says_what_is_shared_and_what_is_assumed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, printed = run(capsys, "plan", *NAMES, "--device", "h200")
+    assert code == 0
+    for part in ("610m clm 0-42000", "  610m mlm40 10000-42000", "0-10,000", "74,000", "84,000", "10,000 saved",
+                 "NVIDIA H200 SXM, assuming 40% of its 989 TFLOP/s", "a vocabulary of 128,256"):  # fmt: skip
+        assert part in printed
+
+
+def test_a_suite_is_planned_by_name_and_by_path_over_a_study_s_recipe(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, printed = run(capsys, "plan", "--suite", "paper", "--json")
+    assert code == 0
+    assert len(json.loads(printed)["models"]) == 46
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump({"size": "1m", "models": ["clm-300"], "recipe": {"batch": 16}}))
+    study = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+    code, printed = run(capsys, "plan", "--suite", path, "--study", study, "--json")
+    found = json.loads(printed)
+    assert (found["models"], found["tokens"], found["vocabulary"]) == (["1m-clm-300"], 300 * 16 * 128, 4096)
+
+
+def test_the_picture_is_a_page_that_needs_nothing_beside_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    assert run(capsys, "plan", *NAMES, "--picture", path)[0] == 0
+    page = path.read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link)[^>]+(src|href)=", page)
+    for part in ("610m clm 0-42000", "610m mlm40 10000-42000", "steps 0 to 1,000, for", "74,000 steps, 84,000"):
+        assert part in page
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "name at least one model"),
+        (["1m-clm-3000", "--suite", "paper"], "not both"),
+        (["--suite", "papr"], "Did you mean 'paper'"),
+        (["2m-clm-42k", "--device", "h1000"], "Did you mean 'h100'"),
+        (["2m-clm-42k", "--utilisation", "1.5"], "at most 1"),
+        (["2m-clm-42k", "--picture", "plan.svg"], "ends in .html"),
+        (["2m-clm-42k", "--picture", "plan.png"], "ends in .html"),
+    ],
+)
+def test_wrong_options_are_user_errors(capsys: pytest.CaptureFixture[str], words: list[str], part: str) -> None:
+    code, printed = run(capsys, "plan", *words)
+    assert code == 2
+    assert part in " ".join(printed.split())
+
+
+def test_pretrain_takes_the_models_of_a_suite_in_place_of_the_study_s(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    study, suite = write_study(tmp_path), tmp_path / "suite.yaml"
+    suite.write_text(yaml.safe_dump({"size": "1m", "models": ["clm-60", "clm-20-mlm40-60"]}))
+    words = ("pretrain", study, "--suite", suite, "--store", tmp_path / "store", "--data", tmp_path / "data")
+    code, printed = run(capsys, *words, "--dry-run", "--json")
+    found = json.loads(printed)
+    assert code == 0
+    assert [stage["title"] for stage in found["stages"]] == ["1m clm 0-60", "1m mlm40 20-60"]
+    assert found["steps_to_train"] == 100
+    code, printed = run(capsys, *words, "1m-clm-30", "--dry-run")
+    assert code == 2
+    assert "unknown model '1m-clm-30'" in " ".join(printed.split())
