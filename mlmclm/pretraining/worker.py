@@ -28,11 +28,13 @@ from mlmclm.errors import UserError
 from mlmclm.files import write_json
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
+from mlmclm.models.sizes import SIZES, training_flops
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.objectives import Labelling
+from mlmclm.pretraining.speed import matrix_peak, peak_memory
 from mlmclm.studies.recipe import Recipe
 from mlmclm.tracking import metrics as exported
 from mlmclm.tracking.system import system_facts
@@ -52,7 +54,7 @@ def train_stage(job: StageJob) -> None:
     engine = Engine(PretrainingModel(model, precision=recipe.precision), recipe, state)
     objective = job.legs[-1].objective
     label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed)
-    log = _Log(job, engine, state.step)
+    log = _Log(job, engine, state.step, len(tokenizer))
     writer = _Writer(job, engine)
     last = job.deposits[-1][0]
     deposits = dict(job.deposits)
@@ -204,11 +206,14 @@ def _description(job: StageJob, engine: Engine, step: int) -> dict[str, Any]:
 class _Log:
     """Collects each step's numbers and, every few steps, writes them as lines and exports them as metrics."""
 
-    def __init__(self, job: StageJob, engine: Engine, start: int) -> None:
-        self.job, self.engine = job, engine
+    def __init__(self, job: StageJob, engine: Engine, start: int, vocabulary: int) -> None:
+        self.job, self.engine, self.vocabulary = job, engine, vocabulary
         self.waiting: list[tuple[int, Tensor, Tensor, int, float, float, float]] = []
         self.since = time.perf_counter()
         self.labels = {"model": job.model, "objective": str(job.legs[-1].objective)}
+        peak = torch.tensor(matrix_peak(engine.device, bf16=job.recipe.precision != "fp32"), device=engine.device)
+        distributed.all_reduce(peak)
+        self.peak = float(peak)  # FLOP/s of all workers
         if engine.rank == 0:
             known = [record for record in states.read_metrics(job.metrics_path) if record["step"] <= start]
             job.metrics_path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,8 +232,11 @@ class _Log:
         totals = torch.stack([total for _, total, *_ in self.waiting]).double()
         distributed.all_reduce(totals)
         losses = (totals / torch.stack([labelled for _, _, labelled, *_ in self.waiting]).to(totals)).tolist()
+        memory = torch.tensor(peak_memory(self.engine.device), device=self.engine.device)
+        distributed.all_reduce(memory, distributed.ReduceOp.MAX)
         seconds = time.perf_counter() - self.since
         rate = sum(tokens for _, _, _, tokens, *_ in self.waiting) * self.engine.world / seconds
+        utilisation = self._flops() / seconds / self.peak
         stopped = next(
             (step for (step, *_), loss in zip(self.waiting, losses, strict=True) if not np.isfinite(loss)), None
         )
@@ -240,9 +248,12 @@ class _Log:
                     break
                 self._write(
                     step=step, loss=loss, learning_rate=learning_rate, gradient_norm=norm, labelled=int(labelled),
-                    tokens_per_second=rate, data_wait=waited, time=time.time(),
+                    tokens_per_second=rate, utilisation=utilisation, memory=int(memory), data_wait=waited, time=time.time(),
                 )  # fmt: skip
             self._export(losses[-1], rate)
+            exported.gauge("mlmclm_pretraining_utilisation").set(utilisation, tags=self.labels)
+            exported.gauge("mlmclm_pretraining_memory_bytes").set(int(memory), tags=self.labels)
+            exported.gauge("mlmclm_pretraining_data_wait").set(waited, tags=self.labels)
         self.waiting.clear()
         self.since = time.perf_counter()
         return stopped
@@ -250,9 +261,20 @@ class _Log:
     def validation(self, step: int, loss: float) -> None:
         """Writes a validation loss."""
         if self.engine.rank == 0:
-            self._write(step=step, validation_loss=loss, time=time.time())
+            self._write(step=step, validation_loss=loss, validation_perplexity=float(np.exp(loss)), time=time.time())
             exported.gauge("mlmclm_pretraining_validation_loss").set(loss, tags=self.labels)
         self.since = time.perf_counter()
+
+    def _flops(self) -> int:
+        """The model's, of the noted steps on all workers."""
+        return training_flops(
+            SIZES[self.job.size],
+            tokens=sum(entry[3] for entry in self.waiting) * self.engine.world,
+            labelled=sum(int(entry[2]) for entry in self.waiting),
+            length=self.job.recipe.block_length,
+            vocabulary=self.vocabulary,
+            causal=self.job.legs[-1].objective.causal,
+        )
 
     def _write(self, **record: Any) -> None:
         with self.job.metrics_path.open("a", encoding="utf-8") as handle:
