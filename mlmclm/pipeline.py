@@ -20,6 +20,7 @@ from mlmclm.errors import UserError
 from mlmclm.files import read_json, write_json
 from mlmclm.pretraining import states
 from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged
+from mlmclm.pretraining.schedule import room, run_stages
 from mlmclm.progress import Bar
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import Plan, Stage, State, fingerprint, make_plan
@@ -101,18 +102,21 @@ def prepare(study: StudyFile, place: Place) -> Prepared:
 
 
 def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any]]], None] | None = None) -> int:
-    """Trains the missing stages one after the other, in the current Ray session; returns how many there were."""
+    """Trains the missing stages in the current Ray session, as many at once as it has room for; returns how many there were."""
+    import ray
+
     set_aside_damaged(prepared.plan.stages, prepared.place.store, prepared.fingerprint)
     unfinished = prepared.unfinished()
     recipe = prepared.study.recipe
     tokens_a_step = recipe.batch * recipe.block_length
-    for number, stage in enumerate(unfinished, 1):
+
+    def train(stage: Stage) -> None:
         start = missing_states(stage, prepared.place.store, prepared.fingerprint)[0].step
-        title = f"pretraining {number}/{len(unfinished)}: {stage.title}"
+        title = f"pretraining {unfinished.index(stage) + 1}/{len(unfinished)}: {stage.title}"
         with Bar(title, stage.end.step * tokens_a_step, unit="tokens") as bar:
             bar.start_at(start * tokens_a_step)
 
-            def follow(records: list[dict[str, Any]], stage: Stage = stage, bar: Bar = bar) -> None:
+            def follow(records: list[dict[str, Any]]) -> None:
                 trained = [record for record in records if "loss" in record]
                 if trained:
                     last = trained[-1]
@@ -129,6 +133,15 @@ def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any
                 fingerprint=prepared.fingerprint,
                 observer=follow,
             )
+
+    def ready(stage: Stage) -> bool:
+        start = missing_states(stage, prepared.place.store, prepared.fingerprint)[0]
+        return not start.legs or states.exists(prepared.place.store, start.key(prepared.fingerprint))
+
+    def at_once(running: int) -> int:
+        return room(ray.cluster_resources(), ray.available_resources(), workers=recipe.workers, running=running)
+
+    run_stages(unfinished, run=train, ready=ready, at_once=at_once)
     return len(unfinished)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,8 +21,14 @@ class Bar:
     """One piece of work with a known or unknown total; use as a context manager.
 
     In a terminal it is drawn in place; otherwise (a job's log, a file) a line is printed at most every
-    `SECONDS_BETWEEN_LINES`, and one at the end.
+    `SECONDS_BETWEEN_LINES`, and one at the end. Bars that are open at once, in several threads too, are drawn below each
+    other.
     """
+
+    _drawn: ClassVar[Progress | None] = None
+    """What all open bars of a terminal are drawn by; it is there as long as one of them is."""
+    _open: ClassVar[int] = 0
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, title: str, total: int | None = None, *, unit: str = "") -> None:
         self.title, self.total, self.unit = title, total, unit
@@ -34,17 +42,15 @@ class Bar:
     def __enter__(self) -> Self:
         self._started = self._printed = time.monotonic()
         if console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[count]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=console,
-            )
-            self._progress.start()
+            with Bar._lock:
+                if Bar._drawn is None:
+                    Bar._drawn = _display()
+                    Bar._drawn.start()
+                    atexit.register(
+                        Bar._drawn.stop
+                    )  # an interrupted driver leaves bars in threads, and the cursor hidden
+                Bar._open += 1
+                self._progress = Bar._drawn
             self._task = self._progress.add_task(self.title, total=self.total, count="", note="")
         return self
 
@@ -52,7 +58,11 @@ class Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._progress is not None:
-            self._progress.stop()
+            with Bar._lock:
+                Bar._open -= 1
+                if Bar._open == 0:
+                    self._progress.stop()
+                    Bar._drawn = None
         elif kind is None:
             self._line()
 
@@ -83,6 +93,19 @@ class Bar:
             left = f", {(self.total - self.done) / rate:.0f} s left"
         note = f", {self._note}" if self._note else ""
         console.print(f"{self.title}: {self._count()}, {seconds:.0f} s{left}{note}", soft_wrap=True)
+
+
+def _display() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
 
 
 def say(text: str) -> None:

@@ -15,6 +15,7 @@ from mlmclm.cli.options import (
     JsonOption,
     StoreOption,
     StudyArgument,
+    SuiteOption,
     print_json,
 )
 from mlmclm.cli.study import shared_session
@@ -22,7 +23,8 @@ from mlmclm.errors import unknown
 from mlmclm.files import only_one
 from mlmclm.pipeline import export_models, prepare, pretrain
 from mlmclm.progress import say
-from mlmclm.study_file import load_study
+from mlmclm.studies.suite import find_suite
+from mlmclm.study_file import StudyFile, load_study
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +37,7 @@ def pretrain_models(
     models: Annotated[
         list[str] | None, typer.Argument(help="Only these models of the study.", show_default=False)
     ] = None,
+    suite: SuiteOption = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
     ray: AddressOption = None,
@@ -43,16 +46,20 @@ def pretrain_models(
 ) -> None:
     """Trains the models of a study, each stage as a Ray Train run of DeepSpeed workers, and exports Hugging Face folders.
 
-    Steps that several models share are trained once. A run that was interrupted goes on from its last checkpoint.
+    Steps that several models share are trained once, and stages side by side where the cluster has room for the workers of several.
+    A run that was interrupted goes on from its last checkpoint. With `--suite`, the models (and what the suite says of the recipe)
+    take the place of the study's; corpus, tokenizer and the rest of the recipe are the study's.
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
     from mlmclm.study_tracking import StudyTracking
 
     study, place = load_study(file), options.place(store, data)
+    if suite is not None:
+        study = with_suite(study, suite)
     for name in models or ():
         if name not in study.models:
-            raise unknown("model", name, study.models, where=str(file))
+            raise unknown("model", name, study.models, where=str(file) if suite is None else f"--suite {suite}")
     if models:
         kept = study.baseline if study.baseline in models else None
         study = study.model_copy(update={"models": tuple(models), "baseline": kept})
@@ -74,3 +81,15 @@ def pretrain_models(
     else:
         for model in exported:
             say(f"{model.name}: {model.folder}")
+
+
+def with_suite(study: StudyFile, suite: str) -> StudyFile:
+    """The study with the models of a suite, by name or path, and the suite's fields of the recipe.
+
+    Raises:
+        UserError: no such suite, or one that is wrong or doesn't fit the study's recipe.
+    """
+    chosen = find_suite(suite)
+    recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe")
+    models = tuple(str(name) for name in chosen.parsed)
+    return study.model_copy(update={"models": models, "baseline": None, "recipe": recipe})

@@ -11,6 +11,8 @@ from mlmclm.studies.costs import Pricing
 from mlmclm.studies.plans import Plan
 
 _LANE_PIXELS = 26
+_BAR = 0.7
+"""Height of a bar, in lanes."""
 
 
 def plan_page(plan: Plan, pricing: Pricing) -> str:
@@ -26,9 +28,9 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
         if parent is not None:
             figure.add_shape(
                 type="line", x0=stage.start.step, x1=stage.start.step, y0=lane[parent], y1=lane[stage],
-                line={"color": FAINT[0], "width": 1, "dash": "dot"}, layer="below",
+                line={"color": FAINT[0], "width": 1.5}, layer="below",
             )  # fmt: skip
-    objectives = dict.fromkeys(str(stage.objective) for stage in stages)
+    objectives = sorted({str(stage.objective) for stage in stages})
     for number, objective in enumerate(objectives):
         bars = [
             (lane[stage], part) for stage in stages if str(stage.objective) == objective for part in plan.stretches(stage)
@@ -36,6 +38,7 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
         figure.add_bar(
             name=objective,
             orientation="h",
+            width=_BAR,
             y=[row for row, _ in bars],
             base=[part.start for _, part in bars],
             x=[part.steps for _, part in bars],
@@ -47,6 +50,7 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
             hoverinfo="text",
             textposition="inside",
             insidetextanchor="middle",
+            textangle=0,
             marker={"color": PALETTE[number % len(PALETTE)][0], "line": {"color": "white", "width": 1}},
         )
     cost, alone = pricing.plan(plan), pricing.states(plan.alone)
@@ -57,7 +61,6 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
     figure.update_layout(
         title={"text": f"{len(plan.models)} models in {len(stages)} stages<br><sub>{html.escape(subtitle)}</sub>"},
         barmode="overlay",
-        bargap=0.25,
         template="plotly_white",
         font={"color": INK[0]},
         height=180 + _LANE_PIXELS * len(stages),
