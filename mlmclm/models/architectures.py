@@ -1,11 +1,12 @@
 """What differs between architectures: the class that holds the weights, a fresh configuration, and the same weights as a decoder.
 
-Everywhere else a model is what transformers calls a masked language model: a base model `.model`, an LM head
+Everywhere else a model is what transformers calls a masked language model, or for Qwen a causal one that is told not to be: a base model `.model`, an LM head
 (`get_output_embeddings`), and for ModernBERT a dense layer with a norm, `.head`, between the two.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +24,24 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
 )
 
 from mlmclm.models.sizes import GLOBAL_EVERY, Size
+
+FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
+    "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "attention_bias",
+    "attention_dropout", "mlp_bias",
+)  # fmt: skip
+LLAMA_FIELDS = ("num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act")
+"""What EuroBERT's configuration has in common with Llama's beyond `FIELDS`, by the same names."""
+MODERNBERT_FIELDS = (
+    "hidden_activation", "norm_eps", "norm_bias", "embedding_dropout", "mlp_dropout", "decoder_bias", "classifier_bias",
+    "classifier_activation", "initializer_cutoff_factor", "local_attention", "layer_types", "cls_token_id", "sep_token_id",
+)  # fmt: skip
+"""Likewise ModernBERT's with its decoder's."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +49,6 @@ class Architecture:
     """One family of models; the key in `ARCHITECTURES` is transformers' `model_type` of the encoder."""
 
     model: type[PreTrainedModel]
-    fresh: Callable[[Size, PreTrainedTokenizerFast, int], PreTrainedConfig]
-    """A size's configuration for a tokenizer and a longest sequence in tokens."""
     decoder_config: Callable[[PreTrainedConfig], PreTrainedConfig]
     """The configuration under which the weights are a causal decoder."""
     decoder_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
@@ -64,14 +78,7 @@ def _eurobert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> Eu
 
 
 def _llama(config: PreTrainedConfig) -> LlamaConfig:
-    return LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        head_dim=config.head_dim,
-        **_shared(
-            config,
-            "num_key_value_heads", "rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias", "attention_dropout",
-        ),
-    )  # fmt: skip
+    return LlamaConfig(architectures=["LlamaForCausalLM"], **shared(config, LLAMA_FIELDS))
 
 
 def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> ModernBertConfig:
@@ -102,25 +109,19 @@ def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> 
 
 
 def _modernbert_decoder(config: PreTrainedConfig) -> ModernBertDecoderConfig:
-    return ModernBertDecoderConfig(
-        architectures=["ModernBertDecoderForCausalLM"],
-        **_shared(
-            config,
-            "hidden_activation", "norm_eps", "norm_bias", "attention_bias", "attention_dropout", "embedding_dropout",
-            "mlp_bias", "mlp_dropout", "decoder_bias", "classifier_bias", "classifier_activation",
-            "initializer_cutoff_factor", "local_attention", "layer_types", "cls_token_id", "sep_token_id",
-        ),
-    )  # fmt: skip
+    return ModernBertDecoderConfig(architectures=["ModernBertDecoderForCausalLM"], **shared(config, MODERNBERT_FIELDS))
 
 
-def _shared(config: PreTrainedConfig, *names: str) -> dict[str, Any]:
-    """The values of what every configuration has, and of `names`."""
-    everywhere = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
-        "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters",
-    )  # fmt: skip
-    values = {name: getattr(config, name) for name in (*everywhere, *names)}
-    return values | {"rope_parameters": dict(config.rope_parameters), "dtype": "float32"}
+def _causal(config: PreTrainedConfig) -> PreTrainedConfig:
+    config = copy.deepcopy(config)
+    config.is_causal = True
+    return config
+
+
+def shared(config: PreTrainedConfig, fields: tuple[str, ...]) -> dict[str, Any]:
+    """The values of what every configuration has, and of `fields`, for an encoder's decoder and the reverse."""
+    values = {name: getattr(config, name) for name in (*FIELDS, *fields)}
+    return values | {"rope_parameters": copy.deepcopy(config.rope_parameters), "dtype": "float32"}
 
 
 def _split(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -137,9 +138,18 @@ def _split(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "eurobert": Architecture(EuroBertForMaskedLM, _eurobert, _llama),
-    "modernbert": Architecture(ModernBertForMaskedLM, _modernbert, _modernbert_decoder, _split),
+    "eurobert": Architecture(EuroBertForMaskedLM, _llama),
+    "modernbert": Architecture(ModernBertForMaskedLM, _modernbert_decoder, _split),
+    # Only to continue from: transformers has no masked language model of theirs, but their own class attends in both directions
+    # where the configuration says that it is not causal.
+    "qwen2": Architecture(Qwen2ForCausalLM, _causal),
+    "qwen3": Architecture(Qwen3ForCausalLM, _causal),
 }
+FRESH: dict[str, Callable[[Size, PreTrainedTokenizerFast, int], PreTrainedConfig]] = {
+    "eurobert": _eurobert,
+    "modernbert": _modernbert,
+}
+"""A size's configuration for a tokenizer and a longest sequence in tokens."""
 
 
 def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **more: Any) -> Tensor:
@@ -152,7 +162,7 @@ def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **m
     if hasattr(model.config, "layer_types"):
         # A mask for each kind of layer is taken as it is; none is built.
         more["attention_mask"] = {"full_attention": None, "sliding_attention": None}
-    hidden: Tensor = model(input_ids=input_ids, is_causal=causal, **more).last_hidden_state
+    hidden: Tensor = model(input_ids=input_ids, is_causal=causal, use_cache=False, **more).last_hidden_state
     return hidden
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from mlmclm.models.architectures import ARCHITECTURES, final_states
+from mlmclm.models.architectures import ARCHITECTURES, FRESH, final_states
 from mlmclm.models.attention import LONGEST_WRITTEN_OUT, use_attention
 from mlmclm.models.block import fits, run_blocks
 from mlmclm.models.cross_entropy import LabelledCrossEntropyHead, _SummedCrossEntropy
@@ -34,7 +34,7 @@ def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> 
         length: longest sequence, in tokens.
     """
     shape = SIZES[size]
-    return ARCHITECTURES[shape.architecture].fresh(shape, tokenizer, length)
+    return FRESH[shape.architecture](shape, tokenizer, length)
 
 
 def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:

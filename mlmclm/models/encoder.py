@@ -42,7 +42,6 @@ def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causa
         position_ids=packing.position_ids,
         # A four-dimensional mask is passed on as it is, so that transformers builds none over the whole row.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.device),
-        use_cache=False,
         packing=packing,
     )
     return states[0]

@@ -3,7 +3,8 @@
 One set of weights is exported as either:
 
     FOLDER/            AutoModel, AutoModelForMaskedLM: EuroBertForMaskedLM, ModernBertForMaskedLM
-    FOLDER/decoder/    AutoModelForCausalLM (after a CLM phase): LlamaForCausalLM, ModernBertDecoderForCausalLM
+                       (Qwen: AutoModelForCausalLM, with `is_causal` false)
+    FOLDER/decoder/    AutoModelForCausalLM (after a CLM phase): LlamaForCausalLM, ModernBertDecoderForCausalLM, Qwen's
 
 A EuroBERT encoder and a Llama decoder have the same state-dict keys, so theirs is one file, hard-linked; ModernBERT's decoder has
 its query, key and value projections apart.

@@ -108,16 +108,18 @@ def tokenizer_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path, reader: Any = AutoTokenizer) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a folder, with truncation and padding off.
+
+    Args:
+        reader: the class that reads it; `PreTrainedTokenizerFast` takes what the files say, without what transformers
+            adds to the tokenizers of some architectures.
 
     Raises:
         UserError: it can't be read.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, use_fast=True
-        )
+        tokenizer = reader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, use_fast=True)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it can't parse.
         raise UserError(f"{folder}: the tokenizer cannot be read ({' '.join(str(error).split())[:300]}).") from error
@@ -139,8 +141,8 @@ def check_length(folder: Path, length: int) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bar and its report of the LM head, which a base model does not have."""
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bar and its report of weights that a class has no place for."""
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -159,7 +161,7 @@ def load_encoder(folder: Path) -> PreTrainedModel:
         UserError: the folder is not a model, or weights of the base model are missing.
     """
     check_model_folder(folder)
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         model, info = AutoModel.from_pretrained(
             str(folder),
             dtype=torch.float32,

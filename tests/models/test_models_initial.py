@@ -1,0 +1,230 @@
+"""A model that is continued from keeps what it computed, sees in both directions, and has a mask token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    ModernBertConfig,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.models.architectures import final_states
+from mlmclm.models.attention import use_attention
+from mlmclm.models.build import PretrainingModel
+from mlmclm.models.encoder import encode, pack_ids
+from mlmclm.models.export import export_folder
+from mlmclm.models.folder import load_encoder
+from mlmclm.models.initial import Initial, read_initial
+from mlmclm.models.packing import Packing
+from small_models import small_tokenizer
+
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {"num_key_value_heads": 2}
+LOCAL = {"local_attention": 8, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+KINDS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, GROUPED | {"rope_parameters": LLAMA3, "head_dim": 16}),
+    "smollm": (LlamaForCausalLM, LlamaConfig, GROUPED | {"tie_word_embeddings": True}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, GROUPED | {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, GROUPED | {"head_dim": 16}),
+    "modernbert": (ModernBertForMaskedLM, ModernBertConfig, LOCAL),
+    "modernbert-decoder": (ModernBertDecoderForCausalLM, ModernBertDecoderConfig, LOCAL),
+    "eurobert": (EuroBertForMaskedLM, EuroBertConfig, GROUPED | {"pad_token_id": 0, "mask_token_id": 3}),
+}
+ENCODERS = ("modernbert", "eurobert")
+
+
+def tokenizer_without_mask() -> PreTrainedTokenizerFast:
+    backend = small_tokenizer().backend_tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+
+
+def save(kind: str, folder: Path, *, spare: int = 0) -> Path:
+    """A folder of this architecture; its tokenizer has no mask token, and the embedding `spare` rows more than it needs."""
+    tokenizer = tokenizer_without_mask()
+    tokenizer.save_pretrained(folder)
+    text = (folder / "tokenizer.json").read_text().replace("<mask>", "<other>")
+    (folder / "tokenizer.json").write_text(text)
+    model_class, config_class, more = KINDS[kind]
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = model_class(config_class(vocab_size=len(tokenizer) + spare, **SHAPE, **more))
+        if model.get_output_embeddings().bias is not None:
+            torch.nn.init.normal_(model.get_output_embeddings().bias)
+        model.save_pretrained(folder)
+    return folder
+
+
+def logits(model: PreTrainedModel, ids: Tensor, *, causal: bool) -> Tensor:
+    """The full logits of a model in this package's attention."""
+    use_attention(model)
+    hidden = final_states(model.model, ids, causal=causal)
+    head = getattr(model, "head", torch.nn.Identity())
+    return model.get_output_embeddings()(head(hidden))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(4, 300, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_it_computes_what_the_original_does_and_attends_in_both_directions(
+    kind: str, ids: Tensor, tmp_path: Path
+) -> None:
+    original = KINDS[kind][0].from_pretrained(save(kind, tmp_path)).eval()
+    model = read_initial(tmp_path).model()
+    known = original.config.vocab_size
+    expected = original(ids).logits
+    found = logits(model, ids, causal=kind not in ENCODERS)[..., :known]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    changed = ids.clone()
+    changed[:, -1] = ids[:, -1] % 300 + 4
+    for causal in (True, False):
+        same = torch.equal(*(final_states(model.model, each, causal=causal)[:, -2] for each in (ids, changed)))
+        assert same == causal
+
+
+def test_a_mask_token_gets_the_mean_row_of_the_embedding_and_the_head(kind: str, tmp_path: Path) -> None:
+    save(kind, tmp_path)
+    initial = read_initial(tmp_path)
+    before = len(tokenizer_without_mask())
+    assert initial.tokenizer.mask_token == "<|mask|>"
+    assert initial.tokenizer.mask_token_id == before == initial.config.vocab_size - 1
+    model = initial.model()
+    head = model.get_output_embeddings()
+    for tensor in (model.get_input_embeddings().weight, head.weight, head.bias):
+        if tensor is not None:
+            assert len(tensor) == before + 1
+            torch.testing.assert_close(tensor[before], tensor[:before].mean(0))
+    if kind in ("llama", "smollm", "eurobert"):
+        assert initial.config.mask_token_id == before
+
+
+def test_spare_rows_of_the_embedding_are_used_first(tmp_path: Path) -> None:
+    save("qwen2", tmp_path, spare=10)
+    initial = read_initial(tmp_path)
+    before = len(tokenizer_without_mask())
+    assert initial.config.vocab_size == before + 10
+    embedding = initial.model().get_input_embeddings().weight
+    torch.testing.assert_close(embedding[before], embedding[:before].mean(0))
+
+
+def test_a_mask_token_that_is_there_is_used_and_nothing_grows(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    initial = read_initial(tmp_path)
+    assert initial.tokenizer.mask_token_id == initial.config.mask_token_id == 3
+    assert initial.config.vocab_size == len(small_tokenizer())
+
+
+def test_it_trains_and_what_is_exported_computes_the_same(kind: str, ids: Tensor, tmp_path: Path) -> None:
+    initial = read_initial(save(kind, tmp_path / "source"))
+    model = initial.model()
+    folder = tmp_path / "exported"
+    initial.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    export_folder(folder, initial.weights, initial.config, tmp_path / "tokenizer", card="A card.", decoder=True)
+    base = AutoModel.from_pretrained(folder).eval()
+    causal = AutoModelForCausalLM.from_pretrained(folder / "decoder").eval()
+    with torch.no_grad():
+        wanted = logits(model, ids, causal=True)
+        torch.testing.assert_close(causal(ids).logits, wanted, rtol=1e-4, atol=1e-4)
+        both = final_states(model.model, ids, causal=False)
+        torch.testing.assert_close(base(ids).last_hidden_state, both, rtol=1e-4, atol=1e-4)
+        packing = Packing.of([24, 10])
+        rows = [ids[0].numpy(), ids[1, :10].numpy()]
+        packed = encode(load_encoder(folder), pack_ids(rows, packing), packing, causal=False)
+        torch.testing.assert_close(packed[:24], both[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(packed[24:34], base(ids[1:, :10]).last_hidden_state[0], rtol=1e-4, atol=1e-4)
+        full = logits(model, ids, causal=False)
+    training = PretrainingModel(initial.model(), precision="fp32")
+    loss = training(ids, ids, False)
+    expected = torch.nn.functional.cross_entropy(full.flatten(0, 1), ids.flatten(), reduction="sum")
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-3)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in training.parameters())
+
+
+def test_the_corpus_s_tokenizer_may_have_more_tokens_but_no_other_ids(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    longer = read_initial(tmp_path).tokenizer
+    longer.add_tokens(["<extra>"])
+    initial: Initial = read_initial(tmp_path, longer)
+    assert initial.config.vocab_size == len(tokenizer_without_mask()) + 2
+    with pytest.raises(UserError, match=r"the tokenizer is not this model's: .* has the id"):
+        read_initial(tmp_path, small_tokenizer(300))
+
+
+def test_an_architecture_that_is_not_supported_is_named_with_those_that_are(tmp_path: Path) -> None:
+    BertForMaskedLM(
+        BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    ).save_pretrained(tmp_path)
+    tokenizer_without_mask().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="'bert' cannot be continued from; supported: eurobert, llama, modernbert, "):
+        read_initial(tmp_path)
+
+
+def test_a_folder_without_its_lm_head_is_refused(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    LlamaModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"the weights lack lm_head\.weight; a whole language model is needed"):
+        read_initial(tmp_path)
+
+
+def test_weights_that_the_architecture_has_no_place_for_are_refused(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(UserError, match=r"LlamaForCausalLM has no place for model\.layers\.3"):
+        read_initial(tmp_path)
+
+
+def test_no_such_folder_and_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no such model folder"):
+        read_initial(tmp_path / "nothing")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        EnvironmentFault, match=r"some/model: no such folder, and it cannot be loaded from the Hugging Face"
+    ):
+        read_initial("some/model")
