@@ -13,35 +13,45 @@ from mlmclm.reports.facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.studies.costs import leg_flops
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import State
+from mlmclm.studies.recipe import Recipe
 
 if TYPE_CHECKING:
+    from mlmclm.corpora.prepare import PreparedCorpus
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.family import Prepared as PreparedTask
 
 
 def card_facts(prepared: Prepared, name: ModelName) -> dict[str, Any]:
-    """What a model's card says; nothing of it depends on when or where it was trained."""
-    state, recipe, corpus = prepared.target(name), prepared.study.recipe, prepared.corpus
+    """What a study's model's card says; nothing of it depends on when or where it was trained."""
+    study = prepared.study
+    return state_facts(
+        name, prepared.target(name), study.recipe, prepared.corpus, study.corpus.source, prepared.curve(name)
+    )
+
+
+def state_facts(
+    name: ModelName, state: State, recipe: Recipe, corpus: PreparedCorpus, source: str, trained: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """`card_facts` of any state: `trained` are its metrics from the first step on, `source` is the corpus's."""
     objective = name.last_objective
-    trained = prepared.curve(name)
     validation = [record["validation_loss"] for record in trained if "validation_loss" in record]
     return {
         "name": str(name),
         "size": name.size,
         "architecture": SIZES[name.size].architecture,
-        "parameters": parameters(SIZES[name.size], prepared.corpus.vocabulary),
+        "parameters": parameters(SIZES[name.size], corpus.vocabulary),
         "stages": list(stage_texts(name, recipe.decay_steps)),
         "objective": str(objective) if objective is not None else None,
         "causal": objective is not None and objective.causal,
         "steps": state.step,
         "tokens": state.step * recipe.batch * recipe.block_length,
-        "flops": flops(prepared, state),
+        "flops": flops(state, recipe, corpus.vocabulary),
         "recipe": recipe.identity(),
         "corpus": {
-            "source": prepared.study.corpus.source,
+            "source": source,
             "documents": corpus.documents,
             "tokens": corpus.tokens,
-            "vocabulary": prepared.corpus.vocabulary,
+            "vocabulary": corpus.vocabulary,
         },
         "validation_loss": validation[-1] if validation else None,
         "curve": [(record["step"], record["loss"]) for record in trained if "loss" in record],
@@ -64,9 +74,8 @@ def stage_texts(name: ModelName, decay_steps: int) -> Iterator[str]:
         start = stop
 
 
-def flops(prepared: Prepared, state: State) -> int:
+def flops(state: State, recipe: Recipe, vocabulary: int) -> int:
     """Model FLOPs of a state's whole history (`studies.costs.leg_flops`)."""
-    recipe, vocabulary = prepared.study.recipe, prepared.corpus.vocabulary
     return sum(leg_flops(state.size, leg, recipe, vocabulary) for leg in state.legs)
 
 
@@ -127,7 +136,7 @@ def _model_facts(prepared: Prepared, name: ModelName) -> ModelFacts:
         parameters=parameters(SIZES[name.size], prepared.corpus.vocabulary),
         steps=state.step,
         tokens=state.step * recipe.batch * recipe.block_length,
-        flops=flops(prepared, state),
+        flops=flops(state, recipe, prepared.corpus.vocabulary),
         validation_loss=validation[-1][1] if validation else None,
         curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),
         validation_curve=validation,

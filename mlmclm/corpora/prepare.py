@@ -123,6 +123,18 @@ def find_corpus(
     return _open(place.key, place.folder, place.tokenizer) if place.complete else None
 
 
+def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
+    """A corpus of the store by its key, and what it was made from.
+
+    Raises:
+        UserError: it is not there.
+    """
+    folder = store / "corpora" / key
+    meta = read_json(folder / "meta.json")
+    corpus = _open(key, folder, store / "tokenizers" / meta["tokenizer_key"])
+    return corpus, CorpusConfig.model_validate(meta["corpus"])
+
+
 class _Place(NamedTuple):
     """Where a corpus is, or will be."""
 

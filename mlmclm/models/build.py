@@ -67,7 +67,8 @@ class PretrainingModel(nn.Module):
     The weights keep the names of the Hugging Face model (`weights_of(.model)`).
     """
 
-    def __init__(self, model: PreTrainedModel, *, precision: str) -> None:
+    def __init__(self, model: PreTrainedModel, *, precision: str, activation_checkpointing: bool = False) -> None:
+        """`activation_checkpointing`: keep each layer's input only, and compute the layer again in the backward pass."""
         super().__init__()
         use_attention(model)
         linear = model.get_output_embeddings()
@@ -77,6 +78,9 @@ class PretrainingModel(nn.Module):
         model.set_output_embeddings(head)
         self.model = model
         self.bf16 = precision == "bf16-autocast"
+        self.checkpointing = activation_checkpointing
+        if activation_checkpointing:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
     def forward(self, input_ids: Tensor, labels: Tensor, causal: bool) -> Tensor:
         """Sum of -ln p(label) in nats over the positions whose label isn't -100, an fp32 scalar.
@@ -87,7 +91,8 @@ class PretrainingModel(nn.Module):
             causal: whether a position sees earlier ones only.
         """
         with self._autocast(input_ids.device.type):
-            if input_ids.device.type == "cpu" and input_ids.shape[1] <= LONGEST_WRITTEN_OUT and fits(self.model.model):
+            fused = input_ids.device.type == "cpu" and input_ids.shape[1] <= LONGEST_WRITTEN_OUT
+            if fused and not self.checkpointing and fits(self.model.model):
                 packing = Packing.uniform(*input_ids.shape)
                 hidden = run_blocks(self.model.model, input_ids.view(1, -1), packing, causal=causal)
             else:

@@ -87,7 +87,7 @@ def link(source: Path, target: Path) -> None:
 def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
     """(step, folder) of a run's checkpoints, the furthest first; -1 for a step that can't be read."""
     found = []
-    for folder in run_folder.glob("ray_train/*/checkpoint_*"):
+    for folder in run_folder.glob("ray_train/*/checkpoint_[0-9]*"):
         try:
             step = int(read_json(folder / "step.json")["step"])
         except (UserError, KeyError, TypeError, ValueError):

@@ -51,7 +51,10 @@ def train_stage(job: StageJob) -> None:
     tokenizer = load_tokenizer(Path(job.tokenizer))
     model = build(model_config(job.size, tokenizer, recipe.block_length), recipe.seed)
     state = _latest_state(job, weights_of(model))
-    engine = Engine(PretrainingModel(model, precision=recipe.precision), recipe, state)
+    pretraining_model = PretrainingModel(
+        model, precision=recipe.precision, activation_checkpointing=recipe.activation_checkpointing
+    )
+    engine = Engine(pretraining_model, recipe, state)
     objective = job.legs[-1].objective
     label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed)
     log = _Log(job, engine, state.step, len(tokenizer))

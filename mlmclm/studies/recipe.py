@@ -19,6 +19,7 @@ RECIPE_KEYS = {
     "fp16": "'precision'",
     "amp": "'precision'",
     "torch_autocast": "'precision'",
+    "activation_checkpointing": "'activation_checkpointing'",
     "optimizer": "'adam_betas', 'adam_eps' and 'weight_decay'",
     "scheduler": "'peak_learning_rate', 'warmup_steps' and 'decay_steps'",
 }
@@ -76,6 +77,8 @@ class Recipe(Frozen):
     """Sequences a worker computes at once; None is its whole share of the batch."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed's ZeRO: what is partitioned over workers (1 optimiser state, 2 and gradients, 3 and weights)."""
+    activation_checkpointing: bool = False
+    """Less memory for more time: a layer's activations are computed again in the backward pass."""
     checkpoint_every: int = Field(1000, ge=1)
     """Steps between checkpoints from which a broken run goes on."""
     keep_checkpoints: int = Field(2, ge=1)

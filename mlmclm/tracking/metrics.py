@@ -39,7 +39,9 @@ DEFINITIONS: dict[str, Definition] = {
             "mlmclm_pretraining_utilisation", "gauge", "Model FLOPs over the measured matrix peak, from 0 to 1.", _RUN
         ),
         Definition("mlmclm_pretraining_memory_bytes", "gauge", "Peak memory of the fullest worker, bytes.", _RUN),
-        Definition("mlmclm_pretraining_data_wait", "gauge", "Share of a step spent waiting for data, from 0 to 1.", _RUN),
+        Definition(
+            "mlmclm_pretraining_data_wait", "gauge", "Share of a step spent waiting for data, from 0 to 1.", _RUN
+        ),
         Definition("mlmclm_pretraining_learning_rate", "gauge", "Learning rate of the last step.", _RUN),
         Definition("mlmclm_pretraining_gradient_norm", "gauge", "Gradient norm before clipping, last step.", _RUN),
         Definition("mlmclm_pretraining_step", "gauge", "Steps done.", _RUN),

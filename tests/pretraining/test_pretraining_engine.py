@@ -45,7 +45,8 @@ for case in cases:
     state = fresh(weights_of(model))
     if case.get("start"):
         state = read_tensors(Path(folder) / case["start"])
-    engine = Engine(PretrainingModel(model, precision=case["precision"]), recipe, state)
+    wrapped = PretrainingModel(model, precision=case["precision"], activation_checkpointing=case.get("again", False))
+    engine = Engine(wrapped, recipe, state)
     share, losses, norms = 8 // world, [], []
     for step in range(state.step, case["stop"]):
         ids, labels = batch(step)
@@ -112,6 +113,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 case(f"modernbert-zero{zero}-resumed", zero=zero, micro=2, start=f"modernbert-zero{zero}-three")
                 for zero in (1, 3)
             ),
+            case("two-again", again=True),
+            case("two-zero3-again", zero=3, micro=2, again=True),
         ],
     )
     return folder
@@ -121,8 +124,12 @@ def losses(folder: Path, name: str) -> list[list[float]]:
     return json.loads((folder / name / "losses.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["one-micro2", "one-zero1", "two", "two-zero1", "two-zero2", "two-zero3"])
-def test_losses_norms_and_weights_don_t_depend_on_workers_micro_batch_or_zero_stage(runs: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["one-micro2", "one-zero1", "two", "two-zero1", "two-zero2", "two-zero3", "two-again", "two-zero3-again"]
+)
+def test_losses_norms_and_weights_don_t_depend_on_workers_micro_batch_zero_stage_or_activation_checkpointing(
+    runs: Path, name: str
+) -> None:
     expected, found = losses(runs, "one"), losses(runs, name)
     assert found[0] == pytest.approx(expected[0], rel=2e-6)
     assert found[1] == pytest.approx(expected[1], rel=2e-5)

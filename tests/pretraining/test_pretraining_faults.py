@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from mlmclm.errors import EnvironmentFault
 from mlmclm.pipeline import Place, Prepared, prepare, pretrain
 from mlmclm.pretraining import states
 from mlmclm.study_file import StudyFile, load_study
@@ -52,18 +54,15 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 
-def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
-    session: None, study_path: Path, tmp_path: Path
-) -> None:
-    undisturbed = prepared(study_path, tmp_path / "one", "1m-mlm40-200")
-    pretrain(undisturbed)
-    disturbed = prepared(study_path, tmp_path / "other", "1m-mlm40-200")
+@contextmanager
+def one_worker_killed(store: Path, at: int) -> Iterator[None]:
+    """Kills one worker of the stage that runs in the body, after a checkpoint at step `at` or later."""
     killed: list[int] = []
 
     def kill_one() -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
-            if list((tmp_path / "other").glob("runs/*/ray_train/*/checkpoint_*")):
+            if any(step >= at for run in store.glob("runs/*") for step, _ in states.checkpoints(run)):
                 for process in psutil.Process().children(recursive=True):
                     if "RayTrainWorker" in " ".join(process.cmdline()):
                         os.kill(process.pid, signal.SIGKILL)
@@ -73,12 +72,105 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    pretrain(disturbed)
+    yield
     killer.join()
     assert killed, "no worker was killed, so nothing was tested"
-    assert same(weights(undisturbed), weights(disturbed))
-    rows = states.curve(tmp_path / "other", disturbed.plan.targets[0].key(disturbed.fingerprint))
+
+
+def interrupt(made: Prepared, at: int) -> Path:
+    """Pretrains until a worker is killed, and gives up then; returns the run's folder."""
+    with one_worker_killed(made.place.store, at), pytest.raises(EnvironmentFault):
+        pretrain(made)
+    (folder,) = made.place.store.glob("runs/*")
+    return folder
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.unlink()  # other folders may hold a link to the same content
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(session: None, study_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    made = prepared(study_path, tmp_path_factory.mktemp("undisturbed"), "1m-mlm40-200")
+    pretrain(made)
+    return made
+
+
+def curve(made: Prepared) -> dict[int, float]:
+    rows = states.curve(made.place.store, made.plan.targets[0].key(made.fingerprint))
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 201)), "each step's loss once"
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
+    undisturbed: Prepared, study_path: Path, tmp_path: Path
+) -> None:
+    disturbed = prepared(study_path, tmp_path, "1m-mlm40-200")
+    with one_worker_killed(tmp_path, 5):
+        pretrain(disturbed)
+    assert same(weights(undisturbed), weights(disturbed))
+    assert curve(disturbed) == curve(undisturbed)
+
+
+@pytest.mark.parametrize("fault", ["cut short", "a byte flipped"])
+def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
+    undisturbed: Prepared, study_path: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disturbed = prepared(study_path, tmp_path, "1m-mlm40-200", max_failures=0, keep_checkpoints=3)
+    run_folder = interrupt(disturbed, 20)
+    left = states.checkpoints(run_folder)
+    assert [step for step, _ in left] == list(range(left[0][0], left[0][0] - 15, -5)), "three are kept"
+    file = left[0][1] / "state.safetensors"
+    if fault == "cut short":
+        os.truncate(file, file.stat().st_size // 2)
+    else:
+        flip_a_byte(file)
+    whole = [folder for _, folder in left if states.damage(folder) is None]
+    assert whole == [folder for _, folder in left[1:]]
+    pretrain(disturbed)
+    if fault != "cut short":  # one of the wrong size is deleted before anything starts
+        assert f"{left[0][1]} is not used: state.safetensors" in "".join(capsys.readouterr().err.split("\n"))
+    assert same(weights(undisturbed), weights(disturbed))
+
+
+def test_a_stage_goes_on_with_fewer_and_more_workers_and_another_zero_stage(
+    undisturbed: Prepared, study_path: Path, tmp_path: Path
+) -> None:
+    for workers, zero_stage, until in ((2, 1, 20), (1, 2, 60)):
+        interrupt(prepared(study_path, tmp_path, "1m-mlm40-200", max_failures=0, workers=workers, zero_stage=zero_stage), until)  # fmt: skip
+    last = prepared(study_path, tmp_path, "1m-mlm40-200", workers=2, zero_stage=3)
+    pretrain(last)
+    assert curve(last) == pytest.approx(curve(undisturbed), abs=0.02)
+
+
+def test_a_state_that_is_damaged_is_trained_again_before_another_stage_starts_from_it(
+    session: None, study_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trunk = prepared(study_path, tmp_path / "store", "1m-clm-30")
+    pretrain(trunk)
+    for folder in (tmp_path / "store" / "states").glob("*"):
+        flip_a_byte(folder / "state.safetensors")
+    changed = prepared(study_path, tmp_path / "store", "1m-clm-dec30-mlm40-50")
+    pretrain(changed)
+    assert "its checksum differs" in " ".join(capsys.readouterr().err.split())
+    alone = prepared(study_path, tmp_path / "alone", "1m-clm-dec30-mlm40-50")
+    pretrain(alone)
+    assert same(weights(alone), weights(changed))
+
+
+def test_a_state_that_cannot_be_written_ends_the_run_and_says_which(
+    session: None, study_path: Path, tmp_path: Path
+) -> None:
+    made = prepared(study_path, tmp_path, "1m-clm-30", max_failures=0)
+    (tmp_path / "states").write_text("a file where the folder should be")
+    with pytest.raises(EnvironmentFault, match=f"{tmp_path / 'states'}.*cannot write"):
+        pretrain(made)
+    (tmp_path / "states").unlink()
+    pretrain(made)
+    assert not made.unfinished()
 
 
 def test_a_trunk_trained_for_several_models_gives_each_the_bits_it_has_alone(

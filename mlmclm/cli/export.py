@@ -1,0 +1,115 @@
+"""`mlmclm export`: any state of a store as a Hugging Face folder, and on to the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, print_json
+from mlmclm.errors import UserError
+from mlmclm.pipeline import Place
+from mlmclm.progress import say
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("export")(export)
+
+
+def export(
+    source: Annotated[Path, typer.Argument(help="A study file (YAML), or a store's folder.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="A model's name, such as 2m-clm-150-mlm40-600.", show_default=False)],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write, which must not be there yet.", show_default=False)],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=1, help="Optimiser steps; by default the furthest there is.", show_default=False),
+    ] = None,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(
+            "--push-to-hub",
+            metavar="REPO",
+            help="Also upload the folder to this repository of the Hugging Face Hub, made private where it is new.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the folder, say what would be uploaded, and upload nothing.")
+    ] = False,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a model as a Hugging Face folder: an encoder and, after a causal step, a decoder.
+
+    Any state that was left behind can be exported, and the latest checkpoint of a stage that isn't finished.
+
+    Example: mlmclm export examples/quickstart.yaml 1m-clm-1k --step 500 --to exported
+    """
+    from mlmclm.exports import export_state, find_state
+    from mlmclm.studies.names import parse
+
+    if dry_run and push_to_hub is None:
+        raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")
+    if push_to_hub is not None:
+        from mlmclm.models.hub import check_access, check_repository
+
+        check_repository(push_to_hub)
+        if not dry_run:
+            check_access()
+    name = parse(model)
+    if not name.phases:
+        raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
+    fingerprint = None
+    if source.is_dir():
+        place = options.place(source, data)
+    else:
+        place = options.place(store, data)
+        fingerprint = _fingerprint(source, place)
+    found = find_state(place.store, name, step=step, fingerprint=fingerprint)
+    if step is None and found.state.step < name.steps:
+        say(f"{name} has come to step {found.state.step:,} of {name.steps:,}; that is exported.")
+    export_state(found, place.store, to)
+    say(f"{found.name} (from {found.folder}): {to}")
+    uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else None
+    if as_json:
+        print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
+
+
+def _fingerprint(file: Path, place: Place) -> str:
+    from mlmclm.corpora.prepare import find_corpus
+    from mlmclm.studies.plans import fingerprint
+    from mlmclm.study_file import load_study
+
+    study = load_study(file)
+    corpus = find_corpus(
+        study.corpus,
+        study.tokenizer,
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+    )
+    if corpus is None:
+        raise UserError(
+            f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {file}` first."
+        )
+    return fingerprint(study.recipe, corpus.key, corpus.vocabulary)
+
+
+def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[str, object]:
+    from mlmclm.models.hub import files_to_upload, push
+
+    files = files_to_upload(folder)
+    verb = "would upload" if dry_run else "uploading"
+    say(f"{verb} to {repository} on the Hugging Face Hub (made private where it is new), as one commit:")
+    for path, size in files.items():
+        say(f"  {path} ({size:,} bytes)")
+    say(f"  {len(files)} files, {sum(files.values()):,} bytes; a file of the same name there is replaced, others stay")
+    address = None
+    if not dry_run:
+        address = push(folder, repository, f"{name}, exported by mlmclm")
+        say(f"uploaded: {address}")
+    return {"repository": repository, "files": files, "commit": address}

@@ -1,0 +1,73 @@
+"""Uploading a model folder to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from mlmclm.errors import EnvironmentFault, UserError
+
+
+def files_to_upload(folder: Path) -> dict[str, int]:
+    """Path within the repository to bytes, of all that `push` uploads."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+
+
+def check_repository(repository: str) -> None:
+    """Refuses a name that no repository can have.
+
+    Raises:
+        UserError: it says why.
+    """
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UserError(f"--push-to-hub {repository}: {' '.join(str(error).split())}") from error
+
+
+def check_access() -> None:
+    """Refuses to begin without a token or offline.
+
+    Raises:
+        UserError: it says what to do.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise UserError("--push-to-hub: the hub is switched off by HF_HUB_OFFLINE; unset it and run again.")
+    if huggingface_hub.get_token() is None:
+        raise UserError(
+            "--push-to-hub: no access token. Make one that may write at https://huggingface.co/settings/tokens and run "
+            "`hf auth login`, or set HF_TOKEN."
+        )
+
+
+def push(folder: Path, repository: str, message: str) -> str:
+    """Uploads a folder as one commit; makes the repository, private, where there is none. Returns the commit's address.
+
+    Raises:
+        UserError: the token may not write there.
+        EnvironmentFault: the hub cannot be reached, or fails.
+    """
+    check_access()
+    hub = huggingface_hub.HfApi()
+    try:
+        hub.create_repo(repository, private=True, exist_ok=True)
+        commit = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403, 404):
+            raise UserError(
+                f"--push-to-hub {repository}: the hub refuses the access token ({status}); it must be one that may write to "
+                f"{repository}. The folder is kept in {folder}."
+            ) from error
+        raise EnvironmentFault(f"the hub failed ({status}): {error}. The folder is kept in {folder}.") from error
+    except OSError as error:
+        raise EnvironmentFault(
+            f"the hub at {constants.ENDPOINT} cannot be reached ({error}). The folder is kept in {folder}; upload it later "
+            f"with `hf upload {repository} {folder}`."
+        ) from error
+    return str(commit.commit_url)

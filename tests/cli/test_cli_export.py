@@ -1,0 +1,217 @@
+"""`mlmclm export`: any state as a folder that transformers loads; the hub gets what was announced."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from small_study import run, start, write_study
+
+NAME = "1m-clm-10-mlm40-30"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def store(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the study's models."""
+    store = tmp_path_factory.mktemp("store")
+    words = ("pretrain", study, "--store", store, "--data", study.parent / "data")
+    code, _, errors = run(*words, home=store / "home")
+    assert code == 0, errors
+    return store
+
+
+def weights(store: Path, step: int, legs: int) -> dict[str, torch.Tensor]:
+    """Of the store's only state with this step and number of legs."""
+    found = []
+    for path in store.glob("states/*/state.json"):
+        description = json.loads(path.read_text())
+        if description["step"] == step and len(description["legs"]) == legs:
+            found.append(path.parent / "state.safetensors")
+    (file,) = found
+    return {key.removeprefix("w/"): value for key, value in load_file(file).items() if key.startswith("w/")}
+
+
+def test_any_state_is_exported_as_an_encoder_and_after_a_causal_step_as_a_decoder(store: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    words = ("export", store, NAME, "--to")
+    assert run(*words, tmp_path / "end", home=tmp_path)[0] == 0
+    code, output, errors = run(*words, tmp_path / "trunk", "--step", "10", "--json", home=tmp_path)
+    assert code == 0, errors
+    assert json.loads(output)["model"] == f"{NAME}-10"
+    decoder = AutoModelForCausalLM.from_pretrained(tmp_path / "trunk" / "decoder")
+    trunk = weights(store, 10, 1)
+    assert all(torch.equal(value, trunk[key]) for key, value in decoder.state_dict().items())
+    masked = AutoModelForMaskedLM.from_pretrained(tmp_path / "end")
+    end = weights(store, 30, 3)
+    assert all(torch.equal(value, end[key]) for key, value in masked.state_dict().items())
+    assert not (tmp_path / "end" / "decoder").exists()
+    card = (tmp_path / "trunk" / "README.md").read_text()
+    assert "steps 0 to 10: causal (CLM)" in card and "training, step 10 (last)" in card and "| source | prose |" in card
+
+
+def test_a_study_file_says_which_store_and_recipe(study: Path, store: Path, tmp_path: Path) -> None:
+    words = ("export", study, NAME, "--store", store, "--data", study.parent / "data", "--to", tmp_path / "out")
+    code, _, errors = run(*words, home=tmp_path)
+    assert code == 0, errors
+    exported = (store / "studies" / "small" / "models" / NAME).resolve()
+    assert (tmp_path / "out" / "README.md").read_text() == (exported / "README.md").read_text()
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+    code, _, errors = run(*words, home=tmp_path)
+    assert code == 2 and "there is something already" in errors
+
+
+def test_mistakes_are_said(store: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "store"
+    shutil.copytree(store, damaged, symlinks=True)
+    for path in damaged.glob("states/*/state.safetensors"):
+        os.truncate(path, 1000)
+    for words, expected in (
+        ((store, NAME, "--step", "7"), f"no whole state of model '{NAME}' at step 7; there are steps 10, 30"),
+        ((store, "1m-mlm15-40"), "no whole state of model '1m-mlm15-40'; train it"),
+        ((damaged, NAME), "state.safetensors has 1,000 bytes instead of"),
+        ((store, NAME, "--dry-run"), "--dry-run says what --push-to-hub would upload"),
+        ((store, NAME, "--push-to-hub", "a/b/c", "--dry-run"), "--push-to-hub a/b/c: Repo id"),
+        ((store, NAME, "--push-to-hub", "a/b"), "unset it and run again"),
+    ):
+        code, _, errors = run("export", *words, "--to", tmp_path / "out", home=tmp_path)
+        assert code == 2 and expected in " ".join(errors.split()), errors
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study: Path, tmp_path: Path) -> None:
+    store, long = tmp_path / "store", write_study(tmp_path / "long", models=["1m-mlm40-3k"], baseline=None)
+    driver = start("pretrain", long, "--store", store, "--data", long.parent / "data", home=tmp_path)
+    try:
+        deadline = time.monotonic() + 200
+        while len(list(store.glob("runs/*/ray_train/*/checkpoint_*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        children = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+        psutil.wait_procs(children, timeout=30)
+    code, output, errors = run("export", store, "1m-mlm40-3k", "--to", tmp_path / "out", "--json", home=tmp_path)
+    assert code == 0, errors
+    made = json.loads(output)
+    assert f"has come to step {made['step']} of 3,000" in errors and made["step"] % 5 == 0
+    assert made["model"] == f"1m-mlm40-3k-{made['step']}"
+    assert f"steps 0 to {made['step']}: masked at 40 % (MLM)" in (tmp_path / "out" / "README.md").read_text()
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """The four requests of an upload, as the hub answers them where every file is small."""
+
+    uploaded: dict[str, bytes]
+    asked: list[tuple[str, Any]]
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length")
+        body = self.rfile.read(int(length)) if length else self._chunks()
+        lines = [json.loads(line) for line in body.splitlines() if line]
+        self.asked.append((self.path, lines[0]))
+        if self.path.endswith("/preupload/main"):
+            answer: Any = {
+                "files": [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in lines[0]["files"]]
+            }
+        elif "/commit/" in self.path:
+            for line in lines:
+                if line["key"] == "file":
+                    self.uploaded[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            answer = {"commitUrl": "https://hub/commit/1", "commitOid": "1", "success": True}
+        else:
+            answer = {"url": "https://hub/me/model", "name": "me/model"}
+        self._answer(answer)
+
+    def do_GET(self) -> None:
+        self._answer({"id": "me/model", "sha": "0", "siblings": [], "name": "me"})
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _answer(self, value: Any) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[str, type[_Hub]]]:
+    handler = type("Hub", (_Hub,), {"uploaded": {}, "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_hub_gets_exactly_what_the_dry_run_says(
+    store: Path, tmp_path: Path, hub: tuple[str, type[_Hub]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, handler = hub
+    for name, value in {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_made_up"}.items():
+        monkeypatch.setenv(name, value)
+    words = ("export", store, NAME, "--step", "10", "--push-to-hub", "me/model", "--json")
+    code, output, errors = run(*words, "--to", tmp_path / "dry", "--dry-run", home=tmp_path)
+    assert code == 0, errors
+    assert not handler.asked and "would upload to me/model" in errors
+    said = json.loads(output)["hub"]
+    code, output, errors = run(*words, "--to", tmp_path / "real", home=tmp_path)
+    assert code == 0, errors
+    assert json.loads(output)["hub"] == {**said, "commit": "https://hub/commit/1"}
+    made = next(asked for path, asked in handler.asked if path.endswith("/repos/create"))
+    assert made["name"] == "model" and (made.get("private") is True or made.get("visibility") == "private")
+    expected = {path: (tmp_path / "real" / path).read_bytes() for path in said["files"]}
+    assert handler.uploaded == expected and {path: len(content) for path, content in expected.items()} == said["files"]
+    assert {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "decoder/model.safetensors",
+    } <= expected.keys()
+
+
+def test_without_a_token_or_an_answer_it_is_said_what_to_do(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    words = ("export", store, NAME, "--push-to-hub", "me/model", "--to")
+    code, _, errors = run(*words, tmp_path / "out", home=tmp_path)
+    assert code == 2 and "hf auth login" in errors and not (tmp_path / "out").exists()
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
+    code, _, errors = run(*words, tmp_path / "out", home=tmp_path)
+    assert code == 1 and "cannot be reached" in errors and "hf upload me/model" in errors
