@@ -62,6 +62,7 @@ class Bar:
                 Bar._open -= 1
                 if Bar._open == 0:
                     self._progress.stop()
+                    atexit.unregister(console.show_cursor)
                     Bar._drawn = None
         elif kind is None:
             self._line()
