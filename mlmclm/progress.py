@@ -46,9 +46,7 @@ class Bar:
                 if Bar._drawn is None:
                     Bar._drawn = _display()
                     Bar._drawn.start()
-                    atexit.register(
-                        Bar._drawn.stop
-                    )  # an interrupted driver leaves bars in threads, and the cursor hidden
+                    atexit.register(console.show_cursor)  # an interrupted driver ends with bars open in threads
                 Bar._open += 1
                 self._progress = Bar._drawn
             self._task = self._progress.add_task(self.title, total=self.total, count="", note="")
@@ -62,6 +60,7 @@ class Bar:
                 Bar._open -= 1
                 if Bar._open == 0:
                     self._progress.stop()
+                    atexit.unregister(console.show_cursor)
                     Bar._drawn = None
         elif kind is None:
             self._line()
