@@ -37,7 +37,8 @@ def batch(step):
 
 for case in cases:
     recipe = Recipe(batch=8, block_length=16, workers=world, micro_batch=case["micro"], zero_stage=case["zero"],
-        precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1)
+        precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1,
+        deepspeed=case.get("deepspeed", {}))
     model = build(config, 0)
     state = fresh(model.state_dict())
     if case.get("start"):
@@ -59,6 +60,9 @@ for case in cases:
         (target / "losses.json").write_text(json.dumps([losses, norms]))
 distributed.barrier()
 '''  # fmt: skip
+
+
+OFFLOADED = {"zero_optimization": {f"offload_{what}": {"device": "cpu"} for what in ("optimizer", "param")}}
 
 
 def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> None:
@@ -103,6 +107,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(case(f"two-zero{zero}-three", zero=zero, micro=2, stop=3) for zero in (1, 2, 3)),
             *(case(f"two-zero{zero}-resumed", zero=zero, micro=2, start=f"two-zero{zero}-three") for zero in (1, 2, 3)),
             case("elastic", zero=3, start="one-three"),
+            case("two-zero3-offloaded", zero=3, deepspeed=OFFLOADED),
             case("two-again", again=True),
             case("two-zero3-again", zero=3, micro=2, again=True),
         ],
@@ -115,7 +120,18 @@ def losses(folder: Path, name: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["one-micro2", "one-zero1", "two", "two-zero1", "two-zero2", "two-zero3", "two-again", "two-zero3-again"]
+    "name",
+    [
+        "one-micro2",
+        "one-zero1",
+        "two",
+        "two-zero1",
+        "two-zero2",
+        "two-zero3",
+        "two-zero3-offloaded",
+        "two-again",
+        "two-zero3-again",
+    ],
 )
 def test_losses_norms_and_weights_don_t_depend_on_workers_micro_batch_zero_stage_or_activation_checkpointing(
     runs: Path, name: str
