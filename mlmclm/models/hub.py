@@ -6,7 +6,7 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, UserError
@@ -65,7 +65,7 @@ def push(folder: Path, repository: str, message: str) -> str:
                 f"{repository}. The folder is kept in {folder}."
             ) from error
         raise EnvironmentFault(f"the hub failed ({status}): {error}. The folder is kept in {folder}.") from error
-    except OSError as error:
+    except (HTTPError, OSError) as error:
         raise EnvironmentFault(
             f"the hub at {constants.ENDPOINT} cannot be reached ({error}). The folder is kept in {folder}; upload it later "
             f"with `hf upload {repository} {folder}`."

@@ -129,6 +129,7 @@ class _Hub(BaseHTTPRequestHandler):
         body = self.rfile.read(int(length)) if length else self._chunks()
         lines = [json.loads(line) for line in body.splitlines() if line]
         self.asked.append((self.path, lines[0]))
+        repository = f"http://{self.headers['Host']}/me/model"
         if self.path.endswith("/preupload/main"):
             answer: Any = {
                 "files": [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in lines[0]["files"]]
@@ -137,9 +138,9 @@ class _Hub(BaseHTTPRequestHandler):
             for line in lines:
                 if line["key"] == "file":
                     self.uploaded[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            answer = {"commitUrl": "https://hub/commit/1", "commitOid": "1", "success": True}
+            answer = {"commitUrl": f"{repository}/commit/1", "commitOid": "1", "success": True}
         else:
-            answer = {"url": "https://hub/me/model", "name": "me/model"}
+            answer = {"url": repository, "name": "me/model"}
         self._answer(answer)
 
     def do_GET(self) -> None:
@@ -190,7 +191,7 @@ def test_the_hub_gets_exactly_what_the_dry_run_says(
     said = json.loads(output)["hub"]
     code, output, errors = run(*words, "--to", tmp_path / "real", home=tmp_path)
     assert code == 0, errors
-    assert json.loads(output)["hub"] == {**said, "commit": "https://hub/commit/1"}
+    assert json.loads(output)["hub"] == {**said, "commit": f"{address}/me/model/commit/1"}
     made = next(asked for path, asked in handler.asked if path.endswith("/repos/create"))
     assert made["name"] == "model" and (made.get("private") is True or made.get("visibility") == "private")
     expected = {path: (tmp_path / "real" / path).read_bytes() for path in said["files"]}

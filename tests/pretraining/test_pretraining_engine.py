@@ -40,7 +40,8 @@ def batch(step):
 
 for case in cases:
     recipe = Recipe(batch=8, block_length=16, workers=world, micro_batch=case["micro"], zero_stage=case["zero"],
-        precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1)
+        precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1,
+        deepspeed=case.get("deepspeed", {}))
     model = build(modernbert if "modernbert" in case["name"] else eurobert, 0)
     state = fresh(weights_of(model))
     if case.get("start"):
@@ -62,6 +63,9 @@ for case in cases:
         (target / "losses.json").write_text(json.dumps([losses, norms]))
 distributed.barrier()
 '''  # fmt: skip
+
+
+OFFLOADED = {"zero_optimization": {f"offload_{what}": {"device": "cpu"} for what in ("optimizer", "param")}}
 
 
 def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> None:
@@ -113,6 +117,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 case(f"modernbert-zero{zero}-resumed", zero=zero, micro=2, start=f"modernbert-zero{zero}-three")
                 for zero in (1, 3)
             ),
+            case("two-zero3-offloaded", zero=3, deepspeed=OFFLOADED),
             case("two-again", again=True),
             case("two-zero3-again", zero=3, micro=2, again=True),
         ],
@@ -125,7 +130,18 @@ def losses(folder: Path, name: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["one-micro2", "one-zero1", "two", "two-zero1", "two-zero2", "two-zero3", "two-again", "two-zero3-again"]
+    "name",
+    [
+        "one-micro2",
+        "one-zero1",
+        "two",
+        "two-zero1",
+        "two-zero2",
+        "two-zero3",
+        "two-zero3-offloaded",
+        "two-again",
+        "two-zero3-again",
+    ],
 )
 def test_losses_norms_and_weights_don_t_depend_on_workers_micro_batch_zero_stage_or_activation_checkpointing(
     runs: Path, name: str

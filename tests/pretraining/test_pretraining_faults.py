@@ -122,7 +122,9 @@ def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
     disturbed = prepared(study_path, tmp_path, "1m-mlm40-200", max_failures=0, keep_checkpoints=3)
     run_folder = interrupt(disturbed, 20)
     left = states.checkpoints(run_folder)
-    assert [step for step, _ in left] == list(range(left[0][0], left[0][0] - 15, -5)), "three are kept"
+    steps = [step for step, _ in left]
+    assert len(steps) in (3, 4), "three are kept, and one that Ray Train hadn't yet heard of"
+    assert steps == [steps[0] - 5 * place for place in range(len(steps))]
     file = left[0][1] / "state.safetensors"
     if fault == "cut short":
         os.truncate(file, file.stat().st_size // 2)
