@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.files import read_json
-from mlmclm.pretraining import states
+from mlmclm.pretraining import failures, states
 from mlmclm.pretraining.job import StageJob, run_in_worker
 from mlmclm.progress import say
 from mlmclm.studies.plans import Stage, State
@@ -49,7 +50,7 @@ def run_stage(
         fingerprint: `studies.plans.fingerprint` of the recipe and the corpus.
 
     Raises:
-        UserError: the loss is no longer finite.
+        UserError: the loss or its gradient is no longer finite.
         EnvironmentFault: the workers failed more often than the recipe allows, or the cluster has no room for them.
     """
     import ray
@@ -100,17 +101,13 @@ def run_stage(
     except MlmclmError:
         raise
     except Exception as error:
-        raise EnvironmentFault(
-            f"pretraining stage {stage.title!r} failed: {_first_line(error)}. Its checkpoints are kept in {folder}; the same command goes on from them."
-        ) from error
+        raise failures.explain(error, title=stage.title, folder=folder, recipe=recipe) from error
     finally:
         _say_notes(job.notes_path)
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
-        raise UserError(
-            f"pretraining stage {stage.title!r}: the loss is not finite at step {stopped['step']} (learning rate {stopped['learning_rate']:.3g}). "
-            f"Lower peak_learning_rate (now {recipe.peak_learning_rate:.3g}) or lengthen warmup_steps; the last good checkpoint is kept in {folder}."
-        )
+        blocks = batch_rows(len(corpus.train), recipe.batch, recipe.seed, stopped["step"] - 1).tolist()
+        raise failures.not_finite(stopped, blocks, title=stage.title, folder=folder, recipe=recipe)
     left = missing_states(stage, store, fingerprint)[1]
     if left:
         raise EnvironmentFault(
@@ -166,14 +163,6 @@ def _check_room(resources: dict[str, float], workers: int) -> None:
             f"the recipe asks for {workers} workers, but the cluster has {resources.get('CPU', 0):.0f} CPUs and {resources.get('GPU', 0):.0f} GPUs; "
             "lower recipe.workers or add nodes."
         )
-
-
-def _first_line(error: BaseException) -> str:
-    """The last cause's message, on one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 @contextmanager

@@ -229,7 +229,7 @@ class _Log:
         self.waiting.append((step, total, labelled, tokens, norm, rate, waited))
 
     def flush(self) -> int | None:
-        """Sums the noted losses over the workers and writes them; returns the step at which the loss stopped being finite."""
+        """Sums the noted losses over the workers and writes them; returns the step at which loss or gradient stopped being finite."""
         if not self.waiting:
             return None
         totals = torch.stack([total for _, total, *_ in self.waiting]).double()
@@ -240,14 +240,15 @@ class _Log:
         seconds = time.perf_counter() - self.since
         rate = sum(tokens for _, _, _, tokens, *_ in self.waiting) * self.engine.world / seconds
         utilisation = self._flops() / seconds / self.peak
-        stopped = next(
-            (step for (step, *_), loss in zip(self.waiting, losses, strict=True) if not np.isfinite(loss)), None
-        )
+        # DeepSpeed says -1 for the norm of a gradient that isn't finite.
+        whole = [np.isfinite(loss) and 0 <= entry[4] < np.inf for entry, loss in zip(self.waiting, losses, strict=True)]
+        stopped = None if all(whole) else self.waiting[whole.index(False)][0]
         if self.engine.rank == 0:
             waited = sum(entry[6] for entry in self.waiting) / seconds
             for (step, _, labelled, _, norm, learning_rate, _), loss in zip(self.waiting, losses, strict=True):
                 if stopped is not None and step >= stopped:
-                    write_json(self.job.stop_path, {"step": stopped, "learning_rate": learning_rate})
+                    what = "gradient" if np.isfinite(loss) else "loss"
+                    write_json(self.job.stop_path, {"step": stopped, "what": what, "learning_rate": learning_rate})
                     break
                 self._write(
                     step=step, loss=loss, learning_rate=learning_rate, gradient_norm=norm, labelled=int(labelled),

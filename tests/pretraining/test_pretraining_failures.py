@@ -1,0 +1,127 @@
+"""A stage that cannot go on says why in one message: no number any more, no memory, no room on the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from mlmclm.corpora.order import batch_rows
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.files import disk_fault
+from mlmclm.pipeline import Place, Prepared, prepare, pretrain
+from mlmclm.pretraining import failures, launch
+from mlmclm.pretraining.checkpoints import read_tensors
+from mlmclm.studies.recipe import Recipe
+from mlmclm.study_file import load_study
+from small_study import write_study
+
+
+@pytest.fixture(scope="module")
+def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("failures"))
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from mlmclm.service.ray_cluster import ray_session
+
+    launch.prepare_environment()
+    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
+        yield
+
+
+def prepared(study_path: Path, store: Path, model: str, **recipe: Any) -> Prepared:
+    study = load_study(study_path)
+    changed = Recipe.model_validate(study.recipe.model_dump() | recipe)
+    made = study.model_copy(update={"models": (model,), "baseline": None, "recipe": changed})
+    return prepare(made, Place(store, study_path.parent / "data"))
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step_and_its_blocks(
+    session: None, study_path: Path, tmp_path: Path
+) -> None:
+    made = prepared(study_path, tmp_path, "1m-mlm40-30", peak_learning_rate=1e30, warmup_steps=0, checkpoint_every=1)
+    with pytest.raises(UserError, match="is not finite at step") as raised:
+        pretrain(made)
+    message = str(raised.value)
+    found = re.search(r"at step (\d+) \(learning rate 1e\+30\)\. Its batch is blocks ([\d, ]+) of", message)
+    assert found is not None, message
+    step = int(found[1])
+    rows = batch_rows(len(made.corpus.train), 8, 0, step - 1)
+    assert [int(block) for block in found[2].split(", ")] == rows.tolist()
+    assert f"--steps {step - 1}:{step}" in message
+    kept = [path.parent for path in (tmp_path / "runs").glob("*/ray_train/*/checkpoint_*/step.json")]
+    assert (len(kept) > 0) == (step > 1)
+    for folder in kept:
+        state = read_tensors(folder)
+        assert state.step < step
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in state.weights.values())
+
+
+def test_a_worker_without_memory_is_the_environment_s_fault_and_says_what_to_do(
+    session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(config: dict[str, Any]) -> None:
+        import torch
+
+        torch.empty(2**60)
+
+    monkeypatch.setattr(launch, "run_in_worker", allocate)
+    with pytest.raises(EnvironmentFault, match=r"ran out of memory.*micro_batch \(now 4"):
+        pretrain(prepared(study_path, tmp_path, "1m-clm-30", max_failures=0))
+
+
+MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: not enough memory: you tried to"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12"),
+    OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    MemoryError("MemoryError"),
+    RuntimeError("Task was killed due to the node running low on memory."),
+    RuntimeError("ray.exceptions.OutOfMemoryError: the worker was killed"),
+]
+DISK = [
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    disk_fault(OSError(errno.ENOSPC, "full"), Path("state")),
+]
+
+
+@pytest.mark.parametrize("error", [*MEMORY, *DISK])
+def test_memory_and_disk_are_recognised_in_what_any_of_the_workers_raised(error: Exception) -> None:
+    from ray.train import WorkerGroupError
+
+    wrapped = WorkerGroupError("cut short", {0: RuntimeError("Connection closed by peer"), 1: error})
+    recipe = Recipe(batch=64, workers=4, zero_stage=2, block_length=512)
+    found = failures.explain(wrapped, title="2m clm 0-600", folder=Path("runs/x"), recipe=recipe)
+    assert "runs/x; the same command goes on from them" in str(found)
+    if error in DISK:
+        assert "the disk is full" in str(found)
+    else:
+        knobs = ["micro_batch (now 16", "zero_stage (now 2", "workers, now 4", "block_length (now 512"]
+        assert all(knob in str(found) for knob in knobs), str(found)
+
+
+def test_any_other_failure_is_its_last_cause_s_last_line() -> None:
+    error = RuntimeError("outer")
+    error.__cause__ = ValueError("Traceback\nmissing key 7\n")
+    found = failures.explain(error, title="2m clm 0-600", folder=Path("runs/x"), recipe=Recipe())
+    assert "stage '2m clm 0-600' failed: ValueError: missing key 7. Its checkpoints" in str(found)
+
+
+def test_a_large_batch_is_not_listed_to_the_last_block() -> None:
+    stopped = {"step": 7, "what": "gradient", "learning_rate": 5e-4}
+    blocks = np.arange(2304).tolist()
+    found = str(failures.not_finite(stopped, blocks, title="x", folder=Path("y"), recipe=Recipe()))
+    assert "the gradient is not finite at step 7" in found
+    assert "30, 31 and 2,272 more of the training corpus" in found
