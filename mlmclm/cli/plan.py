@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -122,13 +123,19 @@ def _describe(made: Plan, stage: Stage, pricing: Pricing) -> dict[str, Any]:
     }
 
 
+WIDE = 100
+"""Columns of a terminal from which the table says the shared steps too."""
+
+
 def _show(made: Plan, pricing: Pricing) -> None:
     output = Console(highlight=False)
-    table = Table()
+    wide = output.width >= WIDE
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("stage", no_wrap=True)
-    table.add_column("leaves behind")
-    table.add_column("shared steps", no_wrap=True)
-    for column in ("tokens", "FLOPs", "hours"):
+    table.add_column("leaves behind", max_width=16)
+    if wide:
+        table.add_column("shared steps", no_wrap=True)
+    for column in ("tokens", "FLOPs", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("for", overflow="fold")
     for stage in made.tree():
@@ -137,7 +144,7 @@ def _show(made: Plan, pricing: Pricing) -> None:
         table.add_row(
             "  " * made.depth(stage) + stage.title,
             ", ".join(f"{state.step:,}" for state in stage.states),
-            f"{shared[0].start:,}-{shared[-1].stop:,}" if shared else "",
+            *([f"{shared[0].start:,}-{shared[-1].stop:,}" if shared else ""] if wide else []),
             *_cells(cost),
             _shortened(stage.models),
         )
@@ -147,7 +154,7 @@ def _show(made: Plan, pricing: Pricing) -> None:
         output.print(
             f"{size}: {count / 1e6:,.0f} M parameters without LM head at a vocabulary of {pricing.vocabulary:,}"
         )
-    totals = Table("", "steps", "tokens", "FLOPs", "hours")
+    totals = Table("", "steps", "tokens", "FLOPs", "time")
     for title, cost in (("as planned", pricing.plan(made)), ("each model alone", pricing.states(made.alone))):
         totals.add_row(title, f"{cost.steps:,}", *_cells(cost))
     output.print(totals)
@@ -156,16 +163,23 @@ def _show(made: Plan, pricing: Pricing) -> None:
         f"{made.steps_alone - made.steps:,} saved."
     )
     output.print(
-        f"Hours of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.0f} TFLOP/s in bf16 "
+        f"Time of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.0f} TFLOP/s in bf16 "
         f"({pricing.device.source})."
     )
 
 
 def _cells(cost: Cost) -> tuple[str, str, str]:
-    """Tokens, FLOPs and hours, as three cells."""
+    """Tokens, FLOPs and time, as three cells."""
     tokens = f"{cost.tokens / 1e9:,.1f} B" if cost.tokens >= 1e9 else f"{cost.tokens / 1e6:,.1f} M"
-    hours = f"{cost.device_hours:,.0f}" if cost.device_hours >= 10 else f"{cost.device_hours:.2g}"
-    return tokens, f"{cost.flops:.2e}", hours
+    return tokens, f"{cost.flops:.2e}", _time(cost.device_hours)
+
+
+def _time(hours: float) -> str:
+    """In the largest unit of which there is at least one."""
+    amount, unit = next(
+        ((hours * each, unit) for each, unit in ((1, "h"), (60, "min")) if hours * each >= 1), (3600 * hours, "s")
+    )
+    return f"{amount:,.0f} {unit}" if amount >= 10 else f"{amount:.2g} {unit}"
 
 
 def _shortened(names: Sequence[str]) -> str:

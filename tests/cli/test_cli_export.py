@@ -98,6 +98,7 @@ def test_mistakes_are_said(store: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study: Path, tmp_path: Path) -> None:
     store, long = tmp_path / "store", write_study(tmp_path / "long", models=["1m-mlm40-3k"], baseline=None)
     driver = start("pretrain", long, "--store", store, "--data", long.parent / "data", home=tmp_path)

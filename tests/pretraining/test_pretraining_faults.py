@@ -138,6 +138,7 @@ def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
     assert same(weights(undisturbed), weights(disturbed))
 
 
+@pytest.mark.slow
 def test_a_stage_goes_on_with_fewer_and_more_workers_and_another_zero_stage(
     undisturbed: Prepared, study_path: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_stage_goes_on_with_fewer_and_more_workers_and_another_zero_stage(
     assert curve(last) == pytest.approx(curve(undisturbed), abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_damaged_is_trained_again_before_another_stage_starts_from_it(
     session: None, study_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +189,7 @@ def test_a_trunk_trained_for_several_models_gives_each_the_bits_it_has_alone(
     assert same(weights(together, 1), weights(alone))
 
 
+@pytest.mark.slow
 def test_a_plan_that_grows_trains_only_what_is_missing(session: None, study_path: Path, tmp_path: Path) -> None:
     first = prepared(study_path, tmp_path / "store", "1m-clm-30")
     pretrain(first)

@@ -29,7 +29,7 @@ def test_a_study_runs_as_a_ray_job_streams_its_log_and_is_named_in_the_dashboard
     jobs = _get(ray_head, "/api/jobs/")
     assert "small-study" in {job["submission_id"] for job in jobs}
     runs = _get(ray_head, "/api/train/v2/runs/v1")["train_runs"]
-    assert [run["name"] for run in runs] == ["1m-clm-0-30"]
+    assert [run["name"] for run in runs] == ["1m-clm-0-30-1"]
 
 
 def _get(head: RayHead, path: str) -> Any:
