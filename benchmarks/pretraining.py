@@ -26,7 +26,7 @@ from mlmclm.corpora.prepare import PreparedCorpus
 from mlmclm.models.sizes import SIZES, training_flops
 from mlmclm.studies.names import parse, parse_objective
 from mlmclm.studies.plans import fingerprint, make_plan
-from mlmclm.studies.recipe import Recipe
+from mlmclm.studies.recipe import Corruption, Recipe
 from mlmclm.workers import worker_environment
 
 SIZE = "32m"
@@ -105,13 +105,14 @@ def bare(folder: Path, objective: str) -> float:
     """Tokens a second of this project's model in a plain loop on half the batch, one thread."""
     import torch
 
+    from mlmclm.corpora.tokenizer import vocabulary
     from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
     from mlmclm.pretraining.objectives import Labelling
 
     prepared, parsed = corpus(folder), parse_objective(objective, where="benchmark")
     tokenizer = load_tokenizer(prepared.tokenizer)
     model = PretrainingModel(build(model_config(SIZE, tokenizer, LENGTH), 0), precision="bf16-autocast")
-    label = Labelling(parsed, tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), 0)
+    label = Labelling(parsed, vocabulary(prepared.tokenizer), Corruption(), 0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     rows, times = np.arange(BATCH // 2), []
     for step in range(STEPS):
