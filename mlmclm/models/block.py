@@ -8,7 +8,6 @@ backward. Weights stay where transformers keeps them; the result equals the mode
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +19,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from mlmclm.models.packing import Packing, attend, attend_backward
+from mlmclm.models import kernels
+from mlmclm.models.packing import Heads, Packing, attend, attend_backward
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
 """Classes of transformers whose block is exactly the one computed here (where `fits` says so)."""
-
-
-CACHED = 1 << 17
-"""Elements that element-wise passes work on at once: half a MiB in fp32, within a core's second-level cache."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,15 @@ class Shape:
     epsilon: float
     causal: bool
 
+    def parts(self, vectors: Tensor) -> tuple[Heads, Heads, Heads]:
+        """Query, key and value of [T, heads + 2 * key heads, width]."""
+        end = self.heads + self.key_heads
+        return (
+            Heads(vectors, 0, self.heads),
+            Heads(vectors, self.heads, self.key_heads),
+            Heads(vectors, end, self.key_heads),
+        )
+
 
 @dataclass(frozen=True)
 class Run:
@@ -49,8 +54,10 @@ class Run:
     packing: Packing
     causal: bool
     cos: Tensor
-    """[T, 1, width / 2] of the rotary embedding, in the compute type; likewise `sin`."""
+    """[T, width / 2] of the rotary embedding; likewise `sin`."""
     sin: Tensor
+    dtype: torch.dtype
+    """The type of the products."""
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -79,12 +86,13 @@ def run_blocks(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, c
         dtype = torch.get_autocast_dtype("cpu")
     cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)  # [1, T, width]
     half = cos.shape[-1] // 2
-    cos, sin = (part[0, :, None, :half].to(dtype) for part in (cos, sin))  # [T, 1, width / 2]
+    kind = torch.promote_types(dtype, torch.float32)
+    cos, sin = (part[0, :, :half].to(kind).contiguous() for part in (cos, sin))  # [T, width / 2]
     with torch.autocast("cpu", enabled=False):
         for layer in model.layers:
             if "forward" not in vars(layer):
                 layer.forward = partial(_forward, layer, layer.forward)
-            hidden = layer(hidden, run=Run(packing, causal, cos, sin))
+            hidden = layer(hidden, run=Run(packing, causal, cos, sin, dtype))
         final: Tensor = model.norm(hidden)
     return final
 
@@ -95,7 +103,7 @@ def _forward(
     """A layer's forward: the block of this module under `run_blocks`, transformers' own otherwise."""
     if run is None:
         return original(hidden, *args, **more)
-    attention, mlp, dtype = layer.self_attn, layer.mlp, run.cos.dtype
+    attention, mlp = layer.self_attn, layer.mlp
     shape = Shape(
         heads=attention.config.num_attention_heads,
         key_heads=attention.config.num_key_value_heads,
@@ -107,15 +115,19 @@ def _forward(
     output: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
         hidden,
         layer.input_layernorm.weight,
-        torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)).to(dtype),
-        attention.o_proj.weight.to(dtype),
+        attention.q_proj.weight,
+        attention.k_proj.weight,
+        attention.v_proj.weight,
+        attention.o_proj.weight,
         layer.post_attention_layernorm.weight,
-        torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).to(dtype),  # [2 * intermediate, hidden]
-        mlp.down_proj.weight.to(dtype),
+        mlp.gate_proj.weight,
+        mlp.up_proj.weight,
+        mlp.down_proj.weight,
         run.cos,
         run.sin,
         run.packing,
         shape,
+        run.dtype,
     )
     return output
 
@@ -128,120 +140,75 @@ class _Block(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight_1: Tensor,
-        qkv_weight: Tensor,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        value_weight: Tensor,
         out_weight: Tensor,
         weight_2: Tensor,
-        gate_up_weight: Tensor,
+        gate_weight: Tensor,
+        up_weight: Tensor,
         down_weight: Tensor,
         cos: Tensor,
         sin: Tensor,
         packing: Packing,
         shape: Shape,
+        dtype: torch.dtype,
     ) -> Tensor:
-        dtype = qkv_weight.dtype
-        normed_1, inverse_1 = _norm(x, weight_1, shape.epsilon, dtype)
+        qkv_weight = torch.cat((query_weight, key_weight, value_weight)).to(dtype)
+        gate_up_weight = torch.cat((gate_weight, up_weight)).to(dtype)  # [2 * intermediate, hidden]
+        ctx.kind = out_weight.dtype
+        out_weight, down_weight = out_weight.to(dtype), down_weight.to(dtype)
+        normed_1, inverse_1 = kernels.norm(x, weight_1, shape.epsilon, dtype)
         qkv = functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width)  # [T, heads + 2 key heads, width]
-        turning = shape.heads + shape.key_heads
-        turned = torch.empty(len(x), turning, shape.width, dtype=dtype)
-        _rotate(qkv[:, :turning], cos, sin, turned)
-        query, key, value = turned[:, : shape.heads], turned[:, shape.heads :], qkv[:, turning:]
-        attended, kept = attend(query, key, value, packing, shape.causal, shape.scale, 0.0)
+        attended, kept = attend(*shape.parts(qkv), packing, shape.causal, shape.scale, 0.0, (cos, sin))
         attended = attended.view(len(x), -1)
-        middle = x + functional.linear(attended, out_weight)
-        normed_2, inverse_2 = _norm(middle, weight_2, shape.epsilon, dtype)
-        gate, up = functional.linear(normed_2, gate_up_weight).chunk(2, dim=-1)  # [T, intermediate] each
-        active, product = torch.empty(gate.shape, dtype=dtype), torch.empty(gate.shape, dtype=dtype)
-        for part in _parts(gate):
-            active[part] = functional.silu(gate[part])
-            torch.mul(active[part], up[part], out=product[part])
+        middle = kernels.add(x, functional.linear(attended, out_weight))
+        normed_2, inverse_2 = kernels.norm(middle, weight_2, shape.epsilon, dtype)
+        gate_up = functional.linear(normed_2, gate_up_weight)  # [T, 2 * intermediate]
+        output = kernels.add(middle, functional.linear(kernels.gated(gate_up), down_weight))
         ctx.save_for_backward(
-            x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, cos, sin, inverse_1, normed_1,
-            attended, middle, inverse_2, normed_2, gate, up, active, product, *kept.tensors,
+            x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, inverse_1, normed_1,
+            attended, middle, inverse_2, normed_2, gate_up, *kept.tensors,
         )  # fmt: skip
         ctx.packing, ctx.shape, ctx.kept = packing, shape, kept.without_tensors()
-        return middle + functional.linear(product, down_weight)
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
-            x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, cos, sin, inverse_1, normed_1,
-            attended, middle, inverse_2, normed_2, gate, up, active, product, *tensors,
+            x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, inverse_1, normed_1,
+            attended, middle, inverse_2, normed_2, gate_up, *tensors,
         ) = ctx.saved_tensors  # fmt: skip
         shape: Shape = ctx.shape
         dtype = qkv_weight.dtype
+        grad = grad.contiguous()
 
         out = grad.to(dtype)
-        grad_down = out.t() @ product
-        grad_product = out @ down_weight  # [T, intermediate]
-        grad_gate_up = torch.empty(len(x), gate_up_weight.shape[0], dtype=dtype)
-        half = grad_product.shape[1]
-        for part in _parts(gate):
-            torch.mul(grad_product[part], active[part], out=grad_gate_up[part, half:])
-            torch.ops.aten.silu_backward.grad_input(
-                grad_product[part].mul_(up[part]), gate[part], grad_input=grad_gate_up[part, :half]
-            )
-        grad_gate_up_weight = grad_gate_up.t() @ normed_2
-        grad, grad_weight_2 = _norm_backward(grad_gate_up @ gate_up_weight, middle, weight_2, inverse_2, grad)
+        product, grad_gate_up = kernels.gated_backward(gate_up, out @ down_weight)
+        grad_down = out.t().contiguous() @ product
+        grad_gate_up_weight = _weight_gradient(grad_gate_up, normed_2, ctx.kind)
+        grad, grad_weight_2 = kernels.norm_backward(grad_gate_up @ gate_up_weight, middle, weight_2, inverse_2, grad)
 
         out = grad.to(dtype)
         grad_out_weight = out.t() @ attended
         grad_attended = (out @ out_weight).view(len(x), shape.heads, shape.width)
+        grad_qkv = grad_attended.new_empty(len(x), shape.heads + 2 * shape.key_heads, shape.width)
         kept = ctx.kept.with_tensors(tensors)
-        grad_query, grad_key, grad_value = attend_backward(grad_attended, ctx.packing, shape.scale, kept)
-        turning = shape.heads + shape.key_heads
-        grad_vectors = torch.empty(len(x), turning + shape.key_heads, shape.width, dtype=dtype)
-        _rotate(grad_query, cos, -sin, grad_vectors[:, : shape.heads])
-        _rotate(grad_key, cos, -sin, grad_vectors[:, shape.heads : turning])
-        grad_vectors[:, turning:] = grad_value
-        grad_qkv = grad_vectors.view(len(x), -1)
-        grad_qkv_weight = grad_qkv.t() @ normed_1
-        grad, grad_weight_1 = _norm_backward(grad_qkv @ qkv_weight, x, weight_1, inverse_1, grad)
+        attend_backward(grad_attended, ctx.packing, shape.scale, kept, *shape.parts(grad_qkv))
+        grad_qkv = grad_qkv.view(len(x), -1)
+        turning, end = shape.heads * shape.width, (shape.heads + shape.key_heads) * shape.width
+        grad_query_key_value = _weight_gradient(grad_qkv, normed_1, ctx.kind).tensor_split((turning, end))
+        grad, grad_weight_1 = kernels.norm_backward(grad_qkv @ qkv_weight, x, weight_1, inverse_1, grad)
         return (
-            grad, grad_weight_1, grad_qkv_weight, grad_out_weight, grad_weight_2, grad_gate_up_weight,
-            grad_down, None, None, None, None,
+            grad, grad_weight_1, *grad_query_key_value, grad_out_weight.to(ctx.kind), grad_weight_2,
+            *grad_gate_up_weight.chunk(2), grad_down.to(ctx.kind), None, None, None, None, None,
         )  # fmt: skip
 
 
-def _parts(x: Tensor) -> list[slice]:
-    """Slices of the rows [T, ...], each small enough to stay in a core's cache through several element-wise passes."""
-    step = max(1, CACHED // math.prod(x.shape[1:]))
-    return [slice(start, start + step) for start in range(0, len(x), step)]
+def _weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """grad' x for [T, outputs] and the narrower [T, inputs], in `dtype`.
 
-
-def _norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """RMSNorm of x [T, hidden] in `dtype`; and, [T, 1] in the type of x, 1 / sqrt(mean(x^2) + epsilon)."""
-    normed, inverse = torch.empty(x.shape, dtype=dtype), torch.empty(len(x), 1, dtype=x.dtype)
-    for part in _parts(x):
-        rows = x[part]
-        norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
-        inverse[part] = norm.square_().div_(x.shape[1]).add_(epsilon).rsqrt_()
-        normed[part] = (rows * inverse[part]).mul_(weight)
-    return normed, inverse
-
-
-def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of RMSNorm with respect to its input [T, hidden], with `residual` added, and to its weight [hidden]."""
-    total, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
-    for part in _parts(x):
-        upstream, scale = grad[part].to(x.dtype), inverse[part]
-        normal = x[part] * scale
-        grad_weight += (upstream * normal).sum(0)
-        scaled = upstream * weight
-        projection = torch.linalg.vecdot(scaled, normal).div_(x.shape[1]).unsqueeze(1)  # [rows, 1]
-        torch.add(scaled.addcmul_(normal, projection, value=-1).mul_(scale), residual[part], out=total[part])
-    return total, grad_weight
-
-
-def _rotate(vectors: Tensor, cos: Tensor, sin: Tensor, turned: Tensor) -> None:
-    """Rotary embedding of [T, heads, width] by angles [T, 1, width / 2] into `turned`.
-
-    A vector's two halves are the two coordinates.
+    Products of bfloat16 want their first factor untransposed, at twice the speed, so the narrow one is transposed.
     """
-    for part in _parts(vectors):
-        first, second = vectors[part].chunk(2, dim=-1)
-        turned_first, turned_second = turned[part].chunk(2, dim=-1)
-        torch.mul(first, cos[part], out=turned_first)
-        turned_first.addcmul_(second, sin[part], value=-1)
-        torch.mul(second, cos[part], out=turned_second)
-        turned_second.addcmul_(first, sin[part])
+    return kernels.transpose(x.t().contiguous() @ grad, dtype)

@@ -1,8 +1,7 @@
 """Cross-entropy of a linear layer's outputs at labelled positions, in chunks, with its gradient computed on the way forward.
 
 The whole [positions, vocabulary] matrix never exists, and each chunk's logits are visited once: the softmax that the loss needs
-is the gradient that the backward pass needs. One buffer holds the logits of every chunk in turn, and on the CPU what is done to
-single logits is done a few rows at a time, within the processor's cache.
+is the gradient that the backward pass needs. One buffer holds the logits of every chunk in turn.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlmclm.models import kernels
+
 CHUNK = 1024
 """Positions whose logits exist at once."""
 ROUND = 64
 """A chunk's rows are rounded up to a multiple of this: on the CPU each new shape costs milliseconds of code generation."""
-CACHED = 1 << 17
-"""Logits that the CPU works on at once, in fp32: half a MiB, within a core's second-level cache."""
 APART = 96
 """Unused entries at the end of a row of logits: rows a large power of two apart would share few lines of the cache (measured
 at 32,768 logits: 75 ms in place of 50 for a chunk's part of the weight's gradient)."""
@@ -48,7 +47,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
         kind = torch.bfloat16 if bf16 else weight.dtype
         matrix = weight.to(kind)  # [vocabulary, hidden]
         size = min(CHUNK, -(-len(labels) // ROUND) * ROUND)
-        buffer = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)[:, : len(weight)]
+        whole = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)
+        buffer = whole[:, : len(weight)]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden, grad_weight = (torch.empty_like(hidden), torch.zeros_like(weight)) if needed else (None, None)
         for start in range(0, len(labels), CHUNK):
@@ -59,12 +59,19 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 rows = torch.cat((rows, rows.new_zeros(padding, rows.shape[1])))
             logits = buffer[: count + padding]
             torch.mm(rows, matrix.t(), out=logits)
-            total += _losses(logits[:count], target)
+            if hidden.device.type == "cpu":
+                total += kernels.cross_entropy(whole[:count], len(weight), target)
+            else:
+                total += _losses(logits[:count], target)
             if grad_hidden is None or grad_weight is None:
                 continue
             logits[count:] = 0
             grad_hidden[start : start + count] = (logits @ matrix)[:count]
-            grad_weight += logits.t() @ rows
+            part = logits.t() @ rows
+            if hidden.device.type == "cpu":
+                kernels.accumulate(grad_weight, part)
+            else:
+                grad_weight += part
         if needed:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return total
@@ -77,19 +84,13 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum of the rows' losses, an fp32 scalar; `logits` [rows, vocabulary] become its gradient with respect to them."""
-    count, vocabulary = logits.shape
-    step = max(1, CACHED // vocabulary) if logits.device.type == "cpu" else count
-    scratch = torch.empty(min(step, count), vocabulary, dtype=torch.float32, device=logits.device)
-    total = torch.zeros((), dtype=torch.float32, device=logits.device)
-    for start in range(0, count, step):
-        part, label = logits[start : start + step], labels[start : start + step].unsqueeze(1)
-        values = scratch[: len(part)].copy_(part)
-        chosen = values.gather(1, label)
-        largest = values.amax(1, keepdim=True)
-        values.sub_(largest).exp_()
-        normaliser = values.sum(1, keepdim=True)
-        total += (normaliser.log() + largest - chosen).sum()
-        values.div_(normaliser)
-        values.scatter_(1, label, values.gather(1, label) - 1)
-        part.copy_(values)
-    return total
+    label = labels.unsqueeze(1)
+    values = logits.float()
+    chosen = values.gather(1, label)
+    largest = values.amax(1, keepdim=True)
+    values.sub_(largest).exp_()
+    normaliser = values.sum(1, keepdim=True)
+    values.div_(normaliser)
+    values.scatter_(1, label, values.gather(1, label) - 1)
+    logits.copy_(values)
+    return (normaliser.log() + largest - chosen).sum()

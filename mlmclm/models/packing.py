@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from mlmclm.models import kernels
 
 ROUND_TOKENS = 64
 ROUND_LENGTH = 16
@@ -29,6 +31,8 @@ ROUND_SEQUENCES = 8
 COST_OF_A_GROUP = 16_000
 """What another group costs, in score elements (sequences x length^2): measured with 2 heads of width 64, where a
 group's calls take about 0.1 ms in a layer's forward and backward, and a score element 6 ns."""
+TILE = 128
+"""Queries of causal attention that are worked on together."""
 SCORES_AT_ONCE = 1 << 21
 """Elements of a score matrix that are worked on at once, so that they stay in a core's cache from one product to the next
 (measured with 64 heads of width 64 over 512 positions, bf16: 43 ms forward and backward, against 73 ms all at once)."""
@@ -72,8 +76,8 @@ class Group:
     """First slot of the block; a slot is one (sequence, position) of a block."""
     sequences: int
     length: int
-    bias: Tensor | None
-    """[sequences, 1, length], 0 at real keys and -inf at padding; None where nothing is padded."""
+    keys: Tensor
+    """int64 [sequences], the real length of each."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Packing:
     tokens: int
     padded_tokens: int
     device: torch.device
-    _rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _places: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(lengths: Sequence[int] | np.ndarray[Any, Any], device: torch.device | str = "cpu") -> Packing:
@@ -164,7 +168,8 @@ class Packing:
     def _layout(self) -> tuple[list[Group], np.ndarray[Any, Any]]:
         """Groups; int64 [slots], the token of each slot (padding: the first padding token)."""
         if self.padded_tokens == self.tokens:
-            return [Group(0, len(self.lengths), int(self.lengths[0]), None)], np.arange(self.tokens)
+            whole = Group(0, len(self.lengths), int(self.lengths[0]), torch.from_numpy(self.lengths))
+            return [whole], np.arange(self.tokens)
         order = np.argsort(-self.lengths, kind="stable")
         groups: list[Group] = []
         token_of_slot: list[np.ndarray[Any, Any]] = []
@@ -176,34 +181,40 @@ class Packing:
             real = position < self.lengths[members, None]  # [members, length]
             block = np.where(real, self.starts[members, None] + position, self.tokens)
             token_of_slot.append(block.reshape(-1))
-            bias = None
-            if not real.all():
-                bias = torch.zeros(real.shape).masked_fill_(torch.from_numpy(~real), float("-inf"))
-                bias = bias.unsqueeze(1).to(self.device)
-            groups.append(Group(start, len(members), length, bias))
+            groups.append(Group(start, len(members), length, torch.from_numpy(self.lengths[members])))
             start += len(members) * length
         return groups, np.concatenate(token_of_slot)
 
-    def rows(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Indices between the row's [T * heads] (token, head) vectors and the blocks' [slots * heads] vectors.
+    @property
+    def slots(self) -> int:
+        """Number of (sequence, position) places in all blocks, padding included."""
+        return sum(group.sequences * group.length for group in self.groups)
 
-        Returns:
-            int64 [slots * heads], for each block vector (laid out sequence, head, position) its row vector; int64
-            [tokens * heads], for each real row vector its block vector.
-        """
-        if heads not in self._rows:
+    def places(self, heads: int) -> Tensor:
+        """int64 [T, heads]: for each vector of the row its place among the blocks' vectors (laid out sequence, head,
+        position); -1 at padding."""
+        if heads not in self._places:
             groups, token_of_slot = self._layout
-            gather = np.empty(len(token_of_slot) * heads, dtype=np.int64)
+            token = np.empty(len(token_of_slot) * heads, dtype=np.int64)  # token * heads + head of each place
             for group in groups:
                 size = group.sequences * group.length
                 block = token_of_slot[group.start : group.start + size].reshape(group.sequences, 1, group.length)
                 block = block * heads + np.arange(heads)[:, None]  # [sequences, heads, length]
-                gather[group.start * heads : (group.start + size) * heads] = block.reshape(-1)
-            scatter = np.empty(self.tokens * heads, dtype=np.int64)
-            real = gather < self.tokens * heads
-            scatter[gather[real]] = np.flatnonzero(real)
-            self._rows[heads] = (torch.from_numpy(gather), torch.from_numpy(scatter))
-        return self._rows[heads]
+                token[group.start * heads : (group.start + size) * heads] = block.reshape(-1)
+            places = np.full(self.padded_tokens * heads, -1, dtype=np.int64)
+            real = np.flatnonzero(token < self.tokens * heads)
+            places[token[real]] = real
+            self._places[heads] = torch.from_numpy(places.reshape(-1, heads))
+        return self._places[heads]
+
+
+class Heads(NamedTuple):
+    """Some of the heads of a row of vectors."""
+
+    rows: Tensor
+    """[T, all heads, width], contiguous."""
+    first: int
+    number: int
 
 
 def packed_attention(
@@ -244,7 +255,8 @@ class _BlockAttention(torch.autograd.Function):
         scale: float,
         dropout: float,
     ) -> Tensor:
-        output, kept = attend(query, key, value, packing, causal, scale, dropout)
+        q, k, v = (Heads(rows.contiguous(), 0, rows.shape[1]) for rows in (query, key, value))
+        output, kept = attend(q, k, v, packing, causal, scale, dropout)
         ctx.save_for_backward(*kept.tensors)
         ctx.settings = (packing, scale, kept.without_tensors())
         return output
@@ -253,18 +265,33 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         packing, scale, kept = ctx.settings
-        return (*attend_backward(grad, packing, scale, kept.with_tensors(ctx.saved_tensors)), None, None, None, None)
+        grads = [Heads(grad.new_empty(len(grad), count, kept.width), 0, count) for count in kept.counts]
+        kept = kept.with_tensors(ctx.saved_tensors)
+        attend_backward(grad.contiguous(), packing, scale, kept, *grads)
+        return (*(heads.rows for heads in grads), None, None, None, None)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Positions of a group whose queries are worked on together, and the keys that they see."""
+
+    start: int
+    stop: int
+    keys: int
+    """The first so many keys."""
 
 
 @dataclass(frozen=True)
 class Kept:
     """What `attend` keeps for its backward."""
 
-    heads: int
-    key_heads: int
+    counts: tuple[int, int, int]
+    """Heads of query, key and value."""
     width: int
+    causal: bool
+    turn: tuple[Tensor, Tensor] | None
     tensors: tuple[Tensor, ...]
-    """scale * q, k, v in blocks; softmax weights of each group; dropout masks of each group, if any."""
+    """scale * q, k, v in blocks; softmax weights of each tile; dropout masks of each tile, if any."""
 
     def without_tensors(self) -> Kept:
         """The same without tensors, which autograd wants to hold itself."""
@@ -276,89 +303,98 @@ class Kept:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float, dropout: float
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    packing: Packing,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    turn: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Kept]:
     """softmax(scale q k') v within each sequence, by products of one padded block a group; no autograd by itself.
 
-    Padding slots all hold the first padding token, whose gradient is dropped; no real query sees them, since their keys
-    are masked (or, when causal, lie after every real position).
-
     Args:
-        query: [T, heads, width]; key and value [T, key heads, width]; all of the type that is computed in.
+        query, key, value: vectors of the type that is computed in.
+        turn: cosines and sines, [T, width / 2] each, of the rotary embedding of queries and keys; None where they have theirs.
 
     Returns:
         [T, heads, width], 0 at padding; and what the backward needs.
     """
-    tokens, heads, width = query.shape
-    key_heads = key.shape[1]
-    gather, scatter = packing.rows(heads)
-    key_gather = packing.rows(key_heads)[0]
-    q = query.reshape(tokens * heads, width).index_select(0, gather).mul_(scale)
-    k = key.reshape(tokens * key_heads, width).index_select(0, key_gather)
-    v = value.reshape(tokens * key_heads, width).index_select(0, key_gather)
+    heads, key_heads, width = query.number, key.number, query.rows.shape[2]
+    places, key_places, slots = packing.places(heads), packing.places(key_heads), packing.slots
+    q = kernels.to_blocks(query.rows, query.first, places, slots * heads, scale, turn)
+    k = kernels.to_blocks(key.rows, key.first, key_places, slots * key_heads, 1.0, turn)
+    v = kernels.to_blocks(value.rows, value.first, key_places, slots * key_heads, 1.0, None)
     attended = torch.empty_like(q)
     weights: list[Tensor] = []
     masks: list[Tensor] = []
     for group in packing.groups:
         qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
         out = attended[group.start * heads : (group.start + group.sequences * group.length) * heads].view(qs.shape)
-        weight = qs.new_empty(*qs.shape[:2], group.length)  # [sequences * key heads, repeat * length, length]
-        mask = torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout) if dropout else None
-        for part in _parts(weight):
-            scores = torch.bmm(qs[part], ks[part].transpose(1, 2))
-            _hide(scores, group, part, key_heads, causal)
-            torch.softmax(scores, dim=-1, out=weight[part])
-            torch.bmm(weight[part] if mask is None else weight[part] * mask[part], vs[part], out=out[part])
-        weights.append(weight)
-        if mask is not None:
-            masks.append(mask)
-    output = query.new_zeros(tokens * heads, width)
-    torch.index_select(attended, 0, scatter, out=output[: len(scatter)])
-    return output.view(tokens, heads, width), Kept(heads, key_heads, width, (q, k, v, *weights, *masks))
+        keys = group.keys.repeat_interleave(key_heads)  # [sequences * key heads]
+        for tile in _tiles(group, heads // key_heads, causal):
+            rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
+            weight = qs.new_empty(len(qs), tile.stop - tile.start, tile.keys)
+            mask = torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout) if dropout else None
+            for part in _parts(weight):
+                torch.bmm(qs[part, rows], ks[part, seen].transpose(1, 2), out=weight[part])
+                kernels.softmax(weight[part], keys[part], group.length, tile.start, causal)
+                used = weight[part] if mask is None else weight[part] * mask[part]
+                out[part, rows] = torch.bmm(used, vs[part, seen])
+            weights.append(weight)
+            if mask is not None:
+                masks.append(mask)
+    output = q.new_empty(len(query.rows), heads, width)
+    kernels.from_blocks(attended, output, 0, places, 1.0, None)
+    counts = (heads, key_heads, key_heads)
+    return output, Kept(counts, width, causal, turn, (q, k, v, *weights, *masks))
 
 
-def attend_backward(grad: Tensor, packing: Packing, scale: float, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attend` with respect to query, key and value, given that of its output [T, heads, width]."""
-    heads, key_heads, width = kept.heads, kept.key_heads, kept.width
+def attend_backward(
+    grad: Tensor, packing: Packing, scale: float, kept: Kept, query: Heads, key: Heads, value: Heads
+) -> None:
+    """Writes the gradients of `attend`'s input into `query`, `key` and `value`, given that of its output.
+
+    The output at padding is a constant, so whatever `grad` [T, heads, width] says about it moves nothing.
+    """
+    (heads, key_heads, _), width = kept.counts, kept.width
     q, k, v, *rest = kept.tensors
-    weights, masks = rest[: len(packing.groups)], rest[len(packing.groups) :]
-    gather, scatter = packing.rows(heads)
-    key_scatter = packing.rows(key_heads)[1]
-    tokens = len(grad)
-    rows = grad.reshape(tokens * heads, width)
-    if bool(rows[len(scatter) :].any()):
-        # The output at padding is a constant, so whatever is said about it moves nothing.
-        rows = rows.clone()
-        rows[len(scatter) :] = 0
-    upstream = rows.index_select(0, gather)
-    grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    for index, group in enumerate(packing.groups):
+    tiles = [(group, tile) for group in packing.groups for tile in _tiles(group, heads // key_heads, kept.causal)]
+    weights, masks = rest[: len(tiles)], rest[len(tiles) :]
+    places, key_places = packing.places(heads), packing.places(key_heads)
+    upstream = kernels.to_blocks(grad, 0, places, len(q), 1.0, None)
+    grad_q = torch.empty_like(q)
+    # A tile's share of these is added to those before it, in fp32.
+    sums = torch.promote_types(k.dtype, torch.float32) if len(tiles) > len(packing.groups) else k.dtype
+    grad_k, grad_v = torch.empty_like(k, dtype=sums), torch.empty_like(v, dtype=sums)
+    for index, (group, tile) in enumerate(tiles):
         qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
         gq, gk, gv = _blocks(group, heads, key_heads, width, grad_q, grad_k, grad_v)
         up = upstream[group.start * heads : (group.start + group.sequences * group.length) * heads].view(qs.shape)
+        rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
         weight = weights[index]
         for part in _parts(weight):
             used = weight[part]
-            grad_weight = torch.bmm(up[part], vs[part].transpose(1, 2))
+            grad_weight = torch.bmm(up[part, rows], vs[part, seen].transpose(1, 2))
             if masks:
                 used = used * masks[index][part]
                 grad_weight.mul_(masks[index][part])
-            torch.bmm(used.transpose(1, 2), up[part], out=gv[part])
-            grad_scores = torch._softmax_backward_data(grad_weight, weight[part], -1, weight.dtype)
-            torch.bmm(grad_scores, ks[part], out=gq[part])
-            torch.bmm(grad_scores.transpose(1, 2), qs[part], out=gk[part])
+            _gather_up(gv[part], torch.bmm(used.transpose(1, 2), up[part, rows]), tile)
+            kernels.softmax_backward(grad_weight, weight[part])
+            gq[part, rows] = torch.bmm(grad_weight, ks[part, seen])
+            _gather_up(gk[part], torch.bmm(grad_weight.transpose(1, 2), qs[part, rows]), tile)
+    kernels.from_blocks(grad_q, query.rows, query.first, places, scale, kept.turn)
+    kernels.from_blocks(grad_k, key.rows, key.first, key_places, 1.0, kept.turn)
+    kernels.from_blocks(grad_v, value.rows, value.first, key_places, 1.0, None)
 
-    def back(grads: Tensor, index: Tensor, count: int) -> Tensor:
-        """Block vectors back to the row; padding gets no gradient."""
-        row = grads.new_zeros(tokens * count, width)
-        torch.index_select(grads, 0, index, out=row[: len(index)])
-        return row.view(tokens, count, width)
 
-    return (
-        back(grad_q.mul_(scale), scatter, heads),
-        back(grad_k, key_scatter, key_heads),
-        back(grad_v, key_scatter, key_heads),
-    )
+def _gather_up(sums: Tensor, part: Tensor, tile: Tile) -> None:
+    """Adds a tile's share of the gradients of the keys it sees to `sums`; the first tile of a group comes before the others."""
+    before = tile.start
+    sums[:, before : tile.keys] = part[:, before:]
+    if before:
+        sums[:, :before] += part[:, :before]
 
 
 def _blocks(
@@ -384,19 +420,14 @@ def _parts(weights: Tensor) -> list[slice]:
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def _hide(scores: Tensor, group: Group, part: slice, key_heads: int, causal: bool) -> None:
-    """Sets the scores of hidden keys to -inf, in place; every query keeps at least its sequence's first key.
-
-    Args:
-        scores: the rows `part` of a group's [sequences * key heads, repeat * length, length].
-    """
-    if causal:
-        square = scores.view(-1, group.length, group.length)
-        later = torch.full((group.length, group.length), float("-inf"), dtype=scores.dtype).triu_(1)
-        square.add_(later)
-    elif group.bias is not None:
-        bias = group.bias.to(scores.dtype)  # [sequences, 1, length]
-        scores.add_(bias[torch.arange(part.start, part.stop) // key_heads])
+def _tiles(group: Group, repeat: int, causal: bool) -> list[Tile]:
+    """A group's queries, together, or by position where causal ones don't need the keys after them."""
+    if not causal or repeat > 1 or group.length < 2 * TILE:
+        return [Tile(0, repeat * group.length, group.length)]
+    return [
+        Tile(start, min(start + TILE, group.length), min(start + TILE, group.length))
+        for start in range(0, group.length, TILE)
+    ]
 
 
 def _on_gpu(

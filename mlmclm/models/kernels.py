@@ -1,0 +1,496 @@
+"""Element-wise passes of the block, of attention and of the loss on the CPU, each as one loop that numba compiles.
+
+Torch does them operation by operation, each reading and writing whole activations and, in bfloat16, converting to fp32 and back
+every time. Here a value is read once, computed in fp32 (float64 where it is given that), rounded once and written once. The
+functions take torch tensors; bfloat16 is seen as its bits, in uint16. What is not finite stays so.
+
+A loop's rows are divided over torch's threads; results don't depend on how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+ROWS = 256
+"""Rows whose sums are taken together, whatever the number of threads."""
+_TILE = 32
+"""Rows and columns that are transposed together, within the first-level cache."""
+SMALL = 1 << 15
+"""Elements below which a second thread costs more than it saves."""
+_SUMS = {"reassoc", "contract", "nsz", "arcp"}
+"""Liberties of loops that sum: without `nnan` and `ninf`, so that what is not finite stays so."""
+_FAST = {"contract", "nsz", "arcp"}
+
+
+def _compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
+    """numba's `njit` with compiled code kept on disk where some folder for it can be written to."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        options: dict[str, Any] = {"fastmath": flags, "nogil": True, "error_model": "numpy"}
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:  # numba finds no such folder
+            return njit(**options)(function)
+
+    return decorate
+
+
+# One value at a time: what numba inlines into the loops below.
+
+
+@intrinsic
+def _float_of_bits(_: Any, bits: Any) -> Any:
+    return types.float32(types.uint32), lambda context, builder, signature, values: builder.bitcast(
+        values[0], ir.FloatType()
+    )
+
+
+@intrinsic
+def _bits_of_float(_: Any, value: Any) -> Any:
+    return types.uint32(types.float32), lambda context, builder, signature, values: builder.bitcast(
+        values[0], ir.IntType(32)
+    )
+
+
+@intrinsic
+def _fused(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    kind = types.float32
+    return kind(kind, kind, kind), lambda context, builder, signature, values: builder.fma(*values)
+
+
+@intrinsic
+def _maximum(_: Any, first: Any, second: Any) -> Any:
+    """The larger of two floats, NaN if one is; numba's own `max` keeps loops from being vectorised."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = context.get_value_type(first)
+        name = f"llvm.maximum.{'f64' if first == types.float64 else 'f32'}"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, kind]), name)
+        return builder.call(function, values)
+
+    return first(first, first), generate
+
+
+def _wide(value: Any) -> Any:
+    """An array's element as a float: fp32 for the bits of a bfloat16."""
+
+
+@overload(_wide)
+def _overload_wide(value: Any) -> Any:
+    def of_bits(value: Any) -> Any:
+        return _float_of_bits(np.uint32(value) << np.uint32(16))
+
+    def same(value: Any) -> Any:
+        return value
+
+    return of_bits if value == types.uint16 else same
+
+
+def _put(row: Any, index: Any, value: Any) -> None:
+    """Writes a float into an array, as bfloat16 to the nearest, ties to even."""
+
+
+@overload(_put)
+def _overload_put(row: Any, index: Any, value: Any) -> Any:
+    def as_bits(row: Any, index: Any, value: Any) -> None:
+        bits = _bits_of_float(np.float32(value))
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        # Rounding would carry some NaNs over into infinity or zero.
+        row[index] = np.uint16(rounded) if value == value else np.uint16(0x7FC0)
+
+    def same(row: Any, index: Any, value: Any) -> None:
+        row[index] = value
+
+    return as_bits if row.dtype == types.uint16 else same
+
+
+_LOG2_E = np.float32(1 / math.log(2))
+_LOG2_E_REST = np.float32(1 / math.log(2) - float(_LOG2_E))
+_C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))
+"""Taylor's coefficients of 2^f; the next term is below 2e-7 for |f| <= 1/2."""
+_LOWEST, _HIGHEST = np.float32(-87.0), np.float32(88.0)
+_SHIFT = np.float32(3 << 22)
+"""A float of this size has no fraction: adding it rounds to the nearest whole number."""
+
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+"""For the loops: beside a whole number numba computes fp32 in float64."""
+
+
+def _exp(value: Any) -> Any:
+    """e^value; in fp32 the value is taken to lie between -87 and 88."""
+
+
+@overload(_exp, jit_options={"fastmath": _FAST})
+def _overload_exp(value: Any) -> Any:
+    def double(value: Any) -> Any:
+        return math.exp(value)
+
+    def single(value: Any) -> Any:
+        x = _LOWEST if value < _LOWEST else value
+        x = _HIGHEST if x > _HIGHEST else x
+        shifted = x * _LOG2_E + _SHIFT
+        whole = shifted - _SHIFT
+        f = _fused(x, _LOG2_E, -whole) + x * _LOG2_E_REST
+        power = (((((_C6 * f + _C5) * f + _C4) * f + _C3) * f + _C2) * f + _C1) * f + _C0
+        # The last bits of `shifted` are the whole number; 127 more is a power of two's exponent.
+        return power * _float_of_bits((_bits_of_float(shifted) << np.uint32(23)) + np.uint32(127 << 23))
+
+    return double if value == types.float64 else single
+
+
+@_compiled(_SUMS)
+def _largest(row: Array) -> Any:
+    largest = _wide(row[0])
+    for i in range(row.shape[0]):
+        largest = _maximum(largest, _wide(row[i]))
+    return largest
+
+
+# The loops. Their arrays have one row a token (or position), in order, unless said otherwise.
+
+
+@_compiled(_SUMS)
+def _add(x: Array, y: Array, total: Array) -> None:
+    for t in range(x.shape[0]):
+        first, second, out = x[t], y[t], total[t]
+        for i in range(x.shape[1]):
+            _put(out, i, _wide(first[i]) + _wide(second[i]))
+
+
+@_compiled(_SUMS)
+def _norm(x: Array, inverse: Array, normed: Array, weight: Array, epsilon: float) -> None:
+    for t in range(x.shape[0]):
+        row, out = x[t], normed[t]
+        squares = _wide(row[0]) * _ZERO
+        for i in range(x.shape[1]):
+            squares += _wide(row[i]) * _wide(row[i])
+        inverse[t] = 1 / np.sqrt(squares / x.shape[1] + epsilon)
+        scale = inverse[t]
+        for i in range(x.shape[1]):
+            _put(out, i, _wide(row[i]) * scale * _wide(weight[i]))
+
+
+@_compiled(_SUMS)
+def _norm_backward(
+    grad: Array, x: Array, inverse: Array, residual: Array, total: Array, weight: Array, sums: Array
+) -> None:
+    for t in range(x.shape[0]):
+        upstream, row, other, out = grad[t], x[t], residual[t], total[t]
+        scale = inverse[t]
+        projection = scale * _ZERO
+        for i in range(x.shape[1]):
+            part = _wide(upstream[i]) * _wide(row[i]) * scale
+            sums[i] += part
+            projection += part * _wide(weight[i])
+        projection *= scale / np.float32(x.shape[1])
+        for i in range(x.shape[1]):
+            value = _wide(upstream[i]) * _wide(weight[i]) - projection * _wide(row[i])
+            _put(out, i, value * scale + _wide(other[i]))
+
+
+@_compiled(_FAST)
+def _gated(gate_up: Array, product: Array) -> None:
+    half = product.shape[1]
+    for t in range(product.shape[0]):
+        gate, up, out = gate_up[t, :half], gate_up[t, half:], product[t]
+        for i in range(half):
+            value = _wide(gate[i])
+            _put(out, i, value / (_ONE + _exp(-value)) * _wide(up[i]))
+
+
+@_compiled(_FAST)
+def _gated_backward(gate_up: Array, grad: Array, product: Array, grad_gate_up: Array) -> None:
+    half = product.shape[1]
+    for t in range(product.shape[0]):
+        gate, up, upstream, out = gate_up[t, :half], gate_up[t, half:], grad[t], product[t]
+        grad_gate, grad_up = grad_gate_up[t, :half], grad_gate_up[t, half:]
+        for i in range(half):
+            value, factor, above = _wide(gate[i]), _wide(up[i]), _wide(upstream[i])
+            share = _ONE / (_ONE + _exp(-value))
+            active = value * share
+            _put(out, i, active * factor)
+            _put(grad_up, i, above * active)
+            _put(grad_gate, i, above * factor * (share + active * (_ONE - share)))
+
+
+@lru_cache
+def _turning(half: int, heads: int) -> tuple[Callable[..., None], Callable[..., None]]:
+    """`to_blocks` and `from_blocks` for vectors of which 2 * `half` elements turn, compiled with these numbers."""
+
+    @_compiled(_FAST)
+    def to_blocks(index: Array, rows: Array, cos: Array, sin: Array, blocks: Array, first: int, scale: float) -> None:
+        for t in range(index.shape[0]):
+            for h in range(heads):
+                n, head = index[t, h], first + h
+                if n < 0:
+                    continue
+                for i in range(half):
+                    a, b = _wide(rows[t, head, i]) * scale, _wide(rows[t, head, half + i]) * scale
+                    _put(blocks, (n, i), a * cos[t, i] - b * sin[t, i])
+                    _put(blocks, (n, half + i), b * cos[t, i] + a * sin[t, i])
+                for i in range(2 * half, blocks.shape[1]):
+                    _put(blocks, (n, i), _wide(rows[t, head, i]) * scale)
+
+    @_compiled(_FAST)
+    def from_blocks(index: Array, rows: Array, cos: Array, sin: Array, blocks: Array, first: int, scale: float) -> None:
+        for t in range(index.shape[0]):
+            for h in range(heads):
+                n, head = index[t, h], first + h
+                if n < 0:
+                    for i in range(blocks.shape[1]):
+                        rows[t, head, i] = 0
+                    continue
+                for i in range(half):
+                    a, b = _wide(blocks[n, i]) * scale, _wide(blocks[n, half + i]) * scale
+                    _put(rows, (t, head, i), a * cos[t, i] + b * sin[t, i])
+                    _put(rows, (t, head, half + i), b * cos[t, i] - a * sin[t, i])
+                for i in range(2 * half, blocks.shape[1]):
+                    _put(rows, (t, head, i), _wide(blocks[n, i]) * scale)
+
+    return to_blocks, from_blocks
+
+
+@_compiled(_SUMS)
+def _softmax(scores: Array, keys: Array, length: int, origin: int, causal: bool, like: Array) -> None:
+    values = np.empty(scores.shape[2], like.dtype)
+    for n in range(scores.shape[0]):
+        for r in range(scores.shape[1]):
+            seen = min(keys[n], origin + r % length + 1) if causal else keys[n]
+            row = scores[n, r, :seen]
+            largest = _largest(row)
+            total = largest * _ZERO
+            for i in range(seen):
+                values[i] = _exp(_wide(row[i]) - largest)
+                total += values[i]
+            share = _ONE / total
+            for i in range(seen):
+                _put(row, i, values[i] * share)
+            scores[n, r, seen:] = 0
+
+
+@_compiled(_SUMS)
+def _softmax_backward(grad: Array, weights: Array) -> None:
+    for n in range(grad.shape[0]):
+        for r in range(grad.shape[1]):
+            row, weight = grad[n, r], weights[n, r]
+            dot = _wide(row[0]) * _ZERO
+            for i in range(row.shape[0]):
+                dot += _wide(row[i]) * _wide(weight[i])
+            for i in range(row.shape[0]):
+                _put(row, i, (_wide(row[i]) - dot) * _wide(weight[i]))
+
+
+@_compiled(_SUMS)
+def _cross_entropy(logits: Array, labels: Array, losses: Array, vocabulary: int) -> None:
+    values = np.empty(vocabulary, losses.dtype)
+    for n in range(logits.shape[0]):
+        row = logits[n, :vocabulary]
+        largest = _largest(row)
+        chosen = _wide(row[labels[n]])
+        total = largest * _ZERO
+        for i in range(row.shape[0]):
+            values[i] = _exp(_wide(row[i]) - largest)
+            total += values[i]
+        losses[n] = math.log(total) + largest - chosen
+        share = _ONE / total
+        own = values[labels[n]] * share - _ONE
+        for i in range(row.shape[0]):
+            _put(row, i, values[i] * share)
+        _put(row, labels[n], own)
+
+
+@_compiled(_FAST)
+def _accumulate(total: Array, part: Array) -> None:
+    for t in range(total.shape[0]):
+        for i in range(total.shape[1]):
+            _put(total, (t, i), _wide(total[t, i]) + _wide(part[t, i]))
+
+
+@_compiled(_FAST)
+def _transpose(turned: Array, x: Array) -> None:
+    for start in range(0, turned.shape[0], _TILE):
+        stop = min(start + _TILE, turned.shape[0])
+        for other in range(0, turned.shape[1], _TILE):
+            for i in range(start, stop):
+                for j in range(other, min(other + _TILE, turned.shape[1])):
+                    _put(turned, (i, j), _wide(x[j, i]))
+
+
+# What the rest of the package calls.
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y in the type of x; both [T, hidden]."""
+    total = torch.empty_like(x)
+    _over_rows(_add, [x, y, total])
+    return total
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """RMSNorm of x [T, hidden] in `dtype`, and 1 / sqrt(mean(x^2) + epsilon), [T]."""
+    normed, inverse = torch.empty(x.shape, dtype=dtype), torch.empty(len(x), dtype=_at_least_single(x))
+    _over_rows(_norm, [x, inverse, normed], weight, epsilon)
+    return normed, inverse
+
+
+def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of RMSNorm with respect to its input [T, hidden], with `residual` added, and to its weight [hidden]."""
+    total = torch.empty_like(x)
+    sums = torch.zeros(-(-len(x) // ROWS), x.shape[1], dtype=inverse.dtype)
+    _over_rows(_norm_backward, [grad, x, inverse, residual, total], weight, sums=sums)
+    return total, sums.sum(0).to(weight.dtype)
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [T, intermediate], of gate and up side by side, [T, 2 * intermediate]."""
+    product = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    _over_rows(_gated, [gate_up, product])
+    return product
+
+
+def gated_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """`gated` again, and the gradient of its input, given that of its output."""
+    product, grad_gate_up = torch.empty_like(grad), torch.empty_like(gate_up)
+    _over_rows(_gated_backward, [gate_up, grad, product, grad_gate_up])
+    return product, grad_gate_up
+
+
+def to_blocks(
+    rows: Tensor, first: int, index: Tensor, slots: int, scale: float, turn: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """The vectors of some heads in another order, [slots, width], times `scale`; 0 where none is put.
+
+    Args:
+        rows: [T, all heads, width].
+        first: the first of the heads that are taken.
+        index: int64 [T, heads], where each vector is put; -1 for nowhere.
+        turn: cosines and sines, [T, width / 2] each, of the angles by which vectors are turned (rotary embedding, whose two
+            coordinates are a vector's halves); None to leave them.
+    """
+    full = slots == index.numel()
+    blocks = (torch.empty if full else torch.zeros)(slots, rows.shape[2], dtype=rows.dtype)
+    cos, sin = _angles(rows, turn)
+    loop = _turning(cos.shape[1], index.shape[1])[0]
+    _over_rows(loop, [index, rows, cos, sin], blocks, first, _scalar(rows, scale))
+    return blocks
+
+
+def from_blocks(
+    blocks: Tensor, rows: Tensor, first: int, index: Tensor, scale: float, turn: tuple[Tensor, Tensor] | None
+) -> None:
+    """The reverse: writes a vector for each token and head into `rows`, turned back; 0 where the index is -1."""
+    cos, sin = _angles(rows, turn)
+    loop = _turning(cos.shape[1], index.shape[1])[1]
+    _over_rows(loop, [index, rows, cos, sin], blocks, first, _scalar(blocks, scale))
+
+
+def softmax(scores: Tensor, keys: Tensor, length: int, origin: int, causal: bool) -> None:
+    """Softmax over the keys that a row sees, in place; 0 for the others.
+
+    Args:
+        scores: [sequences, rows, keys]; row r is the query at position `origin` + r modulo `length`.
+        keys: int64 [sequences], how many keys are real.
+        causal: a query sees no later position.
+    """
+    like = np.empty(0, np.float64 if scores.dtype == torch.float64 else np.float32)
+    _over_rows(_softmax, [scores, keys], length, origin, causal, like)
+
+
+def softmax_backward(grad: Tensor, weights: Tensor) -> None:
+    """The gradient of softmax's input in place of that of its output, both [sequences, rows, keys]."""
+    _over_rows(_softmax_backward, [grad, weights])
+
+
+def cross_entropy(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
+    """Sum of -ln softmax(logits)[label]; the logits become its gradient.
+
+    Args:
+        logits: [rows, at least vocabulary], contiguous; what is behind the vocabulary is left as it is.
+        labels: int64 [rows].
+    """
+    losses = torch.empty(len(labels), dtype=_at_least_single(logits))
+    _over_rows(_cross_entropy, [logits, labels, losses], vocabulary)
+    return losses.sum()
+
+
+def accumulate(total: Tensor, part: Tensor) -> None:
+    """total += part, both [rows, columns]."""
+    _over_rows(_accumulate, [total, part])
+
+
+def transpose(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [rows, columns] as contiguous [columns, rows] of another type."""
+    turned = torch.empty(x.shape[1], x.shape[0], dtype=dtype)
+    _transpose(_array(turned), _array(x))
+    return turned
+
+
+def _angles(rows: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    if turn is not None:
+        return turn
+    none = torch.empty(len(rows), 0, dtype=_at_least_single(rows))
+    return none, none
+
+
+def _at_least_single(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _scalar(like: Tensor, value: float) -> Any:
+    """A number that doesn't make numba compute fp32 arrays in float64."""
+    return value if like.dtype == torch.float64 else np.float32(value)
+
+
+def _array(x: Any) -> Any:
+    """A tensor's memory as an array, bfloat16 as its bits; what isn't a tensor as it is."""
+    if not isinstance(x, Tensor):
+        return x
+    return (x.detach().view(torch.uint16) if x.dtype == torch.bfloat16 else x.detach()).numpy()
+
+
+def _over_rows(
+    kernel: Callable[..., None], tensors: Sequence[Tensor], *others: Any, sums: Tensor | None = None
+) -> None:
+    """Calls a loop on the same rows of all `tensors`, on as many threads as torch has.
+
+    Args:
+        sums: a row for every `ROWS` rows, which the loop adds to, its last argument.
+    """
+    arrays, rest = [_array(tensor) for tensor in tensors], [_array(other) for other in others]
+    rows, threads = len(arrays[0]), torch.get_num_threads()
+    if threads == 1 or max(tensor.numel() for tensor in tensors) < SMALL:
+        threads = 1
+    step = ROWS if sums is not None else max(1, -(-rows // threads))
+    partial = None if sums is None else _array(sums)
+
+    def work(start: int) -> None:
+        more = [] if partial is None else [partial[start // step]]
+        kernel(*(array[start : start + step] for array in arrays), *rest, *more)
+
+    if threads == 1:
+        for start in range(0, rows, step):
+            work(start)
+    else:
+        list(_pool(threads).map(work, range(0, rows, step)))
+
+
+@lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="mlmclm-kernels")
