@@ -384,7 +384,7 @@ def to_blocks(
         turn: cosines and sines, [T, width / 2] each, of the angles by which vectors are turned (rotary embedding, whose two
             coordinates are a vector's halves); None to leave them.
     """
-    full = slots == index.numel()
+    full = slots == index.numel() and int(index.min()) >= 0
     blocks = (torch.empty if full else torch.zeros)(slots, rows.shape[2], dtype=rows.dtype)
     cos, sin = _angles(rows, turn)
     loop = _turning(cos.shape[1], index.shape[1])[0]
