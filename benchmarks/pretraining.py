@@ -2,7 +2,8 @@
 
 One model (8 layers x 512, vocabulary 32,768), 16 blocks of 512 tokens a step, bf16 autocast, two cores. Four ways to train it, each
 in processes of its own, one after the other: Trainer with two threads; a bare loop of this project's model in one one-thread
-process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch.
+process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch, under
+ZeRO 0 (nothing is shared out, which is the fastest where the model fits) and ZeRO 1.
 Tokens a second are medians over steps after the first ones. Tokens are random: speed does not depend on them.
 """
 
@@ -39,8 +40,8 @@ STAGE_STEPS = 20
 """Of a Ray Train run; the last ten count."""
 
 
-def corpus(folder: Path) -> PreparedCorpus:
-    """Random tokens as a prepared corpus."""
+def corpus(folder: Path, length: int = LENGTH) -> PreparedCorpus:
+    """Random tokens as a prepared corpus of blocks of a length."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -52,10 +53,10 @@ def corpus(folder: Path) -> PreparedCorpus:
     tokenizer.save_pretrained(str(folder / "tokenizer"))
     chance = np.random.default_rng(0)
     for name, blocks in (("train", 2048), ("validation", BATCH)):
-        chance.integers(4, VOCABULARY, (blocks, LENGTH), dtype=np.uint16).tofile(folder / f"{name}.bin")
-    train, validation = (Blocks(folder / f"{name}.bin", LENGTH, "<u2") for name in ("train", "validation"))
+        chance.integers(4, VOCABULARY, (blocks, length), dtype=np.uint16).tofile(folder / f"{name}.bin")
+    train, validation = (Blocks(folder / f"{name}.bin", length, "<u2") for name in ("train", "validation"))
     return PreparedCorpus(
-        "benchmark", folder, folder / "tokenizer", "benchmark", LENGTH, train, validation, 1, 2048 * LENGTH, VOCABULARY
+        "benchmark", folder, folder / "tokenizer", "benchmark", length, train, validation, 1, 2048 * length, VOCABULARY
     )
 
 
@@ -127,7 +128,7 @@ def bare(folder: Path, objective: str) -> float:
     return BATCH // 2 * LENGTH / statistics.median(np.diff(times)[1:])
 
 
-def stage(folder: Path, objective: str, workers: int) -> tuple[float, float]:
+def stage(folder: Path, objective: str, workers: int, zero: int = 0) -> tuple[float, float]:
     """Tokens a second of a Ray Train and DeepSpeed run, and the share of a step spent waiting for data."""
     from mlmclm.pretraining.launch import prepare_environment, run_stage
     from mlmclm.service.ray_cluster import ray_session
@@ -135,7 +136,7 @@ def stage(folder: Path, objective: str, workers: int) -> tuple[float, float]:
     prepared = corpus(folder)
     recipe = Recipe(
         block_length=LENGTH, batch=BATCH // 2 * workers, peak_learning_rate=1e-4, warmup_steps=2, decay_steps=2,
-        workers=workers, checkpoint_every=10**6, evaluate_every=10**6, evaluation_blocks=2, max_failures=0,
+        workers=workers, zero_stage=zero, checkpoint_every=10**6, evaluate_every=10**6, evaluation_blocks=2, max_failures=0,
     )  # fmt: skip
     mark = fingerprint(recipe, prepared.key, VOCABULARY)
     plan = make_plan([parse(f"{SIZE}-{objective}-{STAGE_STEPS}")], recipe)
@@ -172,13 +173,14 @@ def main() -> None:
         "(the best of bf16 products of 2,048 to 4,096 rows, measured in this run).",
         f"Model: 8 layers x 512, vocabulary {VOCABULARY:,}, {BATCH} x {LENGTH} tokens a step, bf16 autocast. Tokens a second:",
         "",
-        "| objective | Trainer, 2 threads | bare loop, 1 thread | Ray + DeepSpeed, 1 worker | 2 workers | over Trainer "
+        "| objective | Trainer, 2 threads | bare loop, 1 thread | Ray + DeepSpeed, 1 worker | 2 workers | 2, ZeRO 1 | over Trainer "
         "| Ray + DeepSpeed cost | 2 over 1 | data wait | share of peak |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for objective in ("mlm40", "clm"):
         (peer,), (loop,) = measure("trainer", objective), measure("bare", objective)
         (one, _), (two, wait) = measure("one", objective), measure("two", objective)
+        (shared, _) = measure("zero1", objective)
         tokens = BATCH * LENGTH
         labelled = round(tokens * (0.4 if objective == "mlm40" else (LENGTH - 1) / LENGTH))
         flops = training_flops(
@@ -190,7 +192,7 @@ def main() -> None:
             causal=objective == "clm",
         )
         lines.append(
-            f"| {objective} | {peer:,.0f} | {loop:,.0f} | {one:,.0f} | {two:,.0f} | {two / peer:.2f} | {1 - one / loop:.1%} "
+            f"| {objective} | {peer:,.0f} | {loop:,.0f} | {one:,.0f} | {two:,.0f} | {shared:,.0f} | {two / peer:.2f} | {1 - one / loop:.1%} "
             f"| {two / one:.2f} | {wait:.2%} | {two * flops / tokens / peak:.0%} |"
         )
     lines += [
@@ -207,8 +209,8 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
             way, objective = sys.argv[1:]
-            if way in ("one", "two"):
-                answer = list(stage(Path(place), objective, 1 if way == "one" else 2))
+            if way in ("one", "two", "zero1"):
+                answer = list(stage(Path(place), objective, 1 if way == "one" else 2, 1 if way == "zero1" else 0))
             else:
                 answer = [{"trainer": trainer, "bare": bare}[way](Path(place), objective)]
         print(json.dumps(answer))

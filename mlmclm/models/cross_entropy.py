@@ -50,7 +50,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
         whole = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)
         buffer = whole[:, : len(weight)]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        grad_hidden, grad_weight = (torch.empty_like(hidden), torch.zeros_like(weight)) if needed else (None, None)
+        grad_hidden, grad_weight = (torch.empty_like(hidden), torch.empty_like(weight)) if needed else (None, None)
+        if grad_weight is not None and len(labels) == 0:
+            grad_weight.zero_()
         for start in range(0, len(labels), CHUNK):
             rows, target = hidden[start : start + CHUNK].to(kind), labels[start : start + CHUNK]
             count = len(target)
@@ -69,7 +71,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
             grad_hidden[start : start + count] = (logits @ matrix)[:count]
             part = logits.t() @ rows
             if hidden.device.type == "cpu":
-                kernels.accumulate(grad_weight, part)
+                kernels.accumulate(grad_weight, part, first=start == 0)
+            elif start == 0:
+                grad_weight.copy_(part)
             else:
                 grad_weight += part
         if needed:

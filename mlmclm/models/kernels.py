@@ -317,10 +317,14 @@ def _cross_entropy(logits: Array, labels: Array, losses: Array, vocabulary: int)
 
 
 @_compiled(_FAST)
-def _accumulate(total: Array, part: Array) -> None:
+def _accumulate(total: Array, part: Array, first: bool) -> None:
     for t in range(total.shape[0]):
-        for i in range(total.shape[1]):
-            _put(total, (t, i), _wide(total[t, i]) + _wide(part[t, i]))
+        if first:
+            for i in range(total.shape[1]):
+                _put(total, (t, i), _wide(part[t, i]))
+        else:
+            for i in range(total.shape[1]):
+                _put(total, (t, i), _wide(total[t, i]) + _wide(part[t, i]))
 
 
 @_compiled(_FAST)
@@ -430,9 +434,9 @@ def cross_entropy(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
     return losses.sum()
 
 
-def accumulate(total: Tensor, part: Tensor) -> None:
-    """total += part, both [rows, columns]."""
-    _over_rows(_accumulate, [total, part])
+def accumulate(total: Tensor, part: Tensor, *, first: bool) -> None:
+    """total += part, both [rows, columns]; the `first` part takes the place of what is there."""
+    _over_rows(_accumulate, [total, part], first)
 
 
 def transpose(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -341,7 +341,7 @@ def attend(
                 torch.bmm(qs[part, rows], ks[part, seen].transpose(1, 2), out=weight[part])
                 kernels.softmax(weight[part], keys[part], group.length, tile.start, causal)
                 used = weight[part] if mask is None else weight[part] * mask[part]
-                out[part, rows] = torch.bmm(used, vs[part, seen])
+                _product(used, vs[part, seen], out[part, rows])
             weights.append(weight)
             if mask is not None:
                 masks.append(mask)
@@ -382,11 +382,19 @@ def attend_backward(
                 grad_weight.mul_(masks[index][part])
             _gather_up(gv[part], torch.bmm(used.transpose(1, 2), up[part, rows]), tile)
             kernels.softmax_backward(grad_weight, weight[part])
-            gq[part, rows] = torch.bmm(grad_weight, ks[part, seen])
+            _product(grad_weight, ks[part, seen], gq[part, rows])
             _gather_up(gk[part], torch.bmm(grad_weight.transpose(1, 2), qs[part, rows]), tile)
     kernels.from_blocks(grad_q, query.rows, query.first, places, scale, kept.turn)
     kernels.from_blocks(grad_k, key.rows, key.first, key_places, 1.0, kept.turn)
     kernels.from_blocks(grad_v, value.rows, value.first, key_places, 1.0, None)
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Batched product into `out`, which may be a part of a tensor."""
+    if out.is_contiguous():
+        torch.bmm(left, right, out=out)
+    else:
+        out.copy_(torch.bmm(left, right))
 
 
 def _gather_up(sums: Tensor, part: Tensor, tile: Tile) -> None:
