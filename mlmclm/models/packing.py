@@ -4,7 +4,7 @@ A batch is one row of tokens, [1, T], where T is the number of real tokens round
 (oneDNN builds code for every shape that it has not seen). Embeddings, projections and feed-forward layers see only that
 row. Attention is per sequence: on a GPU torch's variable-length kernel; on the CPU the sequences, sorted by length and
 cut into groups of similar length, are gathered into [sequences, heads, length, width] for two batched products, and
-scattered back.
+scattered back. Either may be local, within a window.
 
 `Packing` holds what a batch's shape determines and is built once a batch; `encode` runs a model over it.
 """
@@ -206,13 +206,29 @@ class Packing:
         return self._rows[heads]
 
 
+def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
+    """bool [length, length], True where a query (row) sees a key: at a distance below `window`, and if causal not later."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position
+    return (distance < window) & (distance >= 0) if causal else distance.abs() < window
+
+
 def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, causal: bool, scale: float, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    *,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+    window: int | None = None,
 ) -> Tensor:
     """Attention within each sequence of a packed row.
 
     Args:
         query: [1, heads, T, width]; key and value [1, key-value heads, T, width].
+        window: positions at this distance or more are hidden.
 
     Returns:
         [1, T, heads, width]; what stands at padding is unspecified but finite, and must not enter a loss.
@@ -223,10 +239,10 @@ def packed_attention(
     # [T, heads, width]; transformers' projections have this order in memory, so that no copy is made here
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     if query.device.type == "cuda":
-        return _on_gpu(query, key, value, packing, causal, scale, dropout).unsqueeze(0)
+        return _on_gpu(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
     with torch.autocast(query.device.type, enabled=False):
         apply: Any = _BlockAttention.apply
-        output: Tensor = apply(query, key, value, packing, causal, scale, dropout)
+        output: Tensor = apply(query, key, value, packing, causal, scale, dropout, window)
     return output.unsqueeze(0)
 
 
@@ -243,8 +259,9 @@ class _BlockAttention(torch.autograd.Function):
         causal: bool,
         scale: float,
         dropout: float,
+        window: int | None,
     ) -> Tensor:
-        output, kept = attend(query, key, value, packing, causal, scale, dropout)
+        output, kept = attend(query, key, value, packing, causal, scale, dropout, window)
         ctx.save_for_backward(*kept.tensors)
         ctx.settings = (packing, scale, kept.without_tensors())
         return output
@@ -253,7 +270,8 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         packing, scale, kept = ctx.settings
-        return (*attend_backward(grad, packing, scale, kept.with_tensors(ctx.saved_tensors)), None, None, None, None)
+        gradients = attend_backward(grad, packing, scale, kept.with_tensors(ctx.saved_tensors))
+        return (*gradients, None, None, None, None, None)
 
 
 @dataclass(frozen=True)
@@ -276,7 +294,14 @@ class Kept:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    window: int | None = None,
 ) -> tuple[Tensor, Kept]:
     """softmax(scale q k') v within each sequence, by products of one padded block a group; no autograd by itself.
 
@@ -285,6 +310,7 @@ def attend(
 
     Args:
         query: [T, heads, width]; key and value [T, key heads, width]; all of the type that is computed in.
+        window: positions at this distance or more are hidden.
 
     Returns:
         [T, heads, width], 0 at padding; and what the backward needs.
@@ -306,7 +332,7 @@ def attend(
         mask = torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout) if dropout else None
         for part in _parts(weight):
             scores = torch.bmm(qs[part], ks[part].transpose(1, 2))
-            _hide(scores, group, part, key_heads, causal)
+            _hide(scores, group, part, key_heads, causal, window)
             torch.softmax(scores, dim=-1, out=weight[part])
             torch.bmm(weight[part] if mask is None else weight[part] * mask[part], vs[part], out=out[part])
         weights.append(weight)
@@ -384,34 +410,49 @@ def _parts(weights: Tensor) -> list[slice]:
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def _hide(scores: Tensor, group: Group, part: slice, key_heads: int, causal: bool) -> None:
-    """Sets the scores of hidden keys to -inf, in place; every query keeps at least its sequence's first key.
+def _hide(scores: Tensor, group: Group, part: slice, key_heads: int, causal: bool, window: int | None) -> None:
+    """Sets the scores of hidden keys to -inf, in place; every query keeps at least one key.
 
     Args:
         scores: the rows `part` of a group's [sequences * key heads, repeat * length, length].
     """
-    if causal:
-        square = scores.view(-1, group.length, group.length)
+    square = scores.view(-1, group.length, group.length)
+    local = window is not None and window < group.length
+    if window is not None and local:
+        seen = near(group.length, causal, window, scores.device)
+        square.add_(torch.zeros(seen.shape, dtype=scores.dtype).masked_fill_(~seen, float("-inf")))
+    elif causal:
         later = torch.full((group.length, group.length), float("-inf"), dtype=scores.dtype).triu_(1)
         square.add_(later)
-    elif group.bias is not None:
+    if not causal and group.bias is not None:
         bias = group.bias.to(scores.dtype)  # [sequences, 1, length]
         scores.add_(bias[torch.arange(part.start, part.stop) // key_heads])
+        if local:
+            # A padding query whose window ends behind the sequence sees itself.
+            own = square.diagonal(dim1=1, dim2=2)
+            own.masked_fill_(own == float("-inf"), 0)
 
 
 def _on_gpu(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    window: int | None,
 ) -> Tensor:
     """[T, heads, width] by the variable-length kernel; in fp32, or with dropout, by torch's padded attention."""
     grouped = query.shape[1] != key.shape[1]
     if query.dtype in (torch.bfloat16, torch.float16) and not dropout:
         from torch.nn.attention.varlen import varlen_attn
 
-        window = (-1, 0) if causal else (-1, -1)
+        reach = -1 if window is None else window - 1  # the kernel's windows include their ends; -1 is no end
         ends, longest = packing.cumulative, packing.longest
         attended: Tensor = varlen_attn(  # type: ignore[assignment]
             query.contiguous(), key.contiguous(), value.contiguous(), ends, ends, longest, longest,
-            scale=scale, window_size=window, enable_gqa=grouped,
+            scale=scale, window_size=(reach, 0 if causal else reach), enable_gqa=grouped,
         )  # fmt: skip
         return attended
     longest = int(packing.lengths.max())
@@ -421,8 +462,10 @@ def _on_gpu(
     index = torch.where(real, packing.first_tokens[:, None] + position, packing.tokens)
     q, k, v = (tensor[index].transpose(1, 2) for tensor in (query, key, value))  # [S, heads, longest, width]
     mask = real[:, None, None, :]
-    if causal:
-        mask = mask & torch.ones(longest, longest, dtype=torch.bool, device=query.device).tril()
+    if causal or window is not None:
+        seen = near(longest, causal, longest if window is None else window, query.device)
+        # Padding sees itself, so that every row of the softmax has a term.
+        mask = (mask & seen) | torch.eye(longest, dtype=torch.bool, device=query.device)
     attended = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
     )
