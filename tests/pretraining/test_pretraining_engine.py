@@ -86,9 +86,13 @@ def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> None:
         )
         for rank in range(world)
     ]  # fmt: skip
-    for process in processes:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output[-3000:]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=500)
+            assert process.returncode == 0, output[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def case(name: str, **given: Any) -> dict[str, Any]:
