@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.files import read_json
 from mlmclm.models.sizes import SIZES, parameters
 from mlmclm.pipeline import Prepared
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
     from mlmclm.corpora.prepare import PreparedCorpus
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.family import Prepared as PreparedTask
+
+SAMPLED_BLOCKS = 1024
+"""Blocks of a corpus whose documents stand for all where FLOPs are counted."""
 
 
 def card_facts(prepared: Prepared, name: ModelName) -> dict[str, Any]:
@@ -45,7 +53,7 @@ def state_facts(
         "causal": objective is not None and objective.causal,
         "steps": state.step,
         "tokens": state.step * recipe.batch * recipe.block_length,
-        "flops": flops(state, recipe, corpus.vocabulary),
+        "flops": flops(state, recipe, corpus),
         "recipe": recipe.identity(),
         "corpus": {
             "source": source,
@@ -74,9 +82,16 @@ def stage_texts(name: ModelName, decay_steps: int) -> Iterator[str]:
         start = stop
 
 
-def flops(state: State, recipe: Recipe, vocabulary: int) -> int:
+def flops(state: State, recipe: Recipe, corpus: PreparedCorpus) -> int:
     """Model FLOPs of a state's whole history (`studies.costs.leg_flops`)."""
-    return sum(leg_flops(state.size, leg, recipe, vocabulary) for leg in state.legs)
+    documents = _some_documents(corpus) if recipe.isolate_documents else None
+    return sum(leg_flops(state.size, leg, recipe, corpus.vocabulary, documents) for leg in state.legs)
+
+
+def _some_documents(corpus: PreparedCorpus) -> NDArray[np.int64]:
+    """Lengths of the documents in blocks from all over the training part."""
+    rows = np.linspace(0, len(corpus.train) - 1, min(len(corpus.train), SAMPLED_BLOCKS)).astype(np.int64)
+    return document_lengths(corpus.train.take(rows), special_ids(corpus.tokenizer)["eos"])
 
 
 def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask], command: str) -> StudyFacts:
@@ -136,7 +151,7 @@ def _model_facts(prepared: Prepared, name: ModelName) -> ModelFacts:
         parameters=parameters(SIZES[name.size], prepared.corpus.vocabulary),
         steps=state.step,
         tokens=state.step * recipe.batch * recipe.block_length,
-        flops=flops(state, recipe, prepared.corpus.vocabulary),
+        flops=flops(state, recipe, prepared.corpus),
         validation_loss=validation[-1][1] if validation else None,
         curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),
         validation_curve=validation,

@@ -53,6 +53,8 @@ class Architecture:
     """The configuration under which the weights are a causal decoder."""
     decoder_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
     """The decoder's weights by its names for them; None where they are the encoder's."""
+    isolates: bool = False
+    """Whether its forward takes `position_ids` and hands `packing` on to attention, so that documents in a block can be kept apart."""
 
 
 def _eurobert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> EuroBertConfig:
@@ -138,12 +140,12 @@ def _split(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "eurobert": Architecture(EuroBertForMaskedLM, _llama),
-    "modernbert": Architecture(ModernBertForMaskedLM, _modernbert_decoder, _split),
+    "eurobert": Architecture(EuroBertForMaskedLM, _llama, isolates=True),
+    "modernbert": Architecture(ModernBertForMaskedLM, _modernbert_decoder, _split, isolates=True),
     # Only to continue from: transformers has no masked language model of theirs, but their own class attends in both directions
     # where the configuration says that it is not causal.
-    "qwen2": Architecture(Qwen2ForCausalLM, _causal),
-    "qwen3": Architecture(Qwen3ForCausalLM, _causal),
+    "qwen2": Architecture(Qwen2ForCausalLM, _causal, isolates=True),
+    "qwen3": Architecture(Qwen3ForCausalLM, _causal, isolates=True),
 }
 FRESH: dict[str, Callable[[Size, PreTrainedTokenizerFast, int], PreTrainedConfig]] = {
     "eurobert": _eurobert,

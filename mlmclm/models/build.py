@@ -14,7 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from mlmclm.models.architectures import ARCHITECTURES, FRESH, final_states
 from mlmclm.models.attention import LONGEST_WRITTEN_OUT, use_attention
 from mlmclm.models.block import fits, run_blocks
-from mlmclm.models.cross_entropy import LabelledCrossEntropyHead, _SummedCrossEntropy
+from mlmclm.models.compilation import compile_layers
+from mlmclm.models.cross_entropy import LabelledCrossEntropyHead, summed_cross_entropy
+from mlmclm.models.encoder import encode
 from mlmclm.models.packing import Packing
 from mlmclm.models.sizes import SIZES
 
@@ -51,14 +53,12 @@ class BiasedHead(LabelledCrossEntropyHead):
         super().__init__(weight)
         self.bias = bias
 
-    def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool) -> Tensor:
+    def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool, count: bool = False) -> Tensor:
         """As without a bias."""
         one = hidden.new_tensor([1.0] + [0.0] * (ALIGNMENT - 1)).expand(len(hidden), -1)
         columns = functional.pad(self.bias.unsqueeze(1), (0, ALIGNMENT - 1))  # [vocabulary, ALIGNMENT]
-        total: Tensor = _SummedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            torch.cat((hidden, one), 1), torch.cat((self.weight, columns), 1), labels, bf16, torch.is_grad_enabled()
-        )
-        return total
+        wider = torch.cat((hidden, one), 1), torch.cat((self.weight, columns), 1)
+        return summed_cross_entropy(*wider, labels, bf16=bf16, count=count)
 
 
 class PretrainingModel(nn.Module):
@@ -67,10 +67,22 @@ class PretrainingModel(nn.Module):
     The weights keep the names of the Hugging Face model (`weights_of(.model)`).
     """
 
-    def __init__(self, model: PreTrainedModel, *, precision: str, activation_checkpointing: bool = False) -> None:
-        """`activation_checkpointing`: keep each layer's input only, and compute the layer again in the backward pass."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        precision: str,
+        activation_checkpointing: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        """Takes over `model`.
+
+        Args:
+            activation_checkpointing: keep each layer's input only, and compute the layer again in the backward pass.
+            compiled: run each layer through torch.compile; on the CPU that takes the place of this project's fused block.
+        """
         super().__init__()
-        use_attention(model)
+        use_attention(model, compiled=compiled)
         linear = model.get_output_embeddings()
         head = (
             LabelledCrossEntropyHead(linear.weight) if linear.bias is None else BiasedHead(linear.weight, linear.bias)
@@ -78,30 +90,48 @@ class PretrainingModel(nn.Module):
         model.set_output_embeddings(head)
         self.model = model
         self.bf16 = precision == "bf16-autocast"
-        self.checkpointing = activation_checkpointing
-        if activation_checkpointing:
+        self.compiled = compiled
+        self.fused = not compiled and not activation_checkpointing
+        """Whether the CPU computes in this project's block, where it has one."""
+        if compiled:
+            compile_layers(model.model.layers, again=activation_checkpointing)
+        elif activation_checkpointing:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
-    def forward(self, input_ids: Tensor, labels: Tensor, causal: bool) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, causal: bool, packing: Packing | None = None, count: bool = False
+    ) -> Tensor:
         """Sum of -ln p(label) in nats over the positions whose label isn't -100, an fp32 scalar.
 
         Args:
             input_ids: int64 [sequences, length].
             labels: int64 [sequences, length], aligned with the position whose output predicts them.
             causal: whether a position sees earlier ones only.
+            packing: where documents lie in the concatenated sequences (a `Packing.of`): attention stays within each, and
+                positions start anew. By default a sequence is one document.
+            count: give fp64 [2], that sum and the number of these positions whose most probable token is the label; has no
+                gradient.
         """
         with self._autocast(input_ids.device.type):
-            fused = input_ids.device.type == "cpu" and input_ids.shape[1] <= LONGEST_WRITTEN_OUT
-            if fused and not self.checkpointing and fits(self.model.model):
-                packing = Packing.uniform(*input_ids.shape)
-                hidden = run_blocks(self.model.model, input_ids.view(1, -1), packing, causal=causal)
-            else:
-                hidden = final_states(self.model.model, input_ids, causal=causal).flatten(0, 1)
-        # hidden: [sequences * length, hidden]
+            hidden = self._final_states(input_ids, causal, packing)  # [sequences * length, hidden]
         where = (labels.flatten() != -100).nonzero().flatten()
-        return self.model.get_output_embeddings()(
-            self._before_head(hidden[where]), labels.flatten()[where], bf16=self.bf16
+        summed: Tensor = self.model.get_output_embeddings()(
+            self._before_head(hidden[where]), labels.flatten()[where], bf16=self.bf16, count=count
         )
+        return summed
+
+    def _final_states(self, input_ids: Tensor, causal: bool, packing: Packing | None) -> Tensor:
+        """[at least sequences * length, hidden]."""
+        longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
+        fused = self.fused and input_ids.device.type == "cpu" and longest <= LONGEST_WRITTEN_OUT
+        fused = fused and fits(self.model.model)
+        if packing is not None:
+            row = functional.pad(input_ids.reshape(1, -1), (0, packing.padded_tokens - packing.tokens))
+            return encode(self.model.model, row, packing, causal=causal, fused=fused)
+        if fused:
+            uniform = Packing.uniform(*input_ids.shape)
+            return run_blocks(self.model.model, input_ids.view(1, -1), uniform, causal=causal)
+        return final_states(self.model.model, input_ids, causal=causal).flatten(0, 1)
 
     def _before_head(self, hidden: Tensor) -> Tensor:
         """What the LM head gets, from final hidden states [positions, hidden]."""

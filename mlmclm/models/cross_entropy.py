@@ -29,21 +29,32 @@ class LabelledCrossEntropyHead(nn.Module):
         super().__init__()
         self.weight = weight
 
-    def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool) -> Tensor:
+    def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool, count: bool = False) -> Tensor:
         """Sum of -ln softmax(hidden weight')[label], an fp32 scalar.
 
         Args:
             hidden: [positions, hidden].
             labels: int64 [positions], none of them -100.
             bf16: multiply in bfloat16 (sums and softmax stay fp32).
+            count: give fp64 [2], that sum and the number of positions whose largest logit is the label's; has no gradient.
         """
-        total: Tensor = _SummedCrossEntropy.apply(hidden, self.weight, labels, bf16, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
-        return total
+        return summed_cross_entropy(hidden, self.weight, labels, bf16=bf16, count=count)
+
+
+def summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, bf16: bool, count: bool) -> Tensor:
+    """`LabelledCrossEntropyHead.forward` with a weight [vocabulary, hidden]."""
+    hits = torch.zeros((), dtype=torch.int64, device=hidden.device) if count else None
+    needed = torch.is_grad_enabled() and not count
+    with torch.set_grad_enabled(needed):
+        total: Tensor = _SummedCrossEntropy.apply(hidden, weight, labels, bf16, needed, hits)  # type: ignore[no-untyped-call]
+    return total if hits is None else torch.stack((total.double(), hits.double()))
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, bf16: bool, needed: bool) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, bf16: bool, needed: bool, hits: Tensor | None
+    ) -> Tensor:
         kind = torch.bfloat16 if bf16 else weight.dtype
         matrix = weight.to(kind)  # [vocabulary, hidden]
         size = min(CHUNK, -(-len(labels) // ROUND) * ROUND)
@@ -61,6 +72,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 rows = torch.cat((rows, rows.new_zeros(padding, rows.shape[1])))
             logits = buffer[: count + padding]
             torch.mm(rows, matrix.t(), out=logits)
+            if hits is not None:
+                hits += (logits[:count].argmax(1) == target).sum()
             if hidden.device.type == "cpu":
                 total += kernels.cross_entropy(whole[:count], len(weight), target)
             else:
@@ -81,9 +94,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * upstream[0], grad_weight * upstream[0], None, None, None
+        return grad_hidden * upstream[0], grad_weight * upstream[0], None, None, None, None
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

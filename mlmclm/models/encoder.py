@@ -22,18 +22,19 @@ def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing, paddin
     return torch.from_numpy(ids).to(packing.device)
 
 
-def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
+def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, fused: bool = True) -> Tensor:
     """Final hidden states of a transformers base model (EuroBERT, Llama, Qwen, ModernBERT) over a packed batch.
 
     Args:
         model: selected by `mlmclm.models.attention.use_attention`; its weights say nothing of the direction.
         input_ids: [1, T] of `pack_ids`.
         causal: hide later positions of the same sequence.
+        fused: compute in this project's block on the CPU, where the model has one.
 
     Returns:
         [T, hidden]; rows from `packing.tokens` on are padding.
     """
-    if packing.device.type == "cpu" and fits(model):
+    if fused and packing.device.type == "cpu" and fits(model):
         return run_blocks(model, input_ids, packing, causal=causal)
     states = final_states(
         model,

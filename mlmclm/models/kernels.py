@@ -30,6 +30,8 @@ ROWS = 256
 """Rows whose sums are taken together, whatever the number of threads."""
 _TILE = 32
 """Rows and columns that are transposed together, within the first-level cache."""
+ANY_DISTANCE = 1 << 40
+"""Further apart than any two positions."""
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it saves."""
 _SUMS = {"reassoc", "contract", "nsz", "arcp"}
@@ -268,21 +270,24 @@ def _turning(half: int, heads: int) -> tuple[Callable[..., None], Callable[..., 
 
 
 @_compiled(_SUMS)
-def _softmax(scores: Array, keys: Array, length: int, origin: int, causal: bool, like: Array) -> None:
+def _softmax(scores: Array, keys: Array, length: int, origin: int, causal: bool, window: int, like: Array) -> None:
     values = np.empty(scores.shape[2], like.dtype)
     for n in range(scores.shape[0]):
         for r in range(scores.shape[1]):
-            seen = min(keys[n], origin + r % length + 1) if causal else keys[n]
-            row = scores[n, r, :seen]
+            position = origin + r % length
+            stop = min(keys[n], position + (1 if causal else window))
+            start = max(0, min(position - window + 1, stop - 1))  # padding sees a key too
+            row = scores[n, r, start:stop]
             largest = _largest(row)
             total = largest * _ZERO
-            for i in range(seen):
+            for i in range(stop - start):
                 values[i] = _exp(_wide(row[i]) - largest)
                 total += values[i]
             share = _ONE / total
-            for i in range(seen):
+            for i in range(stop - start):
                 _put(row, i, values[i] * share)
-            scores[n, r, seen:] = 0
+            scores[n, r, :start] = 0
+            scores[n, r, stop:] = 0
 
 
 @_compiled(_SUMS)
@@ -405,16 +410,18 @@ def from_blocks(
     _over_rows(loop, [index, rows, cos, sin], blocks, first, _scalar(blocks, scale))
 
 
-def softmax(scores: Tensor, keys: Tensor, length: int, origin: int, causal: bool) -> None:
+def softmax(scores: Tensor, keys: Tensor, length: int, origin: int, causal: bool, window: int | None = None) -> None:
     """Softmax over the keys that a row sees, in place; 0 for the others.
 
     Args:
         scores: [sequences, rows, keys]; row r is the query at position `origin` + r modulo `length`.
         keys: int64 [sequences], how many keys are real.
         causal: a query sees no later position.
+        window: a query sees no position at this distance or more.
     """
+    window = ANY_DISTANCE if window is None else window
     like = np.empty(0, np.float64 if scores.dtype == torch.float64 else np.float32)
-    _over_rows(_softmax, [scores, keys], length, origin, causal, like)
+    _over_rows(_softmax, [scores, keys], length, origin, causal, window, like)
 
 
 def softmax_backward(grad: Tensor, weights: Tensor) -> None:

@@ -4,7 +4,7 @@ A batch is one row of tokens, [1, T], where T is the number of real tokens round
 (oneDNN builds code for every shape that it has not seen). Embeddings, projections and feed-forward layers see only that
 row. Attention is per sequence: on a GPU torch's variable-length kernel; on the CPU the sequences, sorted by length and
 cut into groups of similar length, are gathered into [sequences, heads, length, width] for two batched products, and
-scattered back.
+scattered back. Either may be local, within a window.
 
 `Packing` holds what a batch's shape determines and is built once a batch; `encode` runs a model over it.
 """
@@ -217,13 +217,29 @@ class Heads(NamedTuple):
     number: int
 
 
+def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
+    """bool [length, length], True where a query (row) sees a key: at a distance below `window`, and if causal not later."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position
+    return (distance < window) & (distance >= 0) if causal else distance.abs() < window
+
+
 def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, causal: bool, scale: float, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    *,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+    window: int | None = None,
 ) -> Tensor:
     """Attention within each sequence of a packed row.
 
     Args:
         query: [1, heads, T, width]; key and value [1, key-value heads, T, width].
+        window: positions at this distance or more are hidden.
 
     Returns:
         [1, T, heads, width]; what stands at padding is unspecified but finite, and must not enter a loss.
@@ -234,10 +250,10 @@ def packed_attention(
     # [T, heads, width]; transformers' projections have this order in memory, so that no copy is made here
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     if query.device.type == "cuda":
-        return _on_gpu(query, key, value, packing, causal, scale, dropout).unsqueeze(0)
+        return _on_gpu(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
     with torch.autocast(query.device.type, enabled=False):
         apply: Any = _BlockAttention.apply
-        output: Tensor = apply(query, key, value, packing, causal, scale, dropout)
+        output: Tensor = apply(query, key, value, packing, causal, scale, dropout, window)
     return output.unsqueeze(0)
 
 
@@ -254,9 +270,10 @@ class _BlockAttention(torch.autograd.Function):
         causal: bool,
         scale: float,
         dropout: float,
+        window: int | None,
     ) -> Tensor:
         q, k, v = (Heads(rows.contiguous(), 0, rows.shape[1]) for rows in (query, key, value))
-        output, kept = attend(q, k, v, packing, causal, scale, dropout)
+        output, kept = attend(q, k, v, packing, causal, scale, dropout, window=window)
         ctx.save_for_backward(*kept.tensors)
         ctx.settings = (packing, scale, kept.without_tensors())
         return output
@@ -268,7 +285,7 @@ class _BlockAttention(torch.autograd.Function):
         grads = [Heads(grad.new_empty(len(grad), count, kept.width), 0, count) for count in kept.counts]
         kept = kept.with_tensors(ctx.saved_tensors)
         attend_backward(grad.contiguous(), packing, scale, kept, *grads)
-        return (*(heads.rows for heads in grads), None, None, None, None)
+        return (*(heads.rows for heads in grads), None, None, None, None, None)
 
 
 @dataclass(frozen=True)
@@ -311,12 +328,14 @@ def attend(
     scale: float,
     dropout: float,
     turn: tuple[Tensor, Tensor] | None = None,
+    window: int | None = None,
 ) -> tuple[Tensor, Kept]:
     """softmax(scale q k') v within each sequence, by products of one padded block a group; no autograd by itself.
 
     Args:
         query, key, value: vectors of the type that is computed in.
         turn: cosines and sines, [T, width / 2] each, of the rotary embedding of queries and keys; None where they have theirs.
+        window: positions at this distance or more are hidden.
 
     Returns:
         [T, heads, width], 0 at padding; and what the backward needs.
@@ -339,7 +358,7 @@ def attend(
             mask = torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout) if dropout else None
             for part in _parts(weight):
                 torch.bmm(qs[part, rows], ks[part, seen].transpose(1, 2), out=weight[part])
-                kernels.softmax(weight[part], keys[part], group.length, tile.start, causal)
+                kernels.softmax(weight[part], keys[part], group.length, tile.start, causal, window)
                 used = weight[part] if mask is None else weight[part] * mask[part]
                 _product(used, vs[part, seen], out[part, rows])
             weights.append(weight)
@@ -439,18 +458,25 @@ def _tiles(group: Group, repeat: int, causal: bool) -> list[Tile]:
 
 
 def _on_gpu(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    window: int | None,
 ) -> Tensor:
     """[T, heads, width] by the variable-length kernel; in fp32, or with dropout, by torch's padded attention."""
     grouped = query.shape[1] != key.shape[1]
     if query.dtype in (torch.bfloat16, torch.float16) and not dropout:
         from torch.nn.attention.varlen import varlen_attn
 
-        window = (-1, 0) if causal else (-1, -1)
+        reach = -1 if window is None else window - 1  # the kernel's windows include their ends; -1 is no end
         ends, longest = packing.cumulative, packing.longest
         attended: Tensor = varlen_attn(  # type: ignore[assignment]
             query.contiguous(), key.contiguous(), value.contiguous(), ends, ends, longest, longest,
-            scale=scale, window_size=window, enable_gqa=grouped,
+            scale=scale, window_size=(reach, 0 if causal else reach), enable_gqa=grouped,
         )  # fmt: skip
         return attended
     longest = int(packing.lengths.max())
@@ -460,8 +486,10 @@ def _on_gpu(
     index = torch.where(real, packing.first_tokens[:, None] + position, packing.tokens)
     q, k, v = (tensor[index].transpose(1, 2) for tensor in (query, key, value))  # [S, heads, longest, width]
     mask = real[:, None, None, :]
-    if causal:
-        mask = mask & torch.ones(longest, longest, dtype=torch.bool, device=query.device).tril()
+    if causal or window is not None:
+        seen = near(longest, causal, longest if window is None else window, query.device)
+        # Padding sees itself, so that every row of the softmax has a term.
+        mask = (mask & seen) | torch.eye(longest, dtype=torch.bool, device=query.device)
     attended = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
     )

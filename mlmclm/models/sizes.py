@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 GLOBAL_EVERY = 3
 """ModernBERT's layers 0, 3, 6, ... attend globally, the others locally."""
@@ -82,7 +86,16 @@ def parameters(size: Size, vocabulary: int) -> int:
     return vocabulary * size.hidden + size.layers * (attention + feed_forward + 2 * size.hidden) + size.hidden
 
 
-def training_flops(size: Size, *, tokens: int, labelled: int, length: int, vocabulary: int, causal: bool) -> int:
+def training_flops(
+    size: Size,
+    *,
+    tokens: int,
+    labelled: int,
+    length: int,
+    vocabulary: int,
+    causal: bool,
+    documents: npt.NDArray[Any] | None = None,
+) -> int:
     """Model FLOPs of training: 6 per weight and token in the blocks, 6 per weight and labelled token in the LM head, attention as computed.
 
     Args:
@@ -90,10 +103,13 @@ def training_flops(size: Size, *, tokens: int, labelled: int, length: int, vocab
         labelled: tokens at which the loss is taken, the only ones whose logits are computed.
         length: block length; attention costs 12 * length * hidden per token and layer, half of it when causal; in a layer with local
             attention no more than a window's.
+        documents: where attention stays within documents, lengths of some that stand for all; they take the place of `length`.
     """
     blocks = parameters(size, 0) - size.hidden * (2 * size.layers + 1)
-    seen = length / (2 if causal else 1)
-    local = min(seen, size.window if causal else 2 * size.window + 1) if size.window else seen
-    attention = round(12 * size.hidden * ((size.layers - size.local_layers) * seen + size.local_layers * local))
+    lengths = np.array([length]) if documents is None else documents
+    seen = lengths / (2 if causal else 1)  # keys a token, by its document; likewise `local` where there is a window
+    local = np.minimum(seen, size.window if causal else 2 * size.window + 1) if size.window else seen
+    keys = ((size.layers - size.local_layers) * seen + size.local_layers * local) @ (lengths / lengths.sum())
+    attention = round(12 * size.hidden * float(keys))
     head = vocabulary * size.hidden + (size.hidden**2 if size.architecture == "modernbert" else 0)
     return tokens * (6 * blocks + attention) + 6 * labelled * head

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
@@ -23,8 +23,12 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
-from mlmclm.models.architectures import load_weights
+from mlmclm.corpora.segments import document_lengths
+from mlmclm.errors import UserError
+from mlmclm.models.architectures import ARCHITECTURES, load_weights
 from mlmclm.models.build import PretrainingModel
+from mlmclm.models.compilation import check_compiler
+from mlmclm.models.packing import Packing
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.studies.recipe import Recipe
 
@@ -100,6 +104,19 @@ def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, A
     return _merged(config, recipe.deepspeed)
 
 
+def check_isolation(model_type: str, recipe: Recipe) -> None:
+    """Refuses a recipe that isolates documents for an architecture that can't.
+
+    Raises:
+        UserError: it names the architectures that can.
+    """
+    if recipe.isolate_documents and not ARCHITECTURES[model_type].isolates:
+        able = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.isolates)
+        raise UserError(
+            f"recipe.isolate_documents: {model_type!r} models can't keep the documents of a block apart; set it to false, or use one of: {able}."
+        )
+
+
 def _merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Both mappings in one, nested ones too; where both have a value, `other`'s."""
     result = dict(base)
@@ -109,12 +126,32 @@ def _merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+class Evaluation(NamedTuple):
+    """Of the labelled tokens of some batches."""
+
+    loss: float
+    """Mean, in nats."""
+    accuracy: float
+    """Share whose most probable token is the label."""
+
+
 class Engine:
     """One worker's part of the training of one model."""
 
-    def __init__(self, model: PretrainingModel, recipe: Recipe, state: TrainingState) -> None:
-        """Takes up `state`: its weights, moments and step count; collective over all workers."""
+    def __init__(
+        self, model: PretrainingModel, recipe: Recipe, state: TrainingState, separator: int | None = None
+    ) -> None:
+        """Takes up `state`: its weights, moments and step count; collective over all workers.
+
+        Args:
+            separator: the token that documents end with, if they are isolated (`objectives.separator`).
+
+        Raises:
+            UserError: the model's architecture can't isolate documents, or torch.compile doesn't work here.
+        """
+        check_isolation(model.model.config.model_type, recipe)
         self.recipe = recipe
+        self.separator = separator
         self.world = distributed.get_world_size()
         self.rank = distributed.get_rank()
         self.stage = effective_stage(recipe, self.world)
@@ -144,6 +181,8 @@ class Engine:
         if self.sums_itself:
             self.engine.enable_backward_allreduce = False
         self.device = self.engine.device
+        if model.compiled:
+            check_compiler(self.device)
         self.micro = self.engine.train_micro_batch_size_per_gpu()
         self.accumulation = self.engine.gradient_accumulation_steps()
         self._take_up(state)
@@ -158,7 +197,7 @@ class Engine:
 
         Returns:
             This worker's summed loss, the global number of labelled tokens as a tensor, this worker's number of tokens, and the
-            norm of the whole gradient before clipping.
+            norm of the whole gradient before clipping (`recipe.loss_weights` are in the gradient, and not in the loss).
         """
         labelled = torch.tensor(sum(int((labels != -100).sum()) for _, labels in batches), device=self.device)
         distributed.all_reduce(labelled)
@@ -166,9 +205,11 @@ class Engine:
             group["lr"] = rate
         total = torch.zeros((), device=self.device)
         # DeepSpeed averages over workers and micro batches; what is wanted is the sum over the global batch by its labelled tokens.
-        scale = (1 if self.sums_itself else self.world) * self.accumulation / max(1, int(labelled))
+        scale = self.recipe.loss_weights.of(causal=causal) * self.accumulation / max(1, int(labelled))
+        if not self.sums_itself:
+            scale *= self.world
         for input_ids, labels in batches:
-            loss = self.engine(input_ids.to(self.device), labels.to(self.device), causal)
+            loss = self.engine(input_ids.to(self.device), labels.to(self.device), causal, self._packing(input_ids))
             total += loss.detach()
             self.engine.backward(loss * scale)
             if self.stage == 0 and self.engine.is_gradient_accumulation_boundary():
@@ -183,16 +224,33 @@ class Engine:
         return total, labelled, tokens, norm
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]], *, causal: bool) -> float:
-        """Mean loss in nats over the labelled tokens of all workers' batches; every worker must have the same number of them."""
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+    def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]], *, causal: bool) -> Evaluation:
+        """Over all workers' batches, of which every worker must have the same number.
+
+        Raises:
+            UserError: no token of them is labelled.
+        """
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, hits, labelled tokens
         self.engine.eval()
         for input_ids, labels in batches:
-            sums[0] += self.engine(input_ids.to(self.device), labels.to(self.device), causal)
-            sums[1] += (labels != -100).sum()
+            packing = self._packing(input_ids)
+            sums[:2] += self.engine(input_ids.to(self.device), labels.to(self.device), causal, packing, count=True)
+            sums[2] += (labels != -100).sum()
         self.engine.train()
         distributed.all_reduce(sums)
-        return float(sums[0] / sums[1])
+        loss, hits, labelled = sums.tolist()
+        if not labelled:
+            raise UserError(
+                f"recipe.evaluation_blocks: no token of the validation blocks is to be predicted; raise it (now {self.recipe.evaluation_blocks}) or "
+                "validate on more text."
+            )
+        return Evaluation(loss / labelled, hits / labelled)
+
+    def _packing(self, input_ids: Tensor) -> Packing | None:
+        """Where documents lie in a micro batch [micro, length] on the CPU, if they are isolated."""
+        if self.separator is None:
+            return None
+        return Packing.of(document_lengths(input_ids.numpy(), self.separator), self.device)
 
     def state(self, step: int) -> TrainingState | None:
         """The whole state, on the CPU; collective. Rank 0 gets it, the others None: a node may not hold several."""

@@ -65,7 +65,7 @@ class StageJob:
 
     @property
     def stop_path(self) -> Path:
-        """Written when the loss or its gradient is no longer finite; the stage ends without depositing anything more."""
+        """Written when a loss or its gradient is no longer finite; the stage ends without depositing anything more."""
         return Path(self.run_folder) / "stopped.json"
 
 

@@ -50,8 +50,9 @@ def run_stage(
         fingerprint: `studies.plans.fingerprint` of the recipe and the corpus.
 
     Raises:
-        UserError: the loss or its gradient is no longer finite.
-        EnvironmentFault: the workers failed more often than the recipe allows, or the cluster has no room for them.
+        UserError: a loss or its gradient is no longer finite, or the recipe asks for what the workers can't do.
+        EnvironmentFault: the workers failed more often than the recipe allows or once for want of memory, or the cluster has no
+            room for them.
     """
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -93,6 +94,7 @@ def run_stage(
             storage_path=str((folder / "ray_train").resolve()),
             failure_config=FailureConfig(max_failures=recipe.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=recipe.keep_checkpoints),
+            callbacks=[_stop_at_final_failures()],
         ),
     )  # fmt: skip
     try:
@@ -114,6 +116,19 @@ def run_stage(
             f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
         )
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stop_at_final_failures() -> Any:
+    """A callback of Ray Train's controller, which ends the run at once where that fails."""
+    from ray.train import UserCallback
+
+    class Stop(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            failure = failures.final(worker_exceptions)
+            if failure is not None:
+                raise failure
+
+    return Stop()
 
 
 def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) -> None:

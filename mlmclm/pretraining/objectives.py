@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from mlmclm.corpora.masking import mask_tokens
-from mlmclm.corpora.tokenizer import Vocabulary
+from mlmclm.corpora.tokenizer import Vocabulary, special_ids
 from mlmclm.studies.names import Objective
-from mlmclm.studies.recipe import Corruption
+from mlmclm.studies.recipe import Corruption, Recipe
 
 UNLABELLED = -100
 
@@ -23,6 +24,8 @@ class Labelling:
     vocabulary: Vocabulary
     corruption: Corruption
     seed: int
+    separator: int | None = None
+    """The token that a document ends with, where documents are isolated (`separator`): it predicts nothing."""
 
     def __call__(
         self, tokens: npt.NDArray[np.int64], *, rows: npt.NDArray[np.int64], step: int
@@ -40,6 +43,8 @@ class Labelling:
         if self.objective.causal:
             labels = np.full_like(tokens, UNLABELLED)
             labels[:, :-1] = tokens[:, 1:]
+            if self.separator is not None:
+                labels[tokens == self.separator] = UNLABELLED
             return tokens, labels
         return mask_tokens(
             tokens,
@@ -53,3 +58,12 @@ class Labelling:
             keep=self.corruption.keep,
             replacements=self.vocabulary.ordinary,
         )
+
+
+def separator(recipe: Recipe, tokenizer: Path) -> int | None:
+    """The token that each document of a corpus ends with, if the recipe isolates documents.
+
+    Args:
+        tokenizer: the prepared tokenizer's folder.
+    """
+    return special_ids(tokenizer)["eos"] if recipe.isolate_documents else None

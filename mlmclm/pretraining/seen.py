@@ -16,7 +16,7 @@ from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.files import whole_file
-from mlmclm.pretraining.objectives import Labelling
+from mlmclm.pretraining.objectives import Labelling, separator
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import history
 from mlmclm.studies.recipe import Recipe
@@ -57,7 +57,7 @@ def seen(blocks: Blocks, recipe: Recipe, steps: range, *, model: ModelName | Non
         tokenizer: the prepared tokenizer's folder.
     """
     legs = history(model, recipe).legs if model is not None else ()
-    tokens_of = vocabulary(tokenizer)
+    tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     rows = np.arange(recipe.batch)
     for step in steps:
         chosen, tokens = step_tokens(blocks, recipe.batch, recipe.seed, step, rows)
@@ -65,7 +65,7 @@ def seen(blocks: Blocks, recipe: Recipe, steps: range, *, model: ModelName | Non
             yield Seen(step, chosen, tokens, None)
         else:
             objective = next(leg.objective for leg in legs if leg.start <= step < leg.stop)
-            label = Labelling(objective, tokens_of, recipe.corruption, recipe.seed)
+            label = Labelling(objective, tokens_of, recipe.corruption, recipe.seed, end)
             yield Seen(step, chosen, *label(tokens, rows=rows, step=step))
 
 

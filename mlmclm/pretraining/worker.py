@@ -17,12 +17,14 @@ import numpy as np
 import ray.train
 import torch
 import torch.distributed as distributed
+from numpy.typing import NDArray
 from ray.train import CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
+from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.files import write_json
@@ -31,9 +33,10 @@ from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_c
 from mlmclm.models.sizes import SIZES, training_flops
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState
-from mlmclm.pretraining.engine import Engine
+from mlmclm.pretraining.engine import Engine, Evaluation
+from mlmclm.pretraining.failures import VALIDATION_LOSS
 from mlmclm.pretraining.job import StageJob
-from mlmclm.pretraining.objectives import Labelling
+from mlmclm.pretraining.objectives import Labelling, separator
 from mlmclm.pretraining.speed import matrix_peak, peak_memory
 from mlmclm.studies.recipe import Recipe
 from mlmclm.tracking import metrics as exported
@@ -52,11 +55,15 @@ def train_stage(job: StageJob) -> None:
     model = build(model_config(job.size, tokenizer, recipe.block_length), recipe.seed)
     state = _latest_state(job, weights_of(model))
     pretraining_model = PretrainingModel(
-        model, precision=recipe.precision, activation_checkpointing=recipe.activation_checkpointing
+        model,
+        precision=recipe.precision,
+        activation_checkpointing=recipe.activation_checkpointing,
+        compiled=recipe.compile,
     )
-    engine = Engine(pretraining_model, recipe, state)
+    end = separator(recipe, Path(job.tokenizer))
+    engine = Engine(pretraining_model, recipe, state, end)
     objective = job.legs[-1].objective
-    label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed)
+    label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed, end)
     log = _Log(job, engine, state.step, len(tokenizer))
     writer = _Writer(job, engine)
     last = job.deposits[-1][0]
@@ -69,14 +76,18 @@ def train_stage(job: StageJob) -> None:
         total, labelled, tokens, norm = engine.step(batches, causal=objective.causal, rate=rate)
         done = step + 1
         log.add(done, total, labelled, tokens, norm, rate, waited)
+        if end is not None:
+            log.documents += [document_lengths(input_ids.numpy(), end) for input_ids, _ in batches]
         if done % FLUSH_EVERY == 0 or done in deposits or done == last or done % recipe.checkpoint_every == 0:
             stopped = log.flush()
             if stopped is not None:
                 writer.wait()
                 return
         if done % recipe.evaluate_every == 0 or done == last:
-            loss = engine.evaluate(_validation_batches(job.validation, recipe, engine, label), causal=objective.causal)
-            log.validation(done, loss)
+            validation = _validation_batches(job.validation, recipe, engine, label)
+            if not log.validation(done, engine.evaluate(validation, causal=objective.causal), rate):
+                writer.wait()
+                return
         if done in deposits or done % recipe.checkpoint_every == 0:
             writer.write(done, deposits.get(done))
     writer.wait()
@@ -212,6 +223,8 @@ class _Log:
     def __init__(self, job: StageJob, engine: Engine, start: int, vocabulary: int) -> None:
         self.job, self.engine, self.vocabulary = job, engine, vocabulary
         self.waiting: list[tuple[int, Tensor, Tensor, int, float, float, float]] = []
+        self.documents: list[NDArray[np.int64]] = []
+        """Lengths of this worker's documents in the noted steps, where documents are isolated."""
         self.since = time.perf_counter()
         self.labels = {"model": job.model, "objective": str(job.legs[-1].objective)}
         peak = torch.tensor(matrix_peak(engine.device, bf16=job.recipe.precision != "fp32"), device=engine.device)
@@ -259,15 +272,24 @@ class _Log:
             exported.gauge("mlmclm_pretraining_memory_bytes").set(int(memory), tags=self.labels)
             exported.gauge("mlmclm_pretraining_data_wait").set(waited, tags=self.labels)
         self.waiting.clear()
+        self.documents.clear()
         self.since = time.perf_counter()
         return stopped
 
-    def validation(self, step: int, loss: float) -> None:
-        """Writes a validation loss."""
-        if self.engine.rank == 0:
-            self._write(step=step, validation_loss=loss, validation_perplexity=float(np.exp(loss)), time=time.time())
-            exported.gauge("mlmclm_pretraining_validation_loss").set(loss, tags=self.labels)
+    def validation(self, step: int, found: Evaluation, rate: float) -> bool:
+        """Writes loss and accuracy on the validation blocks; returns whether the loss is finite, the same on all workers."""
+        finite = bool(np.isfinite(found.loss))
+        if self.engine.rank == 0 and not finite:
+            write_json(self.job.stop_path, {"step": step, "what": VALIDATION_LOSS, "learning_rate": rate})
+        elif self.engine.rank == 0:
+            self._write(
+                step=step, validation_loss=found.loss, validation_perplexity=float(np.exp(found.loss)),
+                validation_accuracy=found.accuracy, time=time.time(),
+            )  # fmt: skip
+            exported.gauge("mlmclm_pretraining_validation_loss").set(found.loss, tags=self.labels)
+            exported.gauge("mlmclm_pretraining_validation_accuracy").set(found.accuracy, tags=self.labels)
         self.since = time.perf_counter()
+        return finite
 
     def _flops(self) -> int:
         """The model's, of the noted steps on all workers."""
@@ -278,6 +300,7 @@ class _Log:
             length=self.job.recipe.block_length,
             vocabulary=self.vocabulary,
             causal=self.job.legs[-1].objective.causal,
+            documents=np.concatenate(self.documents) if self.documents else None,
         )
 
     def _write(self, **record: Any) -> None:

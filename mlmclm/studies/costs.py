@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.sizes import SIZES, training_flops
@@ -91,11 +94,16 @@ class Pricing:
         return Cost(steps, steps * self.recipe.batch * self.recipe.block_length, flops, hours)
 
 
-def leg_flops(size: str, leg: Leg, recipe: Recipe, vocabulary: int) -> int:
-    """Model FLOPs of a leg's steps (`models.sizes.training_flops`): CLM labels every token but a block's first, MLM its mask ratio."""
+def leg_flops(size: str, leg: Leg, recipe: Recipe, vocabulary: int, documents: NDArray[Any] | None = None) -> int:
+    """Model FLOPs of a leg's steps (`models.sizes.training_flops`): CLM labels every token but a block's first, MLM its mask ratio.
+
+    Args:
+        documents: lengths of some documents of the corpus, where the recipe isolates them; an upper bound comes out without.
+    """
     tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
     causal = leg.objective.causal
-    labelled = (recipe.block_length - 1) / recipe.block_length if causal else leg.objective.mask_percent / 100
+    length, firsts = (recipe.block_length, 1) if documents is None else (int(documents.sum()), len(documents))
+    labelled = (length - firsts) / length if causal else leg.objective.mask_percent / 100
     return training_flops(
         SIZES[size],
         tokens=tokens,
@@ -103,4 +111,5 @@ def leg_flops(size: str, leg: Leg, recipe: Recipe, vocabulary: int) -> int:
         length=recipe.block_length,
         vocabulary=vocabulary,
         causal=causal,
+        documents=documents,
     )

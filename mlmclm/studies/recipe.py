@@ -20,6 +20,7 @@ RECIPE_KEYS = {
     "amp": "'precision'",
     "torch_autocast": "'precision'",
     "activation_checkpointing": "'activation_checkpointing'",
+    "compile": "'compile'",
     "optimizer": "'adam_betas', 'adam_eps' and 'weight_decay'",
     "scheduler": "'peak_learning_rate', 'warmup_steps' and 'decay_steps'",
 }
@@ -42,6 +43,24 @@ class Corruption(Frozen):
         if not math.isclose(total, 1.0, abs_tol=1e-9):
             raise ValueError(f"mask + random + keep must be 1, but is {total:g}")
         return self
+
+
+class LossWeights(Frozen):
+    """What a stage's loss is multiplied by before its gradient is taken, by the kind of its objective; losses are reported without.
+
+    Adam divides a gradient by its own size, so a weight acts through what does not scale with it: `clip` (the weighted gradient's
+    norm is what is clipped and reported), `adam_eps`, through both the balance against `weight_decay`, and the moments that a
+    phase of the other kind takes over.
+    """
+
+    clm: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Of causal language modelling."""
+    mlm: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Of masked language modelling."""
+
+    def of(self, *, causal: bool) -> float:
+        """The weight of an objective."""
+        return self.clm if causal else self.mlm
 
 
 class Recipe(Frozen):
@@ -69,6 +88,10 @@ class Recipe(Frozen):
     """Of the matrix products; weights, gradients and optimiser state are fp32."""
     corruption: Corruption = Corruption()
     """Of the masked tokens."""
+    loss_weights: LossWeights = LossWeights()
+    isolate_documents: bool = False
+    """Documents that share a block don't see each other: attention and positions start anew at each, none is predicted from the
+    one before it, and attention costs what the documents' lengths do."""
     seed: int = Field(0, ge=0)
     """Of the initialisation, the order of the data and the masks, a stream each."""
 
@@ -79,6 +102,9 @@ class Recipe(Frozen):
     """DeepSpeed's ZeRO: what is partitioned over workers (1 optimiser state, 2 and gradients, 3 and weights)."""
     activation_checkpointing: bool = False
     """Less memory for more time: a layer's activations are computed again in the backward pass."""
+    compile: bool = False
+    """Runs the model's layers through torch.compile (the LM head's loss has kernels of its own); needs a C++ compiler. On the CPU
+    it takes the place of this project's fused block, which is faster at small sizes."""
     checkpoint_every: int = Field(1000, ge=1)
     """Steps between checkpoints from which a broken run goes on."""
     keep_checkpoints: int = Field(2, ge=1)
@@ -134,8 +160,12 @@ class Recipe(Frozen):
             "block_length", "batch", "peak_learning_rate", "warmup_steps", "decay_steps", "adam_betas", "adam_eps",
             "weight_decay", "clip", "precision", "seed",
         }  # fmt: skip
-        if self.corruption != Corruption():  # left out by default: the keys of older states stay valid
-            fields.add("corruption")
+        optional = {
+            "corruption",
+            "loss_weights",
+            "isolate_documents",
+        }  # left out by default: the keys of older states stay valid
+        fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
         return self.model_dump(mode="json", include=fields)
 
 

@@ -34,6 +34,12 @@ DEFINITIONS: dict[str, Definition] = {
     for definition in (
         Definition("mlmclm_pretraining_loss", "gauge", "Training loss, nats a labelled token.", _RUN),
         Definition("mlmclm_pretraining_validation_loss", "gauge", "Validation loss, nats a labelled token.", _RUN),
+        Definition(
+            "mlmclm_pretraining_validation_accuracy",
+            "gauge",
+            "Share of the labelled validation tokens that are the most probable one, from 0 to 1.",
+            _RUN,
+        ),
         Definition("mlmclm_pretraining_tokens_per_second", "gauge", "Tokens trained on a second, all workers.", _RUN),
         Definition(
             "mlmclm_pretraining_utilisation", "gauge", "Model FLOPs over the measured matrix peak, from 0 to 1.", _RUN

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from mlmclm.models.build import PretrainingModel
+from mlmclm.models.build import BiasedHead, PretrainingModel
 from mlmclm.models.cross_entropy import CHUNK, LabelledCrossEntropyHead
 
 
@@ -25,6 +25,27 @@ def test_loss_and_gradients_equal_torch_s_cross_entropy_over_all_logits(position
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(own.grad, hidden.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(head.weight.grad, weight.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("positions", [0, 1, 64, 2 * CHUNK + 5])
+@pytest.mark.parametrize("bias", [False, True])
+def test_hits_are_those_of_the_argmax_over_all_logits(positions: int, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(positions)
+    weight = torch.nn.Parameter(torch.randn(301, 16, generator=generator))
+    offsets = torch.nn.Parameter(torch.randn(301, generator=generator))
+    hidden = torch.randn(positions, 16, generator=generator)
+    logits = (hidden @ weight.T + (offsets if bias else 0)).detach()
+    best = logits.argmax(1)
+    labels = torch.where(torch.rand(positions, generator=generator) < 0.3, best, (best + 7) % 301)
+    head = BiasedHead(weight, offsets) if bias else LabelledCrossEntropyHead(weight)
+    found = head(hidden, labels, bf16=False, count=True)
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum").double()
+    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
+    assert int(found[1]) == int((best == labels).sum())
+    assert not found.requires_grad
+    assert float(found[0].float()) == head(hidden, labels, bf16=False).item(), "counting changes no bit of the loss"
+    rounded = head(hidden, labels, bf16=True, count=True)
+    assert abs(int(rounded[1]) - int(found[1])) <= 0.03 * positions
 
 
 @pytest.mark.parametrize("causal", [True, False])

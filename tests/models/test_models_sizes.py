@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -62,3 +63,15 @@ def test_flops_of_one_step_equal_the_products_that_were_counted() -> None:
             size, tokens=10 * length, labelled=100, length=length, vocabulary=vocabulary, causal=causal
         )
         assert found == expected
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_within_documents_is_counted_document_by_document(causal: bool) -> None:
+    size, lengths = SIZES["ettin17m"], np.array([512, 3, 100, 1, 200, 720])
+    common = {"labelled": 0, "vocabulary": 1000, "causal": causal}
+    each = sum(training_flops(size, tokens=int(length), length=int(length), **common) for length in lengths)
+    together = training_flops(size, tokens=int(lengths.sum()), length=1536, documents=lengths, **common)
+    assert together == pytest.approx(each, rel=1e-6)
+    twice = training_flops(size, tokens=2 * int(lengths.sum()), length=1536, documents=lengths, **common)
+    assert twice == 2 * together, "some documents stand for all"
+    assert together < training_flops(size, tokens=int(lengths.sum()), length=1536, **common)

@@ -39,32 +39,40 @@ def batch(step):
     return ids, labels
 
 for case in cases:
-    recipe = Recipe(batch=8, block_length=16, workers=world, micro_batch=case["micro"], zero_stage=case["zero"],
+    recipe = Recipe.model_validate(dict(batch=8, block_length=16, workers=world, micro_batch=case["micro"], zero_stage=case["zero"],
         precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1,
-        deepspeed=case.get("deepspeed", {}))
+        deepspeed=case.get("deepspeed", {})) | case.get("recipe", {}))
     model = build(modernbert if "modernbert" in case["name"] else eurobert, 0)
     state = fresh(weights_of(model))
     if case.get("start"):
         state = read_tensors(Path(folder) / case["start"])
-    wrapped = PretrainingModel(model, precision=case["precision"], activation_checkpointing=case.get("again", False))
-    engine = Engine(wrapped, recipe, state)
+    wrapped = PretrainingModel(model, precision=case["precision"], activation_checkpointing=case.get("again", False),
+        compiled=recipe.compile)
+    engine = Engine(wrapped, recipe, state, 4 if recipe.isolate_documents else None)
     share, losses, norms = 8 // world, [], []
-    for step in range(state.step, case["stop"]):
+    def mine(step):
         ids, labels = batch(step)
-        mine = [(ids[i:i + engine.micro], labels[i:i + engine.micro]) for i in range(rank * share, (rank + 1) * share, engine.micro)]
-        total, labelled, _, norm = engine.step(mine, causal=case["causal"], rate=1e-2)
+        if recipe.isolate_documents:
+            ids[:, 5::4] = torch.where(ids[:, 5::4] % 3 == 0, 4, ids[:, 5::4])
+        return [(ids[i:i + engine.micro], labels[i:i + engine.micro]) for i in range(rank * share, (rank + 1) * share, engine.micro)]
+    for step in range(state.step, case["stop"]):
+        total, labelled, _, norm = engine.step(mine(step), causal=case["causal"], rate=1e-2)
         distributed.all_reduce(total)
         losses.append(float(total / labelled)); norms.append(norm)
+    evaluation = engine.evaluate(iter(mine(99)), causal=case["causal"])
     final = engine.state(case["stop"])
     if rank == 0:
         target = Path(folder) / case["name"]
         target.mkdir()
         write_tensors(target, final)
-        (target / "losses.json").write_text(json.dumps([losses, norms]))
+        (target / "losses.json").write_text(json.dumps([losses, norms, evaluation]))
 distributed.barrier()
 '''  # fmt: skip
 
 
+WEIGHTED = {"loss_weights": {"clm": 7.0, "mlm": 0.02}, "adam_eps": 1e-2, "clip": 0.025}
+"""A weight that shows: gradients of about 0.025 are clipped, and eps is not small beside them."""
+ISOLATED = {"isolate_documents": True}
 OFFLOADED = {"zero_optimization": {f"offload_{what}": {"device": "cpu"} for what in ("optimizer", "param")}}
 
 
@@ -78,9 +86,13 @@ def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> None:
         )
         for rank in range(world)
     ]  # fmt: skip
-    for process in processes:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output[-3000:]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=500)
+            assert process.returncode == 0, output[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def case(name: str, **given: Any) -> dict[str, Any]:
@@ -100,6 +112,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("one-three", stop=3),
             case("one-bf16", precision="bf16-autocast"),
             case("one-modernbert"),
+            case("one-weighted", recipe=WEIGHTED),
+            case("one-isolated", recipe=ISOLATED),
+            case("one-isolated-modernbert", recipe=ISOLATED),
         ],
     )
     run(
@@ -120,6 +135,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("two-zero3-offloaded", zero=3, deepspeed=OFFLOADED),
             case("two-again", again=True),
             case("two-zero3-again", zero=3, micro=2, again=True),
+            case("two-weighted", micro=2, zero=2, recipe=WEIGHTED),
+            *(case(f"two-isolated-zero{zero}", zero=zero, micro=2, recipe=ISOLATED) for zero in (0, 3)),
+            case("two-isolated-modernbert", zero=3, micro=2, again=True, recipe=ISOLATED),
         ],
     )
     return folder
@@ -177,7 +195,34 @@ def test_bf16_products_stay_close_to_fp32_while_the_weights_start_unrounded(runs
     assert losses(runs, "one-bf16")[0] == pytest.approx(losses(runs, "one")[0], abs=2e-2)
 
 
-def test_the_steps_equal_torch_s_own_adamw_on_the_mean_loss_over_the_whole_batch(runs: Path) -> None:
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("one-weighted", "two-weighted"),
+        ("one-isolated", "two-isolated-zero0"),
+        ("one-isolated", "two-isolated-zero3"),
+        ("one-isolated-modernbert", "two-isolated-modernbert"),
+    ],
+)
+def test_weighted_losses_and_isolated_documents_don_t_depend_on_the_division_either(
+    runs: Path, one: str, other: str
+) -> None:
+    expected, found = losses(runs, one), losses(runs, other)
+    assert found[0] == pytest.approx(expected[0], rel=2e-6)
+    assert found[1] == pytest.approx(expected[1], rel=2e-5)
+    assert found[2] == pytest.approx(expected[2], rel=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("one", {"weight": 1.0, "eps": 1e-8, "clip": 1.0}),
+        ("one-weighted", {"weight": 0.02, "eps": 1e-2, "clip": 0.025}),
+    ],
+)
+def test_the_steps_equal_torch_s_own_adamw_on_the_weighted_mean_loss_over_the_whole_batch(
+    runs: Path, name: str, settings: dict[str, float]
+) -> None:
     import torch
     from safetensors.torch import load_file
     from transformers import EuroBertConfig, EuroBertForMaskedLM
@@ -189,23 +234,35 @@ def test_the_steps_equal_torch_s_own_adamw_on_the_mean_loss_over_the_whole_batch
     )  # fmt: skip
     torch.manual_seed(0)
     model = EuroBertForMaskedLM(config)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    found = []
-    for step in range(6):
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=settings["eps"], weight_decay=0.1)
+
+    def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(step)
         ids = torch.randint(4, 300, (8, 16), generator=generator)
         chosen = torch.rand(8, 16, generator=generator) < 0.1 + 0.1 * torch.arange(8)[:, None]
-        labels = torch.where(chosen, ids, -100)
+        return ids, torch.where(chosen, ids, -100)
+
+    found: list[float] = []
+    norms: list[float] = []
+    for step in range(6):
+        ids, labels = batch(step)
         loss = torch.nn.functional.cross_entropy(model(ids).logits.view(-1, 300), labels.view(-1))
-        found.append(float(loss))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        found.append(loss.item())
+        (loss * settings["weight"]).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip"])))
         optimiser.step()
         optimiser.zero_grad()
-    assert losses(runs, "one")[0] == pytest.approx(found, rel=2e-6)
-    trained = load_file(runs / "one" / "state.safetensors")
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(trained[f"w/{name}"], parameter.detach(), rtol=0, atol=2e-4)
+    assert max(norms) > settings["clip"], "some steps are clipped"
+    assert losses(runs, name)[0] == pytest.approx(found, rel=2e-6)
+    assert losses(runs, name)[1] == pytest.approx(norms, rel=2e-5)
+    trained = load_file(runs / name / "state.safetensors")
+    for parameter_name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[f"w/{parameter_name}"], parameter.detach(), rtol=0, atol=2e-4)
+    ids, labels = batch(99)
+    logits, target = model(ids).logits.view(-1, 300), labels.view(-1)
+    right = (logits.argmax(1) == target)[target != -100]
+    loss = torch.nn.functional.cross_entropy(logits, target).detach()
+    assert losses(runs, name)[2] == pytest.approx([float(loss), float(right.float().mean())], rel=2e-5)
 
 
 def _difference(folder: Path, a: str, b: str) -> float:

@@ -67,17 +67,76 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step_and_its_block
         assert all(bool(torch.isfinite(tensor).all()) for tensor in state.weights.values())
 
 
-def test_a_worker_without_memory_is_the_environment_s_fault_and_says_what_to_do(
+def test_a_validation_loss_that_is_no_number_stops_the_run_too(session: None, study_path: Path, tmp_path: Path) -> None:
+    """The first step's loss and gradient are finite, and the weights that it leaves are not fit for anything."""
+    made = prepared(study_path, tmp_path, "1m-mlm40-30", peak_learning_rate=1e39, warmup_steps=0, evaluate_every=1)
+    with pytest.raises(UserError, match="the validation loss is not finite after step 1 ") as raised:
+        pretrain(made)
+    rows = batch_rows(len(made.corpus.train), 8, 0, 0).tolist()
+    assert f"That step's batch, the last that changed the weights, is blocks {', '.join(map(str, rows))} of" in str(
+        raised.value
+    )
+    assert not list(tmp_path.glob("runs/*/ray_train/*/checkpoint_*")) and not list(tmp_path.glob("states/*"))
+
+
+def started(folder: Path) -> int:
+    """How often a worker group was started, by the marks that rank 0 left."""
+    return len(list(folder.glob("started-*")))
+
+
+def test_a_worker_without_memory_is_said_at_once_and_what_to_do(
     session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def allocate(config: dict[str, Any]) -> None:
+        import os
+        import time
+
+        import ray.train
         import torch
 
+        if ray.train.get_context().get_world_rank() != 0:
+            time.sleep(600)  # as one that waits for the others
+        (Path(config["job"].store) / f"started-{os.getpid()}").touch()
         torch.empty(2**60)
 
     monkeypatch.setattr(launch, "run_in_worker", allocate)
     with pytest.raises(EnvironmentFault, match=r"ran out of memory.*micro_batch \(now 4"):
-        pretrain(prepared(study_path, tmp_path, "1m-clm-30", max_failures=0))
+        pretrain(prepared(study_path, tmp_path, "1m-clm-30", max_failures=3))
+    assert started(tmp_path) == 1
+
+
+def test_a_mistake_that_only_a_worker_can_find_is_said_at_once_and_in_its_own_words(
+    session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: dict[str, Any]) -> None:
+        import os
+
+        from mlmclm.errors import UserError
+
+        (Path(config["job"].store) / f"started-{os.getpid()}").touch()
+        raise UserError("recipe.compile: no compiler; set it to false.")
+
+    monkeypatch.setattr(launch, "run_in_worker", refuse)
+    with pytest.raises(UserError) as raised:
+        pretrain(prepared(study_path, tmp_path, "1m-clm-30", workers=1))
+    assert str(raised.value) == "pretraining stage '1m clm 0-30': recipe.compile: no compiler; set it to false."
+    assert started(tmp_path) == 1
+
+
+@pytest.mark.slow
+def test_a_crash_of_another_kind_is_tried_again_as_often_as_the_recipe_says(
+    session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(config: dict[str, Any]) -> None:
+        import os
+
+        (Path(config["job"].store) / f"started-{os.getpid()}").touch()
+        raise RuntimeError("connection reset by peer")
+
+    monkeypatch.setattr(launch, "run_in_worker", crash)
+    with pytest.raises(EnvironmentFault, match="connection reset by peer"):
+        pretrain(prepared(study_path, tmp_path, "1m-clm-30", workers=1, max_failures=1))
+    assert started(tmp_path) == 2
 
 
 MEMORY = [

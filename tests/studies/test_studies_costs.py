@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mlmclm.errors import UserError
-from mlmclm.studies.costs import DEVICES, Pricing
+from mlmclm.studies.costs import DEVICES, Pricing, leg_flops
 from mlmclm.studies.names import parse
 from mlmclm.studies.plans import Plan, make_plan
 from mlmclm.studies.recipe import Recipe
@@ -39,6 +40,16 @@ def test_the_flops_of_a_plan_equal_a_count_by_hand() -> None:
     assert (together.steps, alone.steps) == (150, 200)
     assert together.tokens == 150 * TOKENS_A_STEP
     assert sum(pricing.stage(stage).flops for stage in made.stages) == together.flops
+
+
+def test_isolated_documents_have_fewer_labels_and_less_attention() -> None:
+    (stage,) = plan("1m-clm-10").stages
+    documents = np.array([10, 6, 16])  # 3 of 32 tokens begin a document
+    found = leg_flops("1m", stage.legs[0], RECIPE, VOCABULARY, documents)
+    labels = 6 * 128 * VOCABULARY * 10 * TOKENS_A_STEP * 29 / 32
+    keys = sum(length * length / 2 for length in (10, 6, 16)) / 32
+    blocks = 6 * 2 * (128 * 128 * 4 + 128 * 384 * 3) + 2 * 12 * 128 * keys
+    assert found == pytest.approx(labels + blocks * 10 * TOKENS_A_STEP, rel=1e-6)
 
 
 def test_hours_are_flops_over_the_device_s_peak_times_the_utilisation() -> None:

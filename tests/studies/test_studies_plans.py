@@ -134,6 +134,22 @@ def test_the_default_corruption_leaves_a_state_s_key_as_it_was_before_there_was_
     assert Recipe.model_validate({"corruption": bert}).identity() == Recipe().identity() | {"corruption": bert}
 
 
+def test_weights_of_losses_and_isolation_enter_a_state_s_key_only_where_they_are_not_the_default() -> None:
+    plain = Recipe().identity()
+    assert not {"loss_weights", "isolate_documents", "compile"} & plain.keys()
+    spelled = Recipe.model_validate({"loss_weights": {"clm": 1.0}, "isolate_documents": False, "compile": True})
+    assert spelled.identity() == plain
+    weighted = Recipe.model_validate({"loss_weights": {"mlm": 0.5}})
+    assert weighted.identity() == plain | {"loss_weights": {"clm": 1.0, "mlm": 0.5}}
+    assert Recipe(isolate_documents=True).identity() == plain | {"isolate_documents": True}
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])
+def test_a_loss_s_weight_is_a_positive_number(weight: float) -> None:
+    with pytest.raises(ValueError, match=r"loss_weights\.mlm"):
+        Recipe.model_validate({"loss_weights": {"mlm": weight}})
+
+
 def test_a_phase_shorter_than_its_decay_is_refused() -> None:
     with pytest.raises(UserError, match="fewer than the recipe's decay_steps 50"):
         plan("2m-clm-40")

@@ -1,0 +1,92 @@
+"""Isolated documents on their way through pretraining: labels, the batches that `data order` shows, and what can't isolate them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.tokenizer import special_ids, vocabulary
+from mlmclm.errors import UserError
+from mlmclm.facts import card_facts
+from mlmclm.models.architectures import ARCHITECTURES
+from mlmclm.pipeline import Place, Prepared, prepare
+from mlmclm.pretraining import engine
+from mlmclm.pretraining.objectives import UNLABELLED, Labelling, separator
+from mlmclm.pretraining.seen import seen
+from mlmclm.studies.recipe import Recipe
+from mlmclm.study_file import load_study
+from small_study import write_study
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Documents of 5 to 60 words in blocks of 32 tokens."""
+    path = write_study(tmp_path_factory.mktemp("isolation"))
+    study = load_study(path)
+    recipe = Recipe.model_validate(study.recipe.model_dump() | {"isolate_documents": True})
+    place = Place(tmp_path_factory.mktemp("store"), path.parent / "data")
+    return prepare(study.model_copy(update={"recipe": recipe}), place)
+
+
+def test_only_a_document_s_first_tokens_lose_their_label_and_masks_stay_as_they_were(made: Prepared) -> None:
+    recipe, tokenizer = made.study.recipe, made.corpus.tokenizer
+    end = separator(recipe, tokenizer)
+    assert end == special_ids(tokenizer)["eos"]
+    assert separator(Recipe(), tokenizer) is None
+    rows = np.arange(len(made.corpus.train))
+    tokens = made.corpus.train.take(rows)
+    assert (tokens == end).sum() > 50
+    for objective in {str(stage.objective): stage.objective for stage in made.plan.stages}.values():
+        apart, together = (
+            Labelling(objective, vocabulary(tokenizer), recipe.corruption, 0, which)(tokens, rows=rows, step=3)
+            for which in (end, None)
+        )
+        assert np.array_equal(apart[0], together[0])
+        before = np.zeros(tokens.shape, dtype=bool)  # positions whose next token begins a document
+        before[:, :-1] = tokens[:, :-1] == end
+        changed = apart[1] != together[1]
+        assert np.array_equal(changed, before if objective.causal else np.zeros_like(before))
+        assert (apart[1][changed] == UNLABELLED).all()
+        # what is masked cannot hide where a document ends
+        assert np.array_equal(document_lengths(apart[0], end), document_lengths(tokens, end))
+
+
+def test_data_order_shows_the_labels_that_are_trained_on(made: Prepared) -> None:
+    recipe = made.study.recipe
+    name = next(name for name in made.study.parsed if str(name) == "1m-clm-30")
+    (batch,) = seen(made.corpus.train, recipe, range(4, 5), model=name, tokenizer=made.corpus.tokenizer)
+    assert batch.labels is not None
+    ends = batch.input_ids[:, :-1] == separator(recipe, made.corpus.tokenizer)
+    assert ends.any() and np.array_equal(batch.labels[:, :-1] == UNLABELLED, ends)
+
+
+def test_every_document_of_the_corpus_is_found(made: Prepared) -> None:
+    tokens = made.corpus.train.take(np.arange(len(made.corpus.train)))
+    end = special_ids(made.corpus.tokenizer)["eos"]
+    lengths = document_lengths(tokens, end)
+    assert lengths.sum() == tokens.size and lengths.min() >= 1 and lengths.max() <= 32
+    cut = int((tokens[:, -1] != end).sum())  # documents that go on in the next block
+    assert len(lengths) == int((tokens == end).sum()) + cut
+
+
+def test_the_flops_of_a_card_count_attention_within_documents(made: Prepared) -> None:
+    name = next(name for name in made.study.parsed if str(name) == "1m-clm-30")
+    together = made.study.model_copy(
+        update={"recipe": made.study.recipe.model_copy(update={"isolate_documents": False})}
+    )
+    apart, whole = (
+        card_facts(Prepared(study, made.place, made.corpus, made.plan, "untrained"), name)["flops"]
+        for study in (made.study, together)
+    )
+    assert 0.9 * whole < apart < whole
+
+
+def test_an_architecture_that_cannot_isolate_documents_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    monkeypatch.setitem(ARCHITECTURES, "qwen2", dataclasses.replace(ARCHITECTURES["qwen2"], isolates=False))
+    with pytest.raises(UserError, match=r"isolate_documents: 'qwen2' models .* one of: eurobert, modernbert, qwen3"):
+        engine.check_isolation("qwen2", Recipe(isolate_documents=True))
+    engine.check_isolation("qwen2", Recipe())
+    engine.check_isolation("modernbert", Recipe(isolate_documents=True))
