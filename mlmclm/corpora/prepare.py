@@ -18,7 +18,7 @@ from mlmclm.corpora.packing import Record, ShardWriter, record_file
 from mlmclm.corpora.selection import head, held_out, sample
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
 from mlmclm.corpora.streams import MORE, Stream, streams
-from mlmclm.corpora.tokenising import Encoder, Vocabulary, local_encoder
+from mlmclm.corpora.tokenising import Encoder, Vocabulary, local_encoder, plain
 from mlmclm.corpora.tokenizer import (
     TRAINING_CHARACTERS,
     check_ids,
@@ -296,7 +296,7 @@ def _tokenizer(
         if not chosen:
             raise _no_text(corpus)
         report("training the tokenizer", 0, None)
-        yield from chosen
+        yield from map(plain, chosen)
 
     prepare_tokenizer(config, store=store, corpus_key=_text_key(corpus, origin), texts=texts())
     report("tokenizer ready", 1, 1)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import ray
 
 FILES_AT_ONCE = 4
+NODE_LABEL = "ray.io/node-id"
 BLOCK_BYTES = 1 << 20
 """Text of one task: about a second of tokenising, so that a lost one costs little and a small corpus keeps all processors busy."""
 
@@ -34,7 +35,7 @@ BLOCK_BYTES = 1 << 20
 @contextmanager
 def ray_encoder(vocabulary: Vocabulary) -> Iterator[Encoder]:
     """Tokenises in the current Ray session; the tokenizer goes through its object store, not through a shared disk."""
-    import ray
+    import ray.data  # sets up its log
 
     content = ray.put(vocabulary.tokenizer)
     small = replace(vocabulary, tokenizer="")
@@ -69,10 +70,8 @@ def _context() -> Any:
 def _dataset(stream: Stream, starts: Mapping[str, Place], vocabulary: Vocabulary, content: ray.ObjectRef) -> Any:
     """The stream's tokens, one document a row."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     pieces = list(stream.numbers(starts))
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return (
         ray.data.from_items([{"piece": piece} for piece in pieces], override_num_blocks=len(pieces))
         .map_batches(
@@ -80,8 +79,8 @@ def _dataset(stream: Stream, starts: Mapping[str, Place], vocabulary: Vocabulary
             fn_kwargs={"stream": stream, "starts": dict(starts)},
             batch_format="pyarrow",
             num_cpus=0,  # the driver's node may offer none; reading takes little
-            concurrency=min(FILES_AT_ONCE, len(pieces)),
-            scheduling_strategy=here,
+            compute=ray.data.TaskPoolStrategy(min(FILES_AT_ONCE, len(pieces))),
+            label_selector={NODE_LABEL: ray.get_runtime_context().get_node_id()},
         )
         .map_batches(
             _tokenise,
