@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlmclm.corpora.shelf import AGAIN, Shelf
 from mlmclm.errors import UserError
 
-OPEN_SHARDS = 256
+OPEN_SHARDS = 512
 """Memory maps that one process holds open: each takes a file descriptor, of which 1,024 are a common limit."""
 
 

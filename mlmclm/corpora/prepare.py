@@ -101,7 +101,9 @@ def prepare_corpus(
             if not place.complete():
                 with _encoder(corpus, place.tokenizer, count, session) as encoder:
                     _make(place, corpus, encoder, report)
-    return _open(place.key, place.shelf, place.shelf_index(), store)
+    index = read_index(place.shelf)
+    assert index is not None
+    return _open(place.key, place.shelf, index, store)
 
 
 def find_corpus(
@@ -111,10 +113,18 @@ def find_corpus(
     block_length: int,
     store: Path,
     data_root: Path | None = None,
+    damaged: bool = False,
 ) -> PreparedCorpus | None:
-    """What `prepare_corpus` would return without any work, or None where there is some to do; raises what it raises."""
+    """What `prepare_corpus` would return without any work, or None where there is some to do; raises what it raises.
+
+    Args:
+        damaged: also where the work is to make lost shards again.
+    """
     place = _locate(corpus, tokenizer, block_length, store, data_root, 1, silent)
-    return _open(place.key, place.shelf, place.shelf_index(), store) if place.complete() else None
+    index = read_index(place.shelf)
+    if index is None or not (damaged or place.complete()):
+        return None
+    return _open(place.key, place.shelf, index, store)
 
 
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
@@ -165,12 +175,6 @@ class _Place:
     shelf: Shelf
     tokenizer: Path
     block_length: int
-
-    def shelf_index(self) -> dict[str, Any]:
-        """The index of a corpus that is there."""
-        index = read_index(self.shelf)
-        assert index is not None
-        return index
 
     def complete(self) -> bool:
         """Whether tokenizer and shards are there; looks at the shards' sizes."""
