@@ -18,7 +18,7 @@ from mlmclm.corpora.packing import Record, ShardWriter, record_file
 from mlmclm.corpora.selection import head, held_out, sample
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
 from mlmclm.corpora.streams import MORE, Stream, streams
-from mlmclm.corpora.tokenising import Encoder, Vocabulary, local_encoder, plain
+from mlmclm.corpora.tokenising import Encoded, Encoder, Vocabulary, local_encoder, plain
 from mlmclm.corpora.tokenizer import (
     TRAINING_CHARACTERS,
     check_ids,
@@ -467,30 +467,39 @@ def _fill(
 def _run(
     stream: Stream, writers: Mapping[str, ShardWriter], corpus: CorpusConfig, encoder: Encoder, report: Progress
 ) -> set[str]:
-    """Packs one stream; returns the parts of which it left documents out.
+    """Packs one stream; returns the parts of which it left documents out."""
+    short: set[str] = set()
+    shown = writers.get(TRAIN)
+    with closing(encoder(stream, {part: writer.next for part, writer in writers.items()})) as answers:
+        for encoded in answers:
+            ended = _add(encoded, writers, short)
+            for writer in writers.values():
+                if writer.records:
+                    _check_fit(writer, corpus)
+            if shown is not None:
+                report("tokenising", shown.tokens, corpus.max_tokens)
+            else:
+                report("tokenising for validation", writers[VALIDATION].tokens, corpus.max_validation_tokens)
+            if ended:
+                break
+    return short
+
+
+def _add(encoded: Encoded, writers: Mapping[str, ShardWriter], short: set[str]) -> bool:
+    """Packs a batch of a stream; returns whether no more of the stream is wanted, and adds to `short` what it left out.
 
     A stream of both parts ends with the first training document that is not wanted: the validation part's limit is an
     upper bound only.
     """
-    short: set[str] = set()
-    with closing(encoder(stream, {part: writer.next for part, writer in writers.items()})) as answers:
-        for encoded in answers:
-            for place, training, tokens, size, unknown in encoded.documents():
-                part = TRAIN if training else VALIDATION
-                if place.number == MORE:
-                    short.add(part)
-                elif not writers[part].full:
-                    writers[part].add(place, tokens, size=size, unknown=unknown)
-                elif training:
-                    return short
-            for writer in writers.values():
-                if writer.records:
-                    _check_fit(writer, corpus)
-            if TRAIN in writers:
-                report("tokenising", writers[TRAIN].tokens, corpus.max_tokens)
-            if all(writer.full for writer in writers.values()):
-                break
-    return short
+    for place, training, tokens, size, unknown in encoded.documents():
+        part = TRAIN if training else VALIDATION
+        if place.number == MORE:
+            short.add(part)
+        elif not writers[part].full:
+            writers[part].add(place, tokens, size=size, unknown=unknown)
+        elif training:
+            return True
+    return all(writer.full for writer in writers.values())
 
 
 def _check_fit(writer: ShardWriter, corpus: CorpusConfig) -> None:
