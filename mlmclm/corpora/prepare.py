@@ -178,8 +178,10 @@ class _Place:
 
     def complete(self) -> bool:
         """Whether tokenizer and shards are there; looks at the shards' sizes."""
-        index = read_index(self.shelf) if self.tokenizer.is_dir() else None
-        return index is not None and not any(_blocks(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
+        index = read_index(self.shelf)
+        if index is None or not self.tokenizer.is_dir():
+            return False
+        return not any(_blocks(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
 
 
 def _locate(
@@ -334,8 +336,9 @@ def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Sessi
 def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> None:
     """Makes what is missing: shards of a finished corpus, or the rest of one that is not."""
     shelf = place.shelf
-    for left in shelf.local.glob(".*.bin.*"):  # of a process that was killed; a lock keeps living ones away
-        left.unlink(missing_ok=True)
+    for left in shelf.local.glob(".*"):  # of a process that was killed; a lock keeps living ones away
+        if left.suffix != ".lock":
+            left.unlink(missing_ok=True)
     index = read_index(shelf)
     if index is not None:
         _repair(place, corpus, index, encoder, report)

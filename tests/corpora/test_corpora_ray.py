@@ -15,7 +15,10 @@ from mlmclm.corpora import ray_tokenising, tokenising
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare import PreparedCorpus, prepare_corpus
 from mlmclm.errors import UserError
+from mlmclm.pipeline import Place, prepare
 from mlmclm.service.ray_cluster import ray_session
+from mlmclm.study_file import load_study
+from small_study import write_study
 
 BPE = TokenizerConfig(train_vocab_size=320)
 
@@ -93,6 +96,23 @@ def test_a_running_session_is_used_and_goes_on_where_local_processes_stopped(
     assert used
     assert files(finished.folder) == files(whole.folder)
     assert all((finished.folder / name).stat().st_mtime_ns == written for name, written in begun.items())
+
+
+def test_a_study_that_asks_for_ray_gets_the_session_that_is_there_or_one_of_its_own(
+    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(write_study(tmp_path))
+    corpus = study.corpus.model_copy(update={"workers": "ray"})
+    used: list[str] = []
+    original = ray_tokenising._dataset
+    monkeypatch.setattr(ray_tokenising, "_dataset", lambda *args: used.append("ray") or original(*args))
+    prepared = prepare(study.model_copy(update={"corpus": corpus}), Place(tmp_path / "ray", tmp_path / "data"))
+    assert used
+    monkeypatch.setattr(ray_tokenising, "_dataset", None)
+    corpus = study.corpus.model_copy(update={"workers": "local"})
+    local = prepare(study.model_copy(update={"corpus": corpus}), Place(tmp_path / "local", tmp_path / "data"))
+    assert files(prepared.corpus.folder) == files(local.corpus.folder)
+    assert prepared.fingerprint == local.fingerprint
 
 
 def test_a_mistake_in_the_source_is_the_users_error_and_nothing_else_is_printed(
