@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import machine, matrix_peak, write_section
-from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.prepare import PreparedCorpus
+from mlmclm.corpora.shelf import Shelf
 from mlmclm.models.sizes import SIZES, training_flops
 from mlmclm.studies.names import parse, parse_objective
 from mlmclm.studies.plans import fingerprint, make_plan
@@ -52,9 +53,11 @@ def corpus(folder: Path, length: int = LENGTH) -> PreparedCorpus:
     )  # fmt: skip
     tokenizer.save_pretrained(str(folder / "tokenizer"))
     chance = np.random.default_rng(0)
+    parts = []
     for name, blocks in (("train", 2048), ("validation", BATCH)):
         chance.integers(4, VOCABULARY, (blocks, length), dtype=np.uint16).tofile(folder / f"{name}.bin")
-    train, validation = (Blocks(folder / f"{name}.bin", length, "<u2") for name in ("train", "validation"))
+        parts.append(Blocks(Shelf(str(folder)), [Shard(f"{name}.bin", blocks)], length, "<u2"))
+    train, validation = parts
     return PreparedCorpus(
         "benchmark", folder, folder / "tokenizer", "benchmark", length, train, validation, 1, 2048 * length, VOCABULARY
     )

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -71,24 +71,35 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 def write_json(path: Path, value: Any) -> None:
     """`write_atomic` of indented JSON with sorted keys."""
-    write_atomic(path, json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(path, readable(value))
+
+
+def readable(value: Any) -> str:
+    """Indented JSON with sorted keys."""
+    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Any:
     """Reads JSON; a file that isn't there or isn't JSON is a `UserError` that names it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes(), path)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file.") from error
+
+
+def parse_json(content: bytes, where: object) -> Any:
+    """The value of a JSON file's content; a `UserError` names the file (`where`) that isn't JSON."""
+    try:
+        return json.loads(content.decode("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}).") from error
+        raise UserError(f"{where}: not valid JSON ({error}).") from error
 
 
-def disk_fault(error: OSError, path: Path) -> EnvironmentFault:
+def disk_fault(error: OSError, path: Path, *, choose: str = "another folder with --store") -> EnvironmentFault:
     """The `EnvironmentFault` for a failed write: says which path, and what to do when the disk is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFault(
-            f"{path}: the disk is full. Free some space, or choose another folder with --store, and run the same command "
+            f"{path}: the disk is full. Free some space, or choose {choose}, and run the same command "
             "again: what is finished is kept."
         )
     return EnvironmentFault(f"{path}: cannot write ({error.strerror or error}).")
@@ -141,4 +152,26 @@ def only_one(path: Path, what: str) -> Iterator[None]:
         handle.truncate(0)
         handle.write(str(os.getpid()))
         handle.flush()
+        yield
+
+
+@contextmanager
+def in_turn(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Holds an advisory lock on `path`, after whoever holds it now; `waiting` is called where that takes time.
+
+    Raises:
+        EnvironmentFault: the file cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a")
+    except OSError as error:
+        raise disk_fault(error, path) from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is not None:
+                waiting()
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,14 +76,20 @@ class Prepared:
         return [stage for stage in self.plan.stages if missing_states(stage, self.place.store, self.fingerprint)[1]]
 
 
-def prepare(study: StudyFile, place: Place) -> Prepared:
+def prepare(
+    study: StudyFile, place: Place, *, session: Callable[[], AbstractContextManager[Any]] | None = None
+) -> Prepared:
     """Reads, tokenises and packs the corpus where that isn't done yet, and makes the plan.
+
+    Args:
+        session: a Ray session to tokenise in, for which `corpus.workers` then is the only judge; None where there is no
+            cluster but one of this machine's own.
 
     Raises:
         UserError: anything that is wrong with the corpus, the tokenizer or a model's name.
     """
     plan = make_plan(study.parsed, study.recipe)  # before any work: a wrong name costs nothing
-    with _bars() as progress:
+    with bars() as progress:
         corpus = prepare_corpus(
             study.corpus,
             study.tokenizer,
@@ -90,6 +97,7 @@ def prepare(study: StudyFile, place: Place) -> Prepared:
             store=place.store,
             data_root=place.data_root,
             progress=progress,
+            session=session if session is not None or study.corpus.workers != "ray" else partial(_own_session, place),
         )
     check_special(corpus.tokenizer, masked=any(not stage.objective.causal for stage in plan.stages))
     needed = study.recipe.batch * study.recipe.block_length
@@ -99,6 +107,12 @@ def prepare(study: StudyFile, place: Place) -> Prepared:
             f"recipe.block_length {study.recipe.block_length:,}); use more text, a smaller batch or a shorter block_length."
         )
     return Prepared(study, place, corpus, plan, fingerprint(study.recipe, corpus.key, corpus.vocabulary))
+
+
+def _own_session(place: Place) -> AbstractContextManager[Any]:
+    from mlmclm.service.ray_cluster import ray_session
+
+    return ray_session(place.store)
 
 
 def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any]]], None] | None = None) -> int:
@@ -237,7 +251,7 @@ def prepare_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask]:
     """
     from mlmclm.tasks.prepare import prepare_task
 
-    with _bars() as progress:
+    with bars() as progress:
         return {
             task: prepare_task(
                 task,
@@ -302,7 +316,7 @@ def analyse_study(prepared: Prepared, space: Space, results: Sequence[dict[str, 
 
 
 @contextmanager
-def _bars() -> Iterator[Callable[[str, int, int | None], None]]:
+def bars() -> Iterator[Callable[[str, int, int | None], None]]:
     """Turns (what, done, total) calls into one bar a `what`."""
     open_bars: dict[str, Bar] = {}
 

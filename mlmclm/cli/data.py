@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import typer
@@ -9,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from mlmclm.cli import data_order, options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli import data_order, data_verify, options
+from mlmclm.cli.options import AddressOption, DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.study import on_cluster, shared_session
 from mlmclm.files import read_json
 from mlmclm.pipeline import prepare, prepare_tasks, study_space
 from mlmclm.study_file import load_study
@@ -31,6 +33,7 @@ def register(app: typer.Typer) -> None:
     verbs = typer.Typer(cls=_PrepareByDefault, rich_markup_mode="markdown")
     verbs.command("prepare")(data)
     verbs.command("order")(data_order.order)
+    verbs.command("verify")(data_verify.verify)
     app.add_typer(
         verbs, name="data", help="The corpus and the tasks of a study: `data FILE` prepares and describes them."
     )
@@ -40,12 +43,15 @@ def data(
     file: StudyArgument,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
+    ray: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prepares a study's corpus, tokenizer and tasks, and says what is in them.
 
     Everything is checked here before anything is trained: missing columns, empty splits, labels out of range, sequences
-    that are too long.
+    that are too long. The corpus is tokenised by this machine's processors, or by Ray Data where there is a Ray cluster
+    (`--ray`, a Ray job, RAY_ADDRESS) or the study says `corpus.workers: ray`. What was interrupted goes on at the last
+    finished shard, and lost shards are made again.
 
     Example: mlmclm data examples/quickstart.yaml
     """
@@ -53,7 +59,10 @@ def data(
 
     study = load_study(file)
     space = study_space(study)
-    prepared = prepare(study, options.place(store, data))
+    place = options.place(store, data)
+    with ExitStack() as stack:
+        session = shared_session(stack, place, ray)
+        prepared = prepare(study, place, session=session if on_cluster(ray) else None)
     corpus = describe(prepared.corpus)
     tasks = prepare_tasks(prepared, space)
     described = {

@@ -18,7 +18,7 @@ from mlmclm.cli.options import (
     SuiteOption,
     print_json,
 )
-from mlmclm.cli.study import shared_session
+from mlmclm.cli.study import on_cluster, shared_session
 from mlmclm.errors import unknown
 from mlmclm.files import only_one
 from mlmclm.pipeline import export_models, prepare, pretrain
@@ -70,9 +70,10 @@ def pretrain_models(
         return
     with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"), ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place))
-        prepared = prepare(study, place)
+        session = shared_session(stack, place, ray)
+        prepared = prepare(study, place, session=session if on_cluster(ray) else None)
         if prepared.unfinished():
-            shared_session(stack, place, ray)()
+            session()
             pretrain(prepared, tracking.stage_lines(prepared))
         exported = export_models(prepared)
         tracking.pretrained(prepared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -75,9 +76,9 @@ def run_study(loaded: StudyFile, place: Place, *, command: str, address: str | N
     space = study_space(loaded)
     with ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(loaded, place))
-        prepared = prepare(loaded, place)
-        tasks = prepare_tasks(prepared, space)
         session = shared_session(stack, place, address)
+        prepared = prepare(loaded, place, session=session if on_cluster(address) else None)
+        tasks = prepare_tasks(prepared, space)
         if prepared.unfinished():
             session()
             pretrain(prepared, tracking.stage_lines(prepared))
@@ -87,6 +88,11 @@ def run_study(loaded: StudyFile, place: Place, *, command: str, address: str | N
         cells = sweep_cells(space, models, tasks)
         outcome = sweep(prepared, space, cells, session=session, on_result=tracking.cell)
         return write_study_report(prepared, space, tasks, outcome.results, command, tracking)
+
+
+def on_cluster(address: str | None) -> bool:
+    """Whether there is a Ray cluster already: named by `--ray`, the surrounding Ray job or RAY_ADDRESS."""
+    return bool(address or os.environ.get("RAY_ADDRESS"))
 
 
 def shared_session(stack: ExitStack, place: Place, address: str | None) -> Any:

@@ -16,7 +16,7 @@ from mlmclm.cli.options import (
     StudyArgument,
     print_json,
 )
-from mlmclm.cli.study import shared_session, write_study_report
+from mlmclm.cli.study import on_cluster, shared_session, write_study_report
 from mlmclm.files import only_one
 from mlmclm.pipeline import export_models, prepare, prepare_tasks, study_space, sweep, sweep_cells
 from mlmclm.study_file import load_study
@@ -53,12 +53,13 @@ def sweep_study(
     space = study_space(study)
     with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"), ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place))
-        prepared = prepare(study, place)
+        session = shared_session(stack, place, ray)
+        prepared = prepare(study, place, session=session if on_cluster(ray) else None)
         models = export_models(prepared)
         tasks = prepare_tasks(prepared, space)
         tracking.sweep_begins(prepared, space)
         cells = sweep_cells(space, models, tasks)
-        outcome = sweep(prepared, space, cells, session=shared_session(stack, place, ray), on_result=tracking.cell)
+        outcome = sweep(prepared, space, cells, session=session, on_result=tracking.cell)
         found = write_study_report(prepared, space, tasks, outcome.results, f"mlmclm study {file}", tracking)
     if as_json:
         print_json(found)

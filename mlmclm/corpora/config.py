@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
+
+PLACEMENT = frozenset({"workers", "shards", "cache", "shard_mib", "max_unknown"})
+"""Keys of a corpus that change no token of its blocks."""
 
 
 class CorpusConfig(Frozen):
@@ -35,6 +38,28 @@ class CorpusConfig(Frozen):
     """Upper bound of the validation tokens: a validation loss over 262,144 tokens is known to about 0.005 nats."""
     seed: int = 0
     """Changes which documents `max_documents` and `max_tokens` choose, and which are held out."""
+    workers: Literal["auto", "local", "ray"] = "auto"
+    """Who tokenises: `local` processes of this machine, or `ray` Data over a cluster. `auto`: a cluster where there is one."""
+    shards: str | None = None
+    """Where the blocks are kept in place of the store: a folder, or any fsspec address such as s3://bucket/corpora, from
+    which every node copies to `cache` what it touches."""
+    cache: str | None = None
+    """A node's folder for its copies of shards that lie at an address; by default ~/.cache/mlmclm/corpora."""
+    shard_mib: float = Field(default=64.0, gt=0.0)
+    """Size of a shard, in MiB. What is finished when a preparation ends early is finished shards."""
+    max_unknown: float = Field(default=0.2, ge=0.0, le=1.0)
+    """Share of unknown tokens, and of documents without any token, above which the tokenizer doesn't fit the text."""
+
+    def identity(self) -> dict[str, object]:
+        """All that can change a token of the blocks, but for where the text lies."""
+        return self.model_dump(exclude={"source", *PLACEMENT})
+
+    @model_validator(mode="after")
+    def _cache_of_an_address(self) -> Self:
+        """A cache only for shards that are copied."""
+        if self.cache is not None and "://" not in (self.shards or ""):
+            raise ValueError("cache goes with an address (PROTOCOL://...) as shards only")
+        return self
 
 
 class TokenizerConfig(Frozen):

@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -20,8 +21,15 @@ SUFFIXES = (".parquet", ".jsonl", ".json", ".txt")
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
+TRAIN, VALIDATION = "train", "validation"
+"""The parts of a corpus."""
+
+Piece = Callable[[], Iterator[str]]
+"""Reads some of a source's documents, in order; picklable."""
+
+
 class Source(Protocol):
-    """Where documents come from."""
+    """Where documents come from; picklable."""
 
     def fingerprint(self) -> str:
         """Changes when the documents do (hex)."""
@@ -31,6 +39,9 @@ class Source(Protocol):
 
     def validation(self) -> Iterator[str] | None:
         """The documents to validate on, or None where they are to be held out of `train`."""
+
+    def pieces(self, part: str) -> Sequence[Piece] | None:
+        """What `train` or `validation` reads, in pieces that can be read alone, on this machine; None as `validation`."""
 
 
 def open_source(
@@ -85,6 +96,14 @@ class PydocsSource:
     def validation(self) -> Iterator[str]:
         """Docstrings of the validation packages."""
         return pydocs.read_texts(self._folder(), "validation")
+
+    def pieces(self, part: str) -> Sequence[Piece]:
+        """One for each part: they are small."""
+        return [self.train if part == TRAIN else self.validation]
+
+    def __reduce__(self) -> tuple[type[PydocsSource], tuple[Path, int, Progress]]:
+        """Elsewhere, what it extracted here is read."""
+        return PydocsSource, (self.store, 1, silent)
 
 
 class FileSource:
@@ -160,6 +179,11 @@ class FileSource:
         """The documents of the validation files, if there are any."""
         return self._read(self._validation) if self._validation else None
 
+    def pieces(self, part: str) -> Sequence[Piece] | None:
+        """One a file."""
+        files = self._train if part == TRAIN else self._validation
+        return [partial(self._read, [file]) for file in files] or None
+
     def _read(self, files: Sequence[Path]) -> Iterator[str]:
         """The documents of files, in the order of their paths."""
         readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
@@ -206,6 +230,11 @@ class HubSource:
         """The documents of the validation split, if one is named."""
         split = self._config.validation_split
         return None if split is None else self._read(split)
+
+    def pieces(self, part: str) -> Sequence[Piece] | None:
+        """One: the library reads a split from its beginning."""
+        split = self._config.split if part == TRAIN else self._config.validation_split
+        return None if split is None else [partial(self._read, split)]
 
     def _read(self, split: str) -> Iterator[str]:
         """The texts of a split."""

@@ -1,39 +1,46 @@
-"""From text to packed blocks on disk, once: the same input gives the same bytes, whatever the number of workers."""
+"""From text to packed blocks in shards, once: the same input gives the same bytes, whoever makes them and however often it is interrupted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mlmclm.corpora.blocks import Blocks, BlockWriter, token_type
+from mlmclm.corpora.blocks import Blocks, Shard, token_type
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.documents import Source, open_source
+from mlmclm.corpora.documents import TRAIN, VALIDATION, Source, open_source
+from mlmclm.corpora.packing import Record, ShardWriter, record_file
 from mlmclm.corpora.selection import head, held_out, sample
+from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
+from mlmclm.corpora.streams import MORE, Stream, streams
+from mlmclm.corpora.tokenising import Encoded, Encoder, Vocabulary, local_encoder, plain
 from mlmclm.corpora.tokenizer import (
     TRAINING_CHARACTERS,
+    check_ids,
     load_tokenizer,
     prepare_tokenizer,
     special_ids,
     tokenizer_key,
 )
-from mlmclm.corpora.workers import Progress, ordered_map, silent, worker_count
+from mlmclm.corpora.workers import Progress, silent, worker_count
 from mlmclm.errors import UserError
-from mlmclm.files import read_json, stable_hash, whole_folder, write_json
+from mlmclm.files import in_turn, read_json, stable_hash, write_json
 
 CORPUS_VERSION = 1
 """Part of every key: raise it when the blocks of the same text change."""
 
-_BATCH_CHARACTERS = 200_000
 _CHARACTERS_A_TOKEN = 8
 """Text set aside for each token wanted; English needs about 4, and what falls short is read again with more."""
+_ELSEWHERE = "shelf.json"
+"""In a corpus's folder in the store: where its shards are, if not there."""
 
-TRAIN, VALIDATION = "train", "validation"
+Session = Callable[[], AbstractContextManager[Any]]
+"""Opens a Ray session, or joins the one that is open."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class PreparedCorpus:
 
     key: str
     folder: Path
+    """Of the shards; where they lie at an address, of this node's copies."""
     tokenizer: Path
     """A Hugging Face fast tokenizer's folder."""
     tokenizer_key: str
@@ -56,22 +64,6 @@ class PreparedCorpus:
     """Tokens of the tokenizer, special ones included: ids are below it."""
 
 
-class _Batch(NamedTuple):
-    """Documents of one part, for a worker."""
-
-    part: str
-    texts: list[str]
-
-
-class _Encoded(NamedTuple):
-    """A worker's answer: the documents' tokens in a row (each with its EOS), the tokens and the UTF-8 bytes of each."""
-
-    part: str
-    tokens: NDArray[np.uint32]
-    lengths: list[int]
-    bytes: list[int]
-
-
 def prepare_corpus(
     corpus: CorpusConfig,
     tokenizer: TokenizerConfig,
@@ -81,33 +73,37 @@ def prepare_corpus(
     data_root: Path | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    session: Session | None = None,
 ) -> PreparedCorpus:
-    """Reads, tokenises and packs a corpus, or opens it where it is already in the store (well under a second).
+    """Reads, tokenises and packs a corpus, or opens it where it is already (well under a second).
+
+    Shards that an interrupted preparation has finished are kept, and of a corpus that has lost some, only those are made again.
 
     Args:
         block_length: tokens a block.
-        store: the study's folder; blocks go to `corpora/`, the tokenizer to `tokenizers/`.
+        store: the study's folder; blocks go to `corpora/` unless the corpus says otherwise, the tokenizer to `tokenizers/`.
         data_root: the folder in which a local source's name is also looked up.
-        workers: processes; all processors where None. It does not change the result.
+        workers: processes of this machine; all processors where None. It does not change the result.
+        session: a Ray cluster that `corpus.workers: auto` and `ray` use; opened if there is something to tokenise.
 
     Raises:
-        UserError: a source, column or tokenizer that is not there, or too little text.
-        EnvironmentFault: the hub cannot be reached, the disk is full, or a worker was killed.
+        UserError: a source, column or tokenizer that is not there or doesn't fit, or too little text.
+        EnvironmentFault: the hub or an address cannot be reached, the disk is full, or a worker was killed.
     """
     report = progress or silent
     count = worker_count(workers)
     place = _locate(corpus, tokenizer, block_length, store, data_root, count, report)
-    if not place.complete:
-        tokenizer_folder = _tokenizer(tokenizer, corpus, place.source, place.origin, store, report)
-        if not place.folder.is_dir():
-            with whole_folder(place.folder) as temporary:
-                meta = _pack(temporary, corpus, place.source, tokenizer_folder, block_length, count, report)
-                meta |= {"key": place.key, "tokenizer_key": place.tokenizer.name, "block_length": block_length}
-                write_json(
-                    temporary / "meta.json",
-                    {**meta, "source_fingerprint": place.origin, "corpus": corpus.model_dump()},
-                )
-    return _open(place.key, place.folder, place.tokenizer)
+    if not place.complete():
+        _tokenizer(tokenizer, corpus, place.source, place.origin, store, report)
+        check_ids(place.tokenizer)
+        lock = store / "corpora" / f".{place.key}.lock"
+        with in_turn(lock, lambda: report("waiting for another process that prepares this corpus", 0, None)):
+            if not place.complete():
+                with _encoder(corpus, place.tokenizer, count, session) as encoder:
+                    _make(place, corpus, encoder, report)
+    index = read_index(place.shelf)
+    assert index is not None
+    return _open(place.key, place.shelf, index, store)
 
 
 def find_corpus(
@@ -117,10 +113,18 @@ def find_corpus(
     block_length: int,
     store: Path,
     data_root: Path | None = None,
+    damaged: bool = False,
 ) -> PreparedCorpus | None:
-    """What `prepare_corpus` would return without any work, or None where there is some to do; raises what it raises."""
+    """What `prepare_corpus` would return without any work, or None where there is some to do; raises what it raises.
+
+    Args:
+        damaged: also where the work is to make lost shards again.
+    """
     place = _locate(corpus, tokenizer, block_length, store, data_root, 1, silent)
-    return _open(place.key, place.folder, place.tokenizer) if place.complete else None
+    index = read_index(place.shelf)
+    if index is None or not (damaged or place.complete()):
+        return None
+    return _open(place.key, place.shelf, index, store)
 
 
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
@@ -130,24 +134,54 @@ def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
         UserError: it is not there.
     """
     folder = store / "corpora" / key
-    meta = read_json(folder / "meta.json")
-    corpus = _open(key, folder, store / "tokenizers" / meta["tokenizer_key"])
-    return corpus, CorpusConfig.model_validate(meta["corpus"])
+    elsewhere = folder / _ELSEWHERE
+    shelf = Shelf(**read_json(elsewhere)) if elsewhere.is_file() else Shelf(str(folder))
+    index = read_index(shelf)
+    if index is None:
+        raise UserError(f"{shelf.where(INDEX)}: no such file.")
+    return _open(key, shelf, index, store), CorpusConfig.model_validate(index["corpus"])
 
 
-class _Place(NamedTuple):
+def read_index(shelf: Shelf) -> dict[str, Any] | None:
+    """What a finished corpus holds and was made from; None for one that is not finished.
+
+    `train` and `validation` each have facts and their `shards`: file, blocks, bytes, SHA-256, and where in the documents
+    it ends.
+    """
+    index: dict[str, Any] | None = shelf.read_json(INDEX)
+    return _of_one_file(shelf) if index is None else index
+
+
+def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
+    """The index of a corpus that an earlier version prepared: one file a part, without checksums."""
+    meta: dict[str, Any] | None = shelf.read_json("meta.json")
+    if meta is None:
+        return None
+    width = meta["block_length"] * np.dtype(meta["dtype"]).itemsize
+    for part in (TRAIN, VALIDATION):
+        blocks = meta[part]["blocks"]
+        meta[part]["shards"] = [{"file": f"{part}.bin", "blocks": blocks, "bytes": blocks * width, "sha256": None}]
+    return meta
+
+
+@dataclass(frozen=True)
+class _Place:
     """Where a corpus is, or will be."""
 
     source: Source
     origin: str
+    """The source's fingerprint."""
     key: str
-    folder: Path
+    shelf: Shelf
     tokenizer: Path
+    block_length: int
 
-    @property
     def complete(self) -> bool:
-        """Whether blocks and tokenizer are there."""
-        return self.folder.is_dir() and self.tokenizer.is_dir()
+        """Whether tokenizer and shards are there; looks at the shards' sizes."""
+        index = read_index(self.shelf)
+        if index is None or not self.tokenizer.is_dir():
+            return False
+        return not any(_blocks(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
 
 
 def _locate(
@@ -165,46 +199,86 @@ def _locate(
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, _text_key(corpus, origin))
     # Where the text lies does not matter, only what it is.
-    facts = [CORPUS_VERSION, corpus.model_dump(exclude={"source"}), origin, own_key, block_length]
+    facts = [CORPUS_VERSION, corpus.identity(), origin, own_key, block_length]
     key = stable_hash(facts)[:16]
-    return _Place(source, origin, key, store / "corpora" / key, store / "tokenizers" / own_key)
+    return _Place(source, origin, key, _shelf(corpus, store, key), store / "tokenizers" / own_key, block_length)
+
+
+def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
+    if corpus.shards is None:
+        return Shelf(str(store / "corpora" / key))
+    if "://" not in corpus.shards:
+        return Shelf(str(Path(corpus.shards).expanduser().resolve() / key))
+    return Shelf(f"{corpus.cache or CACHE}/{key}", f"{corpus.shards.rstrip('/')}/{key}")
 
 
 def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
     """What a person asks about a corpus: sizes, vocabulary, bytes a token, and the beginnings of a few blocks."""
-    meta = read_json(prepared.folder / "meta.json")
+    shelf = prepared.train.shelf
+    index = read_index(shelf) or {}
     tokenizer = load_tokenizer(prepared.tokenizer)
     rows = np.arange(min(examples, len(prepared.train)), dtype=np.int64)
     beginnings = prepared.train.take(rows)[:, :100]
     return {
-        "source": meta["corpus"]["source"],
-        "folder": str(prepared.folder),
+        "source": index["corpus"]["source"],
+        "folder": shelf.address or str(prepared.folder),
         "tokenizer": str(prepared.tokenizer),
         "vocabulary": prepared.vocabulary,
         "block_length": prepared.block_length,
-        "bytes_per_token": round(meta["train"]["bytes"] / meta["train"]["encoded_tokens"], 3),
-        "train": {name: meta["train"][name] for name in ("documents", "tokens", "blocks")},
-        "validation": {name: meta["validation"][name] for name in ("documents", "tokens", "blocks")},
+        "bytes_per_token": round(index["train"]["bytes"] / index["train"]["encoded_tokens"], 3),
+        "shards": len(prepared.train.shards) + len(prepared.validation.shards),
+        "train": {name: index["train"][name] for name in ("documents", "tokens", "blocks")},
+        "validation": {name: index["validation"][name] for name in ("documents", "tokens", "blocks")},
         "examples": [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in beginnings],
     }
 
 
-def _open(key: str, folder: Path, tokenizer: Path) -> PreparedCorpus:
-    """Opens what is in the store."""
-    meta = read_json(folder / "meta.json")
-    length, dtype = meta["block_length"], meta["dtype"]
+def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[str, str]:
+    """Reads all shards; what is wrong with each that is not what was written, by its path or address.
+
+    Shards of a corpus that was prepared before there were checksums are held against their sizes only.
+    """
+    wrong, read = {}, 0
+    parts = (prepared.train, prepared.validation)
+    total = sum(blocks.bytes_of(shard) for blocks in parts for shard in blocks.shards)
+    report = progress or silent
+
+    def follow(size: int) -> None:
+        nonlocal read
+        read += size
+        report("verifying", read, total)
+
+    for blocks in parts:
+        damaged = blocks.damaged()
+        for shard in blocks.shards:
+            what = damaged.get(shard.file)
+            if what is None and shard.sha256 is not None:
+                found = blocks.shelf.checksum(shard.file, follow)
+                what = None if found == shard.sha256 else f"SHA-256 {found}, but it was written with {shard.sha256}"
+            if what is not None:
+                wrong[blocks.shelf.where(shard.file)] = what
+    return wrong
+
+
+def _open(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
+    """A corpus that is there."""
     return PreparedCorpus(
         key=key,
-        folder=folder,
-        tokenizer=tokenizer,
-        tokenizer_key=meta["tokenizer_key"],
-        block_length=length,
-        train=Blocks(folder / "train.bin", length, dtype),
-        validation=Blocks(folder / "validation.bin", length, dtype),
-        documents=meta["train"]["documents"],
-        tokens=meta["train"]["tokens"],
-        vocabulary=meta["vocabulary"],
+        folder=shelf.local,
+        tokenizer=store / "tokenizers" / index["tokenizer_key"],
+        tokenizer_key=index["tokenizer_key"],
+        block_length=index["block_length"],
+        train=_blocks(index, shelf, TRAIN),
+        validation=_blocks(index, shelf, VALIDATION),
+        documents=index["train"]["documents"],
+        tokens=index["train"]["tokens"],
+        vocabulary=index["vocabulary"],
     )
+
+
+def _blocks(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:
+    shards = [Shard(value["file"], value["blocks"], value["sha256"]) for value in index[part]["shards"]]
+    return Blocks(shelf, shards, index["block_length"], index["dtype"])
 
 
 def _text_key(corpus: CorpusConfig, origin: str) -> str:
@@ -214,11 +288,11 @@ def _text_key(corpus: CorpusConfig, origin: str) -> str:
 
 def _tokenizer(
     config: TokenizerConfig, corpus: CorpusConfig, source: Source, origin: str, store: Path, report: Progress
-) -> Path:
-    """The tokenizer's folder, trained on a fixed sample of the training text where it is to be trained."""
+) -> None:
+    """Makes the tokenizer, trained on a fixed sample of the training text where it is to be trained."""
 
     def texts() -> Iterator[str]:
-        training = _part(TRAIN, corpus, source)
+        training = _training(corpus, source)
         if corpus.streaming:
             chosen = list(head(training, characters=TRAINING_CHARACTERS))
         else:
@@ -228,156 +302,240 @@ def _tokenizer(
         if not chosen:
             raise _no_text(corpus)
         report("training the tokenizer", 0, None)
-        yield from chosen
+        yield from map(plain, chosen)
 
-    folder = prepare_tokenizer(config, store=store, corpus_key=_text_key(corpus, origin), texts=texts())
+    prepare_tokenizer(config, store=store, corpus_key=_text_key(corpus, origin), texts=texts())
     report("tokenizer ready", 1, 1)
-    return folder
 
 
-def _part(part: str, corpus: CorpusConfig, source: Source) -> Iterator[str]:
-    """The documents of train or validation, in the source's order, the empty ones left out."""
-    own = source.validation()
-    if own is None:
-        return (text for text_part, text in _mixed(corpus, source) if text_part == part)
-    return (text for text in (source.train() if part == TRAIN else own) if text.strip())
-
-
-def _mixed(corpus: CorpusConfig, source: Source) -> Iterator[tuple[str, str]]:
-    """(part, text) of the documents of a source that has no validation part of its own: some are held out."""
+def _training(corpus: CorpusConfig, source: Source) -> Iterator[str]:
+    """The documents to train on, in the source's order, the empty ones left out."""
+    own = source.validation() is not None
     for text in source.train():
-        if text.strip():
-            out = held_out(text, fraction=corpus.validation_fraction, seed=corpus.seed)
-            yield (VALIDATION if out else TRAIN), text
+        if text.strip() and (own or not held_out(text, fraction=corpus.validation_fraction, seed=corpus.seed)):
+            yield text
 
 
-def _pack(
-    folder: Path,
-    corpus: CorpusConfig,
-    source: Source,
-    tokenizer: Path,
-    block_length: int,
-    workers: int,
-    report: Progress,
-) -> dict[str, Any]:
-    """Writes `train.bin` and `validation.bin`; returns the facts about them."""
-    characters_a_token = _CHARACTERS_A_TOKEN
-    while True:
-        streams, left_out = _chosen(corpus, source, characters_a_token)
-        facts = _write(folder, corpus, streams, tokenizer, block_length, workers, report)
-        short = [part for part in left_out if not facts[part].pop("full")]
-        if not short:
-            break
-        characters_a_token *= 2
+@contextmanager
+def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Session | None) -> Iterator[Encoder]:
+    """Who tokenises."""
+    vocabulary = Vocabulary.of(tokenizer, special_ids(tokenizer)["eos"])
+    running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    if corpus.workers == "local" or (corpus.workers == "auto" and session is None and not running):
+        with local_encoder(vocabulary, workers) as encoder:
+            yield encoder
+        return
+    from mlmclm.corpora.ray_tokenising import ray_encoder
+
+    if session is None and not running:
+        raise UserError("corpus.workers: ray: there is no Ray session here; allowed without one: auto, local.")
+    with session() if session is not None else nullcontext(), ray_encoder(vocabulary) as encoder:
+        yield encoder
+
+
+def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> None:
+    """Makes what is missing: shards of a finished corpus, or the rest of one that is not."""
+    shelf = place.shelf
+    for left in shelf.local.glob(".*"):  # of a process that was killed; a lock keeps living ones away
+        if left.suffix != ".lock":
+            left.unlink(missing_ok=True)
+    index = read_index(shelf)
+    if index is not None:
+        _repair(place, corpus, index, encoder, report)
+        return
+    facts = _pack(place, corpus, encoder, report)
+    facts |= {"key": place.key, "tokenizer_key": place.tokenizer.name, "block_length": place.block_length}
+    made_from = {"source": corpus.source, **corpus.identity()}
+    shelf.write_json(INDEX, {**facts, "source_fingerprint": place.origin, "corpus": made_from})
     for part in (TRAIN, VALIDATION):
-        _check(facts[part], part, corpus, block_length)
-        facts[part].pop("full", None)
-    return facts
+        for number in range(len(facts[part]["shards"])):
+            shelf.remove(record_file(part, number))
+    if corpus.shards is not None:
+        own = place.tokenizer.parent.parent / "corpora" / place.key
+        write_json(own / _ELSEWHERE, {"folder": shelf.folder, "address": shelf.address})
 
 
-_Stream = Iterable[tuple[str, str]]
-"""(part, text) of documents, of one part or of both."""
-
-
-def _chosen(corpus: CorpusConfig, source: Source, characters_a_token: int) -> tuple[list[_Stream], list[str]]:
-    """The documents to tokenise, and the parts that may turn out short because some documents were left out."""
-    if corpus.streaming and source.validation() is None:
-        return [_mixed(corpus, source)], []
-    streams: list[_Stream] = []
-    left_out = []
-    for part, tokens, documents in (
-        (TRAIN, corpus.max_tokens, corpus.max_documents),
-        (VALIDATION, corpus.max_validation_tokens, None),
-    ):
-        texts: Iterable[str] = _part(part, corpus, source)
-        if not corpus.streaming and (tokens is not None or documents is not None):
-            characters = None if tokens is None else tokens * characters_a_token
-            texts, dropped = sample(
-                texts, characters=characters, documents=documents, purpose="selection", seed=corpus.seed
-            )
-            if dropped and (documents is None or len(texts) < documents):
-                left_out.append(part)
-        streams.append(zip(repeat(part), texts, strict=False))
-    return streams, left_out
-
-
-def _write(
-    folder: Path,
-    corpus: CorpusConfig,
-    streams: list[_Stream],
-    tokenizer: Path,
-    block_length: int,
-    workers: int,
-    report: Progress,
-) -> dict[str, Any]:
-    """Tokenises and packs documents until both parts are full or there are no more."""
-    vocabulary = load_tokenizer(tokenizer).get_vocab_size(with_added_tokens=True)
-    dtype = token_type(vocabulary)
+def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> dict[str, Any]:
+    """Makes the shards that are missing of a corpus that is not finished; returns the facts about all."""
+    vocabulary = load_tokenizer(place.tokenizer).get_vocab_size(with_added_tokens=True)
+    dtype, length = token_type(vocabulary), place.block_length
+    shard_blocks = max(1, int(corpus.shard_mib * 2**20) // (length * dtype.itemsize))
     limits = {TRAIN: corpus.max_tokens, VALIDATION: corpus.max_validation_tokens}
-    sizes = {part: {"bytes": 0, "encoded_tokens": 0} for part in limits}
-    with (
-        BlockWriter(folder / "train.bin", block_length, dtype, limits[TRAIN]) as train,
-        BlockWriter(folder / "validation.bin", block_length, dtype, limits[VALIDATION]) as validation,
-    ):
-        writers = {TRAIN: train, VALIDATION: validation}
-        batches = _batches(streams, writers, corpus)
-        setup = (str(tokenizer), special_ids(tokenizer)["eos"])
-        for answer in ordered_map(_encode, batches, workers=workers, setup=_set_up, setup_arguments=setup):
-            writer = writers[answer.part]
-            ends = np.cumsum(answer.lengths)
-            for end, length, size in zip(ends, answer.lengths, answer.bytes, strict=True):
-                if not writer.full:
-                    writer.add(answer.tokens[end - length : end])
-                    sizes[answer.part]["bytes"] += size
-                    sizes[answer.part]["encoded_tokens"] += length
-            report("tokenising", train.tokens, corpus.max_tokens)
-        counts = {
-            part: {"documents": writer.documents, "tokens": writer.tokens, "blocks": writer.blocks, "full": writer.full}
-            for part, writer in writers.items()
+    with ExitStack() as stack:
+        writers = {
+            part: ShardWriter(
+                place.shelf,
+                part,
+                length,
+                dtype,
+                shard_blocks=shard_blocks,
+                max_blocks=None if tokens is None else tokens // length,
+                max_documents=corpus.max_documents if part == TRAIN and corpus.streaming else None,
+                finished=_finished(place.shelf, part),
+            )
+            for part, tokens in limits.items()
         }
+        for writer in writers.values():
+            stack.enter_context(writer)
+        _fill(writers, corpus, place.source, encoder, report)
+        for writer in writers.values():
+            _check_size(writer, corpus, place)
+            _check_fit(writer, corpus)
+        for writer in writers.values():
+            writer.finish()
     return {
         "vocabulary": vocabulary,
         "dtype": dtype.str,
-        **{part: {**counts[part], **sizes[part]} for part in counts},
+        **{
+            part: {
+                **writer.counts._asdict(),
+                "tokens": writer.tokens,
+                "blocks": writer.blocks,
+                "shards": [record.to_json() for record in writer.records],
+            }
+            for part, writer in writers.items()
+        },
     }
 
 
-def _batches(streams: list[_Stream], writers: dict[str, BlockWriter], corpus: CorpusConfig) -> Iterator[_Batch]:
-    """Batches of about `_BATCH_CHARACTERS` of one part; ends early when nothing more is needed.
+def _finished(shelf: Shelf, part: str) -> list[Record]:
+    """The first shards of a part, as far as they are whole; records of later ones are removed, so that none outlives a change of size."""
+    sizes = shelf.sizes()
+    found: list[Record] = []
+    whole = True
+    while record_file(part, len(found)) in sizes and whole:
+        record = Record.from_json(shelf.read_json(record_file(part, len(found))))
+        whole = sizes.get(record.shard.file) == record.bytes
+        if whole:
+            found.append(record)
+    for file in sizes:
+        name, _, number = file.removesuffix(".json").rpartition("-")
+        if file.endswith(".json") and name == part and int(number) >= len(found):
+            shelf.remove(file)
+    return found
 
-    A stream that holds both parts ends with the training part: the validation part's limit is an upper bound only.
-    """
-    waiting: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
-    sizes = {TRAIN: 0, VALIDATION: 0}
-    taken = 0
-    both = len(streams) == 1
-    for stream in streams:
-        for part, text in stream:
-            enough = part == TRAIN and corpus.max_documents is not None and taken >= corpus.max_documents
-            if enough or writers[part].full:
-                if part == TRAIN or not both:
-                    break
+
+def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder: Encoder, report: Progress) -> None:
+    """Makes the damaged shards of a finished corpus again, each alone."""
+    shelf, dtype = place.shelf, np.dtype(index["dtype"])
+    for part in (TRAIN, VALIDATION):
+        damaged = _blocks(index, shelf, part).damaged()
+        if damaged and "end" not in index[part]["shards"][0]:
+            raise UserError(
+                "\n".join(f"{shelf.where(file)}: {what}." for file, what in damaged.items())
+                + f"\nAn earlier version prepared it; delete the folder {shelf.local} to have it prepared anew."
+            )
+        records = [Record.from_json(value) for value in index[part]["shards"]] if damaged else []
+        for number, record in enumerate(records):
+            file = record.shard.file
+            if file not in damaged:
                 continue
-            taken += part == TRAIN
-            waiting[part].append(text)
-            sizes[part] += len(text)
-            if sizes[part] >= _BATCH_CHARACTERS:
-                yield _Batch(part, waiting[part])
-                waiting[part], sizes[part] = [], 0
-    for part, texts in waiting.items():
-        if texts:
-            yield _Batch(part, texts)
+            title = f"making {file} again ({damaged[file]})"
+            with ShardWriter(
+                shelf,
+                part,
+                place.block_length,
+                dtype,
+                shard_blocks=record.shard.blocks,
+                max_blocks=sum(known.shard.blocks for known in records[: number + 1]),
+                finished=records[:number],
+            ) as writer:
+                _fill({part: writer}, corpus, place.source, encoder, lambda *_, title=title: report(title, 0, None))
+                writer.finish()
+            shelf.remove(record_file(part, number))
+            if writer.records[number:] != [record]:
+                shelf.remove(file)
+                raise UserError(
+                    f"{shelf.where(file)}: it was lost ({damaged[file]}), and the source's text is no longer what it was made from. Delete "
+                    f"{shelf.where('')} to have the corpus prepared anew."
+                )
 
 
-def _check(facts: dict[str, Any], part: str, corpus: CorpusConfig, block_length: int) -> None:
-    """Raises UserError where a part has no block."""
-    if facts["blocks"]:
+def _fill(
+    writers: Mapping[str, ShardWriter], corpus: CorpusConfig, source: Source, encoder: Encoder, report: Progress
+) -> None:
+    """Tokenises and packs documents until all writers are full or there are no more documents."""
+    characters_a_token: float = _CHARACTERS_A_TOKEN
+    wanted = set(writers)
+    while wanted:
+        short: set[str] = set()
+        for stream in streams(corpus, source, characters_a_token):
+            own = {part: writers[part] for part in stream.parts if part in wanted}
+            if not all(writer.full for writer in own.values()):
+                short |= _run(stream, own, corpus, encoder, report)
+        wanted = {part for part in short if not writers[part].full}
+        characters_a_token *= 2  # the same documents again, which are passed over, and then others
+
+
+def _run(
+    stream: Stream, writers: Mapping[str, ShardWriter], corpus: CorpusConfig, encoder: Encoder, report: Progress
+) -> set[str]:
+    """Packs one stream; returns the parts of which it left documents out."""
+    short: set[str] = set()
+    shown = writers.get(TRAIN)
+    with closing(encoder(stream, {part: writer.next for part, writer in writers.items()})) as answers:
+        for encoded in answers:
+            ended = _add(encoded, writers, short)
+            for writer in writers.values():
+                if writer.records:
+                    _check_fit(writer, corpus)
+            if shown is not None:
+                report("tokenising", shown.tokens, corpus.max_tokens)
+            else:
+                report("tokenising for validation", writers[VALIDATION].tokens, corpus.max_validation_tokens)
+            if ended:
+                break
+    return short
+
+
+def _add(encoded: Encoded, writers: Mapping[str, ShardWriter], short: set[str]) -> bool:
+    """Packs a batch of a stream; returns whether no more of the stream is wanted, and adds to `short` what it left out.
+
+    A stream of both parts ends with the first training document that is not wanted: the validation part's limit is an
+    upper bound only.
+    """
+    for place, training, tokens, size, unknown in encoded.documents():
+        part = TRAIN if training else VALIDATION
+        if place.number == MORE:
+            short.add(part)
+        elif not writers[part].full:
+            writers[part].add(place, tokens, size=size, unknown=unknown)
+        elif training:
+            return True
+    return all(writer.full for writer in writers.values())
+
+
+def _check_fit(writer: ShardWriter, corpus: CorpusConfig) -> None:
+    """Raises UserError where the tokenizer knows too little of the text."""
+    counts = writer.counts
+    for share, of, what in (
+        (
+            counts.unknown / max(1, counts.encoded_tokens),
+            f"{counts.encoded_tokens:,} tokens",
+            "stand for text that it doesn't know",
+        ),
+        (counts.empty / max(1, counts.documents), f"{counts.documents:,} documents", "have not a single token"),
+    ):
+        if share > corpus.max_unknown:
+            raise UserError(
+                f"the tokenizer doesn't fit the text of corpus source {corpus.source!r}: {share:.1%} of the first {of} of the {writer.part} part {what}, "
+                f"more than corpus.max_unknown ({corpus.max_unknown:.0%}). Choose a tokenizer for this language and script, or train one "
+                "(tokenizer.train_vocab_size)."
+            )
+
+
+def _check_size(writer: ShardWriter, corpus: CorpusConfig, place: _Place) -> None:
+    """Raises UserError where a part has no block; what was made is removed, because another setting gives another corpus."""
+    if writer.blocks:
         return
-    if part == TRAIN and not facts["documents"]:
+    place.shelf.clear()
+    if writer.part == TRAIN and not writer.counts.documents:
         raise _no_text(corpus)
-    source = f"corpus source {corpus.source!r}"
-    found = f"{source}: the {part} part has {facts['encoded_tokens']} tokens, fewer than one block of {block_length}."
-    if part == TRAIN:
+    found = (
+        f"corpus source {corpus.source!r}: the {writer.part} part has {writer.counts.encoded_tokens} tokens, fewer than one block of "
+        f"{place.block_length}."
+    )
+    if writer.part == TRAIN:
         raise UserError(f"{found} Choose a shorter block, more text, or a larger max_tokens or max_documents.")
     raise UserError(
         f"{found} Raise validation_fraction (now {corpus.validation_fraction:g}) or max_validation_tokens, or name a "
@@ -389,21 +547,3 @@ def _no_text(corpus: CorpusConfig) -> UserError:
     return UserError(
         f"corpus source {corpus.source!r}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r})."
     )
-
-
-_worker: dict[str, Any] = {}
-"""A worker process's tokenizer and EOS id: loaded once a process."""
-
-
-def _set_up(tokenizer: str, eos: int) -> None:
-    """Loads the tokenizer in a worker."""
-    _worker.update(tokenizer=load_tokenizer(Path(tokenizer)), eos=eos)
-
-
-def _encode(batch: _Batch) -> _Encoded:
-    """Tokenises documents; each ends with EOS."""
-    raw = [text.encode("utf-8", "replace") for text in batch.texts]  # JSON can hold lone surrogates, UTF-8 cannot.
-    encodings = _worker["tokenizer"].encode_batch_fast([text.decode() for text in raw], add_special_tokens=False)
-    ids = [[*encoding.ids, _worker["eos"]] for encoding in encodings]
-    tokens = np.fromiter((token for row in ids for token in row), dtype=np.uint32)
-    return _Encoded(batch.part, tokens, [len(row) for row in ids], [len(text) for text in raw])

@@ -158,9 +158,14 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, for text that is data: special tokens written out in it are ordinary text."""
+    return text_tokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"))
+
+
+def text_tokenizer(content: str) -> Tokenizer:
+    """`load_tokenizer` of a `tokenizer.json`'s content."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_str(content)
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -186,6 +191,22 @@ def special_ids(folder: Path) -> dict[str, int]:
             raise UserError(f"{folder}: tokenizer_config.json {lack}. Delete the folder to have it built again.")
         ids[role] = index
     return ids
+
+
+def check_ids(folder: Path) -> None:
+    """Makes sure that every token has a row in an embedding of the vocabulary's size, before text is tokenised.
+
+    Raises:
+        UserError: a token's id is beyond the number of tokens.
+    """
+    tokens = load_tokenizer(folder).get_vocab(with_added_tokens=True)
+    size = len(tokens)
+    text, index = max(tokens.items(), key=lambda item: item[1])
+    if index >= size:
+        raise UserError(
+            f"{folder}: token {text!r} has id {index}, but the tokenizer has {size} tokens, and as many rows has the model's embedding: ids must be below "
+            f"{size}. Number the tokens of its tokenizer.json without gaps."
+        )
 
 
 def check_special(folder: Path, *, masked: bool) -> None:

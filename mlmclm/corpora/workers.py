@@ -12,11 +12,11 @@ import pickle
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from queue import SimpleQueue
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Generic, Self, TypeVar, cast
 
 from mlmclm.errors import EnvironmentFault
 
@@ -44,42 +44,75 @@ def ordered_map(
     setup: Callable[..., None] | None = None,
     setup_arguments: tuple[Any, ...] = (),
 ) -> Iterator[Result]:
-    """`map(function, items)` over `workers` processes, in the order of the items; one worker is this process itself.
+    """`Workers.map` by workers that live as long as it takes."""
+    with Workers(function, workers=workers, setup=setup, setup_arguments=setup_arguments) as started:
+        yield from started.map(items)
 
-    At most four items a worker are read ahead. `function` and `setup` (run once in each worker) are module-level
-    functions of importable modules. An exception of either is raised here.
 
-    Raises:
-        EnvironmentFault: a worker was killed, most often for want of memory.
+class Workers(Generic[Item, Result]):
+    """`workers` processes that apply one function; one worker is this process itself. A context manager.
+
+    `function` and `setup` (run once in each worker) are module-level functions of importable modules.
     """
-    if workers == 1:
-        if setup is not None:
-            setup(*setup_arguments)
-        yield from map(function, items)
-        return
-    with ExitStack() as stack:
-        free: SimpleQueue[_Worker] = SimpleQueue()
-        for _ in range(workers):
-            free.put(stack.enter_context(_Worker((function, setup, setup_arguments))))
 
-        def answer(item: Item) -> Result:
-            worker = free.get()
-            try:
-                return worker.ask(item)
-            finally:
-                free.put(worker)
+    def __init__(
+        self,
+        function: Callable[[Item], Result],
+        *,
+        workers: int,
+        setup: Callable[..., None] | None = None,
+        setup_arguments: tuple[Any, ...] = (),
+    ) -> None:
+        """Nothing is started yet."""
+        self._task = (function, setup, setup_arguments)
+        self._function, self._count = function, workers
+        self._stack = ExitStack()
+        self._free: SimpleQueue[_Worker] = SimpleQueue()
 
-        threads = stack.enter_context(ThreadPoolExecutor(workers))
+    def __enter__(self) -> Self:
+        """Starts the processes."""
+        _, setup, arguments = self._task
+        if self._count == 1 and setup is not None:
+            setup(*arguments)
+        with ExitStack() as stack:
+            for _ in range(self._count if self._count > 1 else 0):
+                self._free.put(stack.enter_context(_Worker(self._task)))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends them."""
+        self._stack.close()
+
+    def map(self, items: Iterable[Item]) -> Generator[Result]:
+        """`map(function, items)`, in the order of the items; at most four items a worker are read ahead.
+
+        An exception of `function` or `setup` is raised here. Closing the iterator drops what is not begun.
+
+        Raises:
+            EnvironmentFault: a worker was killed, most often for want of memory.
+        """
+        if self._count == 1:
+            yield from map(self._function, items)
+            return
+        threads = ThreadPoolExecutor(self._count)
         running: deque[Future[Result]] = deque()
         try:
             for item in items:
-                running.append(threads.submit(answer, item))
-                if len(running) >= 4 * workers:
+                running.append(threads.submit(self._answer, item))
+                if len(running) >= 4 * self._count:
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
+
+    def _answer(self, item: Item) -> Result:
+        worker = self._free.get()
+        try:
+            return cast(Result, worker.ask(item))
+        finally:
+            self._free.put(worker)
 
 
 class _Worker:

@@ -1,4 +1,4 @@
-"""Packing documents into blocks, and reading them."""
+"""Reading packed blocks over shards."""
 
 from __future__ import annotations
 
@@ -8,62 +8,77 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmclm.corpora.blocks import Blocks, BlockWriter, token_type
+from mlmclm.corpora import blocks as module
+from mlmclm.corpora.blocks import Blocks, Shard, token_type
+from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
 
 
-def write(
-    path: Path, documents: list[np.ndarray], length: int, vocabulary: int, limit: int | None = None
-) -> BlockWriter:
-    with BlockWriter(path, length, token_type(vocabulary), limit) as writer:
-        for document in documents:
-            writer.add(document)
-    return writer
+def write(folder: Path, sizes: list[int], length: int = 4, kind: str = "<u2") -> tuple[Blocks, np.ndarray]:
+    """Shards of these numbers of blocks, and all of their tokens [n_blocks, length]."""
+    rows = np.random.default_rng(0).integers(0, 60_000, (sum(sizes), length))
+    shards = [Shard(f"train-{number:05d}.bin", size) for number, size in enumerate(sizes)]
+    for shard, part in zip(shards, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
+        part.astype(kind).tofile(folder / shard.file)
+    return Blocks(Shelf(str(folder)), shards, length, kind), rows
 
 
 @pytest.mark.parametrize(("vocabulary", "kind"), [(65_536, "<u2"), (65_537, "<u4")])
-def test_packing_is_the_joined_documents_cut_into_blocks(tmp_path: Path, vocabulary: int, kind: str) -> None:
-    generator = np.random.default_rng(0)
-    documents = [generator.integers(0, vocabulary, size=n) for n in generator.integers(1, 60, size=100)]
-    writer = write(tmp_path / "x.bin", documents, 16, vocabulary)
-    stream = np.concatenate(documents)
-    blocks = Blocks(tmp_path / "x.bin", 16, kind)
-    assert len(blocks) == writer.blocks == len(stream) // 16
-    assert (blocks.take(np.arange(len(blocks))).ravel() == stream[: len(blocks) * 16]).all()
-    assert writer.documents == 100
+def test_the_type_holds_every_id(vocabulary: int, kind: str) -> None:
+    assert token_type(vocabulary) == np.dtype(kind)
+    assert np.array(vocabulary - 1).astype(kind) == vocabulary - 1
 
 
-def test_taking_rows_gives_int64_in_the_order_asked_for(tmp_path: Path) -> None:
-    write(tmp_path / "x.bin", [np.arange(40)], 4, 100)
-    taken = Blocks(tmp_path / "x.bin", 4, "<u2").take(np.array([9, 0, 9]))
-    assert taken.dtype == np.int64
-    assert taken.tolist() == [[36, 37, 38, 39], [0, 1, 2, 3], [36, 37, 38, 39]]
+@pytest.mark.parametrize("sizes", [[10], [4, 4, 2], [1] * 10, [7, 3]])
+@pytest.mark.parametrize("kind", ["<u2", "<u4"])
+def test_rows_are_those_of_the_joined_shards_in_the_order_asked_for(
+    tmp_path: Path, sizes: list[int], kind: str
+) -> None:
+    blocks, rows = write(tmp_path, sizes, kind=kind)
+    assert len(blocks) == 10
+    for wanted in ([9, 0, 9], range(10), [3], [4], []):
+        taken = blocks.take(np.array(wanted, dtype=np.int64))
+        assert taken.dtype == np.int64
+        assert (taken == rows[list(wanted)]).all()
 
 
-def test_the_limit_is_rounded_down_to_blocks_and_cuts_inside_a_document(tmp_path: Path) -> None:
-    writer = write(tmp_path / "x.bin", [np.arange(7), np.arange(30), np.arange(5)], 4, 100, limit=15)
-    assert writer.full
-    assert writer.tokens == 12
-    assert writer.documents == 2
-    assert len(Blocks(tmp_path / "x.bin", 4, "<u2")) == 3
+def test_more_shards_than_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OPEN_SHARDS", 3)
+    blocks, rows = write(tmp_path, [1] * 10)
+    wanted = np.random.default_rng(1).integers(0, 10, 200)
+    assert (blocks.take(wanted) == rows[wanted]).all()
 
 
-def test_blocks_survive_pickling(tmp_path: Path) -> None:
-    write(tmp_path / "x.bin", [np.arange(40)], 4, 100)
-    blocks = Blocks(tmp_path / "x.bin", 4, "<u2")
+@pytest.mark.parametrize("row", [-1, 10])
+@pytest.mark.parametrize("sizes", [[10], [4, 6]])
+def test_a_row_that_is_not_there_is_an_error(tmp_path: Path, sizes: list[int], row: int) -> None:
+    with pytest.raises(IndexError, match=r"\[0, 10\)"):
+        write(tmp_path, sizes)[0].take(np.array([0, row]))
+
+
+def test_blocks_survive_pickling_as_a_description(tmp_path: Path) -> None:
+    blocks, rows = write(tmp_path, [4, 4, 2], length=1000)
+    blocks.take(np.array([3]))
     content = pickle.dumps(blocks)
     assert len(content) < 1000
-    assert (pickle.loads(content).take(np.array([3])) == blocks.take(np.array([3]))).all()
+    assert (pickle.loads(content).take(np.array([3, 9])) == rows[[3, 9]]).all()
 
 
-@pytest.mark.parametrize("size", [0, 7])
-def test_a_truncated_file_is_an_error_that_says_what_to_delete(tmp_path: Path, size: int) -> None:
-    (tmp_path / "x.bin").write_bytes(b"\0" * size)
-    with pytest.raises(UserError, match="not a whole number of blocks") as error:
-        Blocks(tmp_path / "x.bin", 4, "<u2")
-    assert f"Delete the folder {tmp_path}" in str(error.value)
+@pytest.mark.parametrize("size", [0, 7, 40])
+def test_a_shard_of_the_wrong_size_is_named_with_both_sizes_and_what_to_do(tmp_path: Path, size: int) -> None:
+    blocks, _ = write(tmp_path, [4, 4, 2])
+    (tmp_path / "train-00001.bin").write_bytes(b"\0" * size)
+    blocks.take(np.array([0, 9]))  # the others are whole
+    message = rf"{tmp_path}/train-00001.bin: {size} bytes, but it was written with 32\.(?s:.*)mlmclm data"
+    for use in (lambda: blocks.take(np.array([5])), blocks.check):
+        with pytest.raises(UserError, match=message):
+            use()
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        Blocks(tmp_path / "x.bin", 4, "<u2")
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    blocks, _ = write(tmp_path, [4, 4, 2])
+    (tmp_path / "train-00002.bin").unlink()
+    assert blocks.damaged() == {"train-00002.bin": "no such file"}
+    for use in (lambda: blocks.take(np.array([9])), blocks.check):
+        with pytest.raises(UserError, match=r"train-00002\.bin: no such file"):
+            use()

@@ -93,7 +93,9 @@ def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
 
     rows = exported(made, study, tmp_path / "order.jsonl")
     recipe = made.study.recipe
-    blocks = np.fromfile(made.corpus.train.path, dtype=made.corpus.train.dtype).reshape(-1, 32)
+    train = made.corpus.train
+    files = [made.corpus.folder / shard.file for shard in train.shards]
+    blocks = np.concatenate([np.fromfile(file, dtype=train.dtype).reshape(-1, 32) for file in files])
     special = vocabulary(made.corpus.tokenizer).special
     for step, stage in enumerate(made.plan.stages):
         batch = [row for row in rows if row["step"] == step]

@@ -1,0 +1,53 @@
+"""`mlmclm data verify`: whether a prepared corpus is still what was written."""
+
+from __future__ import annotations
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.study_file import load_study
+
+
+def verify(
+    file: StudyArgument,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Reads all shards of a study's corpus and holds them against the checksums of its index; names those that are not whole.
+
+    Other commands look at the sizes of the shards only, which takes no time.
+
+    Example: mlmclm data verify examples/quickstart.yaml
+    """
+    from mlmclm.corpora.prepare import find_corpus
+    from mlmclm.corpora.prepare import verify as verify_corpus
+    from mlmclm.pipeline import bars
+
+    study, place = load_study(file), options.place(store, data)
+    corpus = find_corpus(
+        study.corpus,
+        study.tokenizer,
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+        damaged=True,
+    )
+    if corpus is None:
+        raise UserError(f"{file}: its corpus is not prepared yet: run `mlmclm data {file}`.")
+    with bars() as progress:
+        wrong = verify_corpus(corpus, progress)
+    shards = [shard for blocks in (corpus.train, corpus.validation) for shard in blocks.shards]
+    if as_json:
+        print_json({"corpus": corpus.key, "shards": len(shards), "damaged": wrong})
+    if wrong:
+        lines = "\n".join(f"{name}: {what}." for name, what in wrong.items())
+        raise EnvironmentFault(
+            f"{lines}\nDelete what is there of {'it' if len(wrong) == 1 else 'them'} and run `mlmclm data {file}`: what is whole is kept."
+        )
+    if not as_json:
+        unknown = sum(shard.sha256 is None for shard in shards)
+        note = f" ({unknown} of an earlier version have no checksum: their sizes are right)" if unknown else ""
+        typer.echo(f"{len(shards)} shards of corpus {corpus.key} are what was written{note}")

@@ -1,0 +1,93 @@
+"""`mlmclm data`: a corpus in shards, verified and repaired."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlmclm.cli.main import main
+from small_study import write_study
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
+    """Runs a command line in this process: exit code, standard output and standard error."""
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        captured = capfd.readouterr()
+        return (ended.value.code if isinstance(ended.value.code, int) else 0), captured.out, captured.err
+
+    return call
+
+
+def study(folder: Path, **corpus: Any) -> list[str | Path]:
+    """Writes a study with these keys of its corpus; the words that follow a verb."""
+    path = write_study(folder)
+    content = yaml.safe_load(path.read_text())
+    content["corpus"] |= corpus
+    path.write_text(yaml.safe_dump(content))
+    return [path, "--store", folder / "store", "--data", folder / "data"]
+
+
+def test_a_damaged_corpus_is_found_named_and_repaired(tmp_path: Path, call: Call) -> None:
+    words = study(tmp_path, shard_mib=0.004)
+    code, _, errors = call("data", "verify", *words)
+    assert (code, "is not prepared yet: run `mlmclm data" in errors) == (2, True)
+    code, output, errors = call("data", *words, "--json")
+    assert code == 0, errors
+    described = json.loads(output)["corpus"]
+    folder = Path(described["folder"])
+    shards = sorted(folder.glob("*.bin"))
+    assert described["shards"] == len(shards) > 3
+    code, output, _ = call("data", "verify", *words)
+    assert (code, output) == (0, f"{len(shards)} shards of corpus {folder.name} are what was written\n")
+
+    content = shards[1].read_bytes()
+    shards[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    times = {shard: shard.stat().st_mtime_ns for shard in shards}
+    code, output, errors = call("data", "verify", *words, "--json")
+    assert code == 1
+    assert f"{shards[1]}: SHA-256" in errors and "Delete" in errors
+    assert list(json.loads(output)["damaged"]) == [str(shards[1])]
+    assert call("study", *words, "--dry-run")[1].splitlines()[1].endswith("prepared"), "sizes are all that is looked at"
+
+    shards[1].unlink()
+    code, _, errors = call("data", "verify", *words)
+    assert (code, f"{shards[1]}: no such file" in errors) == (1, True)
+    assert "to be prepared" in call("study", *words, "--dry-run")[1]
+    code, _, errors = call("data", *words)
+    assert code == 0
+    assert f"making {shards[1].name} again (no such file)" in errors
+    assert shards[1].read_bytes() == content
+    assert all(shard.stat().st_mtime_ns == times[shard] for shard in shards if shard != shards[1])
+    assert call("data", "verify", *words)[0] == 0
+    code, output, errors = call("data", "order", *words, "--steps", "0:2")
+    assert (code, len(output.splitlines())) == (0, 16), errors
+
+
+@pytest.mark.parametrize(
+    ("corpus", "parts"),
+    [
+        ({"shards": "s4://bucket/corpora"}, ["corpus.shards", "unknown protocol 's4'", "s3"]),
+        ({"shard_mib": 0}, ["corpus.shard_mib", "greater than 0"]),
+        ({"workers": "dask"}, ["corpus.workers", "'auto', 'local' or 'ray'", "dask"]),
+        ({"cache": "/copies"}, ["cache goes with an address"]),
+        ({"max_unknown": 2}, ["corpus.max_unknown", "less than or equal to 1"]),
+    ],
+)
+def test_a_wrong_place_for_shards_is_refused_before_any_work(
+    tmp_path: Path, call: Call, corpus: dict[str, Any], parts: list[str]
+) -> None:
+    code, _, errors = call("data", *study(tmp_path, **corpus))
+    assert code == 2
+    assert all(part in " ".join(errors.split()) for part in parts), errors
+    assert not list((tmp_path / "store").glob("tokenizers/*"))

@@ -1,0 +1,127 @@
+"""Files of a corpus in a folder, and at fsspec addresses."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.registry import known_implementations
+
+from mlmclm.corpora.shelf import Shelf, file_system
+from mlmclm.errors import EnvironmentFault, UserError
+
+CONTENT = b"0123456789" * 1000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(params=["folder", "memory", "file"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
+    """An empty shelf of each kind."""
+    name = uuid.uuid4().hex
+    addresses = {"folder": None, "memory": f"memory://{name}/corpora/key", "file": f"file://{tmp_path}/far/key"}
+    yield Shelf(str(tmp_path / "near"), addresses[request.param])
+    if request.param == "memory":
+        system = fsspec.filesystem("memory")
+        if system.exists(f"/{name}"):
+            system.rm(f"/{name}", recursive=True)
+
+
+def put(shelf: Shelf, file: str, content: bytes = CONTENT) -> None:
+    shelf.local.mkdir(exist_ok=True)
+    (shelf.local / file).write_bytes(content)
+    shelf.put(file)
+
+
+def test_what_is_put_is_listed_fetched_hashed_and_removed(shelf: Shelf) -> None:
+    assert shelf.sizes() == {}
+    assert shelf.read_json("index.json") is None
+    shelf.write_json("index.json", {"a": [1, "ü"]})
+    put(shelf, "x.bin")
+    assert shelf.read_json("index.json") == {"a": [1, "ü"]}
+    assert shelf.sizes()["x.bin"] == len(CONTENT)
+    assert shelf.sizes().keys() == {"index.json", "x.bin"}
+    read: list[int] = []
+    assert shelf.checksum("x.bin", read.append) == SHA256
+    assert sum(read) == len(CONTENT)
+    assert shelf.fetch("x.bin", len(CONTENT), SHA256).read_bytes() == CONTENT
+    shelf.remove("x.bin")
+    shelf.remove("x.bin")
+    assert shelf.sizes().keys() == {"index.json"}
+    with pytest.raises(FileNotFoundError):
+        shelf.checksum("x.bin", read.append)
+    shelf.clear()
+    assert shelf.sizes() == {}
+
+
+@pytest.fixture(params=["memory", "file"])
+def far(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+    """A shelf at an address that holds x.bin, on a node that has no copy."""
+    address = {"memory": f"memory://{uuid.uuid4().hex}/key", "file": f"file://{tmp_path}/far/key"}[request.param]
+    put(Shelf(str(tmp_path / "maker"), address), "x.bin")
+    return Shelf(str(tmp_path / "node"), address)
+
+
+def test_a_node_fetches_a_file_once_however_many_ask_at_once(far: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+    system = type(file_system(far.address or "")[0])
+    original = system.get_file
+
+    def counted(self: Any, path: str, *rest: Any, **options: Any) -> Any:
+        fetched.append(path)
+        return original(self, path, *rest, **options)
+
+    monkeypatch.setattr(system, "get_file", counted)
+    threads = [threading.Thread(target=far.fetch, args=("x.bin", len(CONTENT), SHA256)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fetched) == 1
+    assert (far.local / "x.bin").read_bytes() == CONTENT
+    assert [path.name for path in far.local.iterdir() if path.name != ".x.bin.lock"] == ["x.bin"]
+
+
+def test_a_copy_that_was_cut_short_is_fetched_again(far: Shelf) -> None:
+    far.fetch("x.bin", len(CONTENT), SHA256).write_bytes(b"short")
+    assert far.fetch("x.bin", len(CONTENT), SHA256).read_bytes() == CONTENT
+
+
+def test_a_file_that_is_not_what_was_written_is_named_and_not_kept(far: Shelf) -> None:
+    with pytest.raises(UserError, match=r"/x\.bin: its content is not what was written") as caught:
+        far.fetch("x.bin", len(CONTENT), "0" * 64)
+    assert far.address is not None and far.address in str(caught.value)
+    assert "Delete it and run `mlmclm data`" in str(caught.value)
+    assert [path.name for path in far.local.iterdir()] == [".x.bin.lock"]
+
+
+def test_a_file_that_is_not_there_is_named(far: Shelf) -> None:
+    with pytest.raises(UserError, match=rf"{far.address}/y\.bin: no such file"):
+        far.fetch("y.bin", 3, None)
+
+
+def test_an_address_that_fails_is_the_environments_fault(far: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(type(file_system(far.address or "")[0]), "get_file", refuse)
+    with pytest.raises(EnvironmentFault, match=r"x\.bin: cannot be used \(RuntimeError: no credentials\)"):
+        far.fetch("x.bin", len(CONTENT), SHA256)
+
+
+def test_an_unknown_protocol_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown protocol 'memry'. Did you mean 'memory'\?"):
+        Shelf("x", "memry://bucket/key").sizes()
+
+
+def test_a_protocol_whose_package_is_absent_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {"class": "no_such_package.System", "err": "Install no_such_package to access absent"}
+    monkeypatch.setitem(known_implementations, "absent", absent)
+    with pytest.raises(UserError, match=r"absent:// needs a package .*Install no_such_package") as caught:
+        Shelf("x", "absent://bucket/key").sizes()
+    assert "s3fs for s3://" in str(caught.value)
