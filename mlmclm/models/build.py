@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from mlmclm.models.architectures import ARCHITECTURES, FRESH, final_states
+from mlmclm.models.architectures import ARCHITECTURES, FRESH, before_head, final_states
 from mlmclm.models.attention import LONGEST_WRITTEN_OUT, use_attention
 from mlmclm.models.block import fits, run_blocks
 from mlmclm.models.cross_entropy import LabelledCrossEntropyHead, _SummedCrossEntropy
@@ -92,11 +92,11 @@ class PretrainingModel(nn.Module):
         """
         with self._autocast(input_ids.device.type):
             fused = input_ids.device.type == "cpu" and input_ids.shape[1] <= LONGEST_WRITTEN_OUT
-            if fused and not self.checkpointing and fits(self.model.model):
+            if fused and not self.checkpointing and fits(self.model.base_model):
                 packing = Packing.uniform(*input_ids.shape)
-                hidden = run_blocks(self.model.model, input_ids.view(1, -1), packing, causal=causal)
+                hidden = run_blocks(self.model.base_model, input_ids.view(1, -1), packing, causal=causal)
             else:
-                hidden = final_states(self.model.model, input_ids, causal=causal).flatten(0, 1)
+                hidden = final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)
         # hidden: [sequences * length, hidden]
         where = (labels.flatten() != -100).nonzero().flatten()
         return self.model.get_output_embeddings()(
@@ -105,12 +105,8 @@ class PretrainingModel(nn.Module):
 
     def _before_head(self, hidden: Tensor) -> Tensor:
         """What the LM head gets, from final hidden states [positions, hidden]."""
-        head = getattr(self.model, "head", None)
-        if head is None:
-            return hidden
         with self._autocast(hidden.device.type):
-            mixed: Tensor = head(hidden)
-        return mixed
+            return before_head(self.model, hidden)
 
     def _autocast(self, device: str) -> AbstractContextManager[Any]:
         return torch.autocast(device, dtype=torch.bfloat16) if self.bf16 else nullcontext()

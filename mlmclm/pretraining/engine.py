@@ -22,7 +22,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
-from mlmclm.models.architectures import load_weights
+from mlmclm.models.architectures import layers_of, load_weights
 from mlmclm.models.build import PretrainingModel
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.studies.recipe import Recipe
@@ -95,7 +95,7 @@ class Engine:
         )
         if recipe.zero_stage == 3:
             # A layer's weights are used together, whoever multiplies them, so they are gathered together.
-            set_z3_leaf_modules(model, list({type(layer) for layer in model.model.model.layers}))
+            set_z3_leaf_modules(model, list({type(layer) for layer in layers_of(model.model.base_model)}))
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.engine, *_ = deepspeed.initialize(
             model=model,
