@@ -14,10 +14,12 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as distributed
+import torch.nn.functional as functional
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
     safe_set_full_optimizer_state,
+    safe_set_local_optimizer_state,
     set_z3_leaf_modules,
 )
 from torch import Tensor, nn
@@ -33,6 +35,8 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 LARGEST_BUCKET = 50_000_000
 """Elements that ZeRO reduces or gathers at once; its default of 5e8 allocates gigabytes that a small model never fills."""
+BUCKET_MULTIPLE = 2
+"""DeepSpeed wants buckets that begin at a multiple of 4 bytes in 16-bit elements."""
 
 
 def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, A
     """
     share = recipe.batch // world
     micro = recipe.micro_batch or share
-    bucket = min(parameters, LARGEST_BUCKET)
+    bucket = min(-(-parameters // BUCKET_MULTIPLE) * BUCKET_MULTIPLE, LARGEST_BUCKET)
     config: dict[str, Any] = {
         "train_batch_size": recipe.batch,
         "train_micro_batch_size_per_gpu": micro,
@@ -195,5 +199,11 @@ class Engine:
             for key, value in (("exp_avg", state.first[name]), ("exp_avg_sq", state.second[name])):
                 if self.recipe.zero_stage == 0:
                     optimiser.state[parameter][key].copy_(value)
+                elif self.recipe.zero_stage == 3:
+                    # By parts: DeepSpeed's function for the whole fails where the workers don't divide its length.
+                    size = parameter.ds_tensor.numel()
+                    whole = functional.pad(value.flatten(), (0, size * self.world - value.numel()))
+                    part = whole.narrow(0, size * self.rank, size).to(self.device)
+                    safe_set_local_optimizer_state(parameter, part, key)
                 else:
                     safe_set_full_optimizer_state(parameter, value.to(self.device), key)

@@ -31,7 +31,8 @@ eurobert = EuroBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, 
     tie_word_embeddings=False)
 modernbert = ModernBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
     max_position_embeddings=32, local_attention=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
-bert = BertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+# An odd number of parameters, of which DeepSpeed's buckets must not have one.
+bert = BertConfig(vocab_size=301, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
     max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 configs = {"modernbert": modernbert, "bert": bert}
 
