@@ -113,6 +113,7 @@ def prepare_initial(
         folder = _folder(sources[name], chosen, store)
         if states.damage(folder, read=False) is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            say(f"{name}: making an encoder of {sources[name].text}")
             _make(folder, sources[name], prepare_tokenizer(chosen, store=store), data_root)
         models[name] = open_initial(store, folder.name)
     return Beginning(chosen, models)

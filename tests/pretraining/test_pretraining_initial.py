@@ -31,12 +31,12 @@ from mlmclm.files import stable_hash
 from mlmclm.models.architectures import final_states, weights_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.sizes import parameters
-from mlmclm.pipeline import Place, Prepared, export_models, find_prepared, prepare
+from mlmclm.pipeline import Place, Prepared, export_models, find_prepared, prepare, study_space
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import first_model
 from mlmclm.studies.names import parse
-from mlmclm.studies.plans import ENGINE_VERSION, history
+from mlmclm.studies.plans import ENGINE_VERSION, history, make_plan
 from mlmclm.studies.recipe import Recipe
 from mlmclm.study_file import load_study
 from small_models import save_small_decoder
@@ -242,6 +242,16 @@ def test_a_wrong_study_file_says_what_is_allowed(tmp_path: Path, changes: dict[s
     with pytest.raises(UserError) as caught:
         load_study(study(tmp_path, "nowhere", **changes))
     assert message in str(caught.value) and "study.yaml" in str(caught.value)
+
+
+def test_the_example_of_a_continued_model_is_a_study() -> None:
+    loaded = load_study(Path(__file__).parents[2] / "examples" / "continue.yaml")
+    assert loaded.models == ("smol-untrained", "smol-mlm40-1k", "smol-clm-500-mlm40-1k")
+    assert all(
+        loaded.recipe.block_length >= (study_space(loaded).protocol_for(task).max_length or 0)
+        for task in study_space(loaded).tasks
+    )
+    assert len(make_plan(loaded.parsed, loaded.recipe).stages) == 3
 
 
 def recipe_of(path: Path, **changes: Any) -> dict[str, Any]:
