@@ -32,8 +32,8 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
-def parse(model: type[Config], value: Any, *, where: str) -> Config:
-    """Builds `model` from plain values; `where` (a file or an option) starts each message.
+def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any] | None = None) -> Config:
+    """Builds `model` from plain values; `where` (a file or an option) starts each message; `context` is for its validators.
 
     Raises:
         UserError: one message for all that is wrong.
@@ -41,14 +41,14 @@ def parse(model: type[Config], value: Any, *, where: str) -> Config:
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a mapping of keys to values, got {type(value).__name__}.")
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, context=context)
     except ValidationError as error:
         raise UserError("\n".join(_explain(model, item, where) for item in error.errors())) from error
 
 
-def load_config(model: type[Config], path: Path) -> Config:
+def load_config(model: type[Config], path: Path, *, context: dict[str, Any] | None = None) -> Config:
     """`parse` of a YAML file."""
-    return parse(model, read_yaml(path), where=str(path))
+    return parse(model, read_yaml(path), where=str(path), context=context)
 
 
 def _explain(model: type[BaseModel], item: Any, where: str) -> str:

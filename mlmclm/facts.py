@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.files import read_json
-from mlmclm.models.sizes import SIZES, parameters
+from mlmclm.models.sizes import Size, parameters
 from mlmclm.pipeline import Prepared
-from mlmclm.reports.facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.pretraining.initial import InitialModel, shape
+from mlmclm.reports.facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.studies.costs import leg_flops
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import State
@@ -33,27 +34,43 @@ def card_facts(prepared: Prepared, name: ModelName) -> dict[str, Any]:
     """What a study's model's card says; nothing of it depends on when or where it was trained."""
     study = prepared.study
     return state_facts(
-        name, prepared.target(name), study.recipe, prepared.corpus, study.corpus.source, prepared.curve(name)
+        name,
+        prepared.target(name),
+        study.recipe,
+        prepared.corpus,
+        study.corpus.source,
+        prepared.curve(name),
+        prepared.initial.get(name.size),
     )
 
 
 def state_facts(
-    name: ModelName, state: State, recipe: Recipe, corpus: PreparedCorpus, source: str, trained: list[dict[str, Any]]
+    name: ModelName,
+    state: State,
+    recipe: Recipe,
+    corpus: PreparedCorpus,
+    source: str,
+    trained: list[dict[str, Any]],
+    initial: InitialModel | None = None,
 ) -> dict[str, Any]:
     """`card_facts` of any state: `trained` are its metrics from the first step on, `source` is the corpus's."""
     objective = name.last_objective
+    size = shape(name.size, initial)
+    vocabulary = size.vocabulary or corpus.vocabulary
     validation = [record["validation_loss"] for record in trained if "validation_loss" in record]
     return {
         "name": str(name),
         "size": name.size,
-        "architecture": SIZES[name.size].architecture,
-        "parameters": parameters(SIZES[name.size], corpus.vocabulary),
+        "architecture": size.architecture,
+        "initial": initial.source if initial is not None else None,
+        "base_model": initial.source.partition("@")[0] if initial is not None and initial.commit else None,
+        "parameters": parameters(size, vocabulary),
         "stages": list(stage_texts(name, recipe.decay_steps)),
         "objective": str(objective) if objective is not None else None,
         "causal": objective is not None and objective.causal,
         "steps": state.step,
         "tokens": state.step * recipe.batch * recipe.block_length,
-        "flops": flops(state, recipe, corpus),
+        "flops": flops(state, recipe, size, vocabulary, corpus),
         "recipe": recipe.identity(),
         "corpus": {
             "source": source,
@@ -82,10 +99,10 @@ def stage_texts(name: ModelName, decay_steps: int) -> Iterator[str]:
         start = stop
 
 
-def flops(state: State, recipe: Recipe, corpus: PreparedCorpus) -> int:
-    """Model FLOPs of a state's whole history (`studies.costs.leg_flops`)."""
+def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: PreparedCorpus) -> int:
+    """Model FLOPs of a state's whole history here (`studies.costs.leg_flops`)."""
     documents = _some_documents(corpus) if recipe.isolate_documents else None
-    return sum(leg_flops(state.size, leg, recipe, corpus.vocabulary, documents) for leg in state.legs)
+    return sum(leg_flops(size, leg, recipe, vocabulary, documents) for leg in state.legs)
 
 
 def _some_documents(corpus: PreparedCorpus) -> NDArray[np.int64]:
@@ -144,14 +161,22 @@ def _model_facts(prepared: Prepared, name: ModelName) -> ModelFacts:
     trained = prepared.curve(name)
     validation = tuple((record["step"], record["validation_loss"]) for record in trained if "validation_loss" in record)
     phases = [phase.until for phase in name.phases]
+    initial = prepared.initial.get(name.size)
+    size = shape(name.size, initial)
+    vocabulary = size.vocabulary or prepared.corpus.vocabulary
+    if initial is None:
+        kind: Kind = "pretrained" if name.phases else "untrained"
+    else:
+        kind = "continued" if name.phases else "external"
     return ModelFacts(
         name=str(name),
-        kind="pretrained" if name.phases else "untrained",
+        kind=kind,
+        description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
         stages=tuple(stage_texts(name, recipe.decay_steps)),
-        parameters=parameters(SIZES[name.size], prepared.corpus.vocabulary),
+        parameters=parameters(size, vocabulary),
         steps=state.step,
         tokens=state.step * recipe.batch * recipe.block_length,
-        flops=flops(state, recipe, prepared.corpus),
+        flops=flops(state, recipe, size, vocabulary, prepared.corpus),
         validation_loss=validation[-1][1] if validation else None,
         curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),
         validation_curve=validation,

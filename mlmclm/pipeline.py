@@ -8,18 +8,19 @@ a finished one costs seconds. Nothing heavy (torch, Ray) is imported before some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.corpora.prepare import PreparedCorpus, prepare_corpus
+from mlmclm.corpora.prepare import PreparedCorpus, find_corpus, prepare_corpus
 from mlmclm.corpora.tokenizer import check_special
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, write_json
 from mlmclm.pretraining import states
+from mlmclm.pretraining.initial import Beginning, InitialModel, find_initial, first_config, prepare_initial
 from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged
 from mlmclm.pretraining.schedule import room, run_stages
 from mlmclm.progress import Bar
@@ -57,6 +58,8 @@ class Prepared:
     corpus: PreparedCorpus
     plan: Plan
     fingerprint: str
+    initial: Mapping[str, InitialModel] = field(default_factory=dict)
+    """What sizes begin with, of those that don't begin with random weights."""
 
     def target(self, name: ModelName) -> State:
         """The state that a model of the study is."""
@@ -86,13 +89,21 @@ def prepare(
             cluster but one of this machine's own.
 
     Raises:
-        UserError: anything that is wrong with the corpus, the tokenizer or a model's name.
+        UserError: anything that is wrong with the corpus, the tokenizer, a model's name or a model to continue from.
     """
     plan = make_plan(study.parsed, study.recipe)  # before any work: a wrong name costs nothing
+    beginning = prepare_initial(
+        study.initial,
+        {name.size for name in study.parsed},
+        study.tokenizer,
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+    )
     with bars() as progress:
         corpus = prepare_corpus(
             study.corpus,
-            study.tokenizer,
+            beginning.tokenizer,
             block_length=study.recipe.block_length,
             store=place.store,
             data_root=place.data_root,
@@ -106,7 +117,50 @@ def prepare(
             f"corpus {study.corpus.source!r} has {corpus.tokens:,} tokens, fewer than the {needed:,} of one step (recipe.batch {study.recipe.batch:,} x "
             f"recipe.block_length {study.recipe.block_length:,}); use more text, a smaller batch or a shorter block_length."
         )
-    return Prepared(study, place, corpus, plan, fingerprint(study.recipe, corpus.key, corpus.vocabulary))
+    return _prepared(study, place, corpus, beginning.models)
+
+
+def find_prepared(study: StudyFile, place: Place) -> Prepared | None:
+    """What `prepare` would return without any work, or None where there is some to do; raises what it raises."""
+    beginning, corpus = _find(study, place, damaged=False)
+    return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
+
+
+def find_study_corpus(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedCorpus | None:
+    """A study's corpus where it is prepared.
+
+    Args:
+        damaged: also where files of it are missing or short.
+    """
+    return _find(study, place, damaged=damaged)[1]
+
+
+def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, PreparedCorpus | None]:
+    beginning = find_initial(
+        study.initial,
+        {name.size for name in study.parsed},
+        study.tokenizer,
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+    )
+    if beginning is None:
+        return None, None
+    corpus = find_corpus(
+        study.corpus,
+        beginning.tokenizer,
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+        damaged=damaged,
+    )
+    return beginning, corpus
+
+
+def _prepared(study: StudyFile, place: Place, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]) -> Prepared:
+    plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()})
+    key = fingerprint(study.recipe, corpus.key, corpus.vocabulary)
+    return Prepared(study, place, corpus, plan, key, initial)
 
 
 def _own_session(place: Place) -> AbstractContextManager[Any]:
@@ -145,6 +199,7 @@ def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any
                 corpus=prepared.corpus,
                 recipe=recipe,
                 fingerprint=prepared.fingerprint,
+                initial=prepared.initial.get(stage.end.size),
                 observer=follow,
             )
 
@@ -193,19 +248,22 @@ def _remembered(folder: Path, what: str, compute: Callable[[Path], str]) -> str:
 def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
     from mlmclm.facts import card_facts
     from mlmclm.models.architectures import weights_of
-    from mlmclm.models.build import build, load_tokenizer, model_config
+    from mlmclm.models.build import build
     from mlmclm.models.export import export_folder
+    from mlmclm.models.initial import read_written
     from mlmclm.pretraining.checkpoints import read_weights
     from mlmclm.reports.model_card import model_card
 
     recipe, state = prepared.study.recipe, prepared.target(name)
-    key = state.key(prepared.fingerprint)
-    tokenizer = load_tokenizer(prepared.corpus.tokenizer)
-    config = model_config(name.size, tokenizer, recipe.block_length)
+    key, initial = state.key(prepared.fingerprint), prepared.initial.get(name.size)
+    config = first_config(name.size, initial, prepared.corpus.tokenizer, recipe.block_length)
     if state.legs:
         if not states.exists(prepared.place.store, key):
             raise UserError(f"model {str(name)!r} is not trained yet: run `mlmclm pretrain` on this study first.")
         weights = read_weights(states.state_folder(prepared.place.store, key))
+    elif initial is not None:
+        initial.check()
+        weights = read_written(initial.folder)[1]
     else:
         weights = weights_of(build(config, recipe.seed))
     objective = name.last_objective

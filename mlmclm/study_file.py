@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from mlmclm.configuration import Frozen, load_config
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.errors import MlmclmError, UserError
+from mlmclm.models.sizes import SIZES
 from mlmclm.studies.names import ModelName, parse
 from mlmclm.studies.recipe import Recipe
 
@@ -19,12 +20,16 @@ class StudyFile(Frozen):
 
     name: str
     """Names the report's folder and the MLflow experiment."""
+    initial: dict[str, str] = Field(default_factory=dict)
+    """Models to continue from: the name that stands for one in the models' names in place of a size, and its folder or name on the
+    Hugging Face hub (OWNER/NAME, or OWNER/NAME@REVISION). NAME-untrained is the model as it is given."""
     models: tuple[str, ...] = Field(min_length=1)
     """Names after the grammar, such as 2m-clm-150-mlm40-600; SIZE-untrained is a freshly initialised model."""
     baseline: str | None = None
     """The model that the others are compared with; one of `models`."""
     corpus: CorpusConfig
-    tokenizer: TokenizerConfig
+    tokenizer: TokenizerConfig | None = None
+    """Left out where there are models to continue from: it is theirs."""
     recipe: Recipe
     space: str
     """A search space: the name of a file in tune_spaces/, or a path to one."""
@@ -40,6 +45,25 @@ class StudyFile(Frozen):
             raise ValueError("a study's name is letters, digits, '.', '_' and '-', and starts with a letter or digit")
         return value
 
+    @field_validator("initial")
+    @classmethod
+    def _new_sizes(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._]*", name) is None:
+                raise ValueError(
+                    f"{name!r}: the name of a model to continue from is letters, digits, '.' and '_', and starts with a letter or digit"
+                )
+            if name in SIZES or re.fullmatch(r"clm|mlm\d*|untrained", name):
+                raise ValueError(f"{name!r} means something else in models' names; choose another name")
+        return value
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _needed(cls, value: TokenizerConfig | None, info: ValidationInfo) -> TokenizerConfig | None:
+        if value is None and not info.data.get("initial", True):
+            raise ValueError("it is missing; only models to continue from bring their own")
+        return value
+
     @field_validator("models")
     @classmethod
     def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -49,9 +73,18 @@ class StudyFile(Frozen):
         return value
 
     @property
+    def sizes(self) -> tuple[str, ...]:
+        """What models' names can begin with."""
+        return (*SIZES, *self.initial)
+
+    @property
     def parsed(self) -> tuple[ModelName, ...]:
         """The models' plans."""
-        return tuple(parse(name) for name in self.models)
+        return tuple(parse(name, self.sizes) for name in self.models)
+
+    def spelled(self, name: str) -> str:
+        """A model's name with steps in place of shares (`1m-clm-25%-mlm40-1k` is `1m-clm-250-mlm40-1k`); any other as it is."""
+        return str(parse(name, self.sizes)) if "%" in name else name
 
 
 def load_study(path: Path) -> StudyFile:
@@ -63,8 +96,14 @@ def load_study(path: Path) -> StudyFile:
     study = load_config(StudyFile, path)
     try:
         parsed = study.parsed
+        baseline = None if study.baseline is None else study.spelled(study.baseline)
     except MlmclmError as error:
         raise UserError(f"{path}: models: {error}") from error
+    names = tuple(map(str, parsed))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{path}: models: listed twice: {', '.join(twice)}.")
+    study = study.model_copy(update={"models": names, "baseline": baseline})
     if study.baseline is not None and study.baseline not in study.models:
         raise UserError(f"{path}: baseline: {study.baseline!r} is not one of the models ({', '.join(study.models)}).")
     sizes = sorted({name.size for name in parsed})

@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import EuroBertConfig, EuroBertForMaskedLM, PreTrainedTokenizerFast
+from transformers import (
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 NAMES = ["Anna", "Berta", "Carl", "Dora", "Emil", "Fritz", "Greta", "Hans"]
 CITIES = ["Paris", "Oslo", "Rome", "Lima", "Cairo", "Delhi", "Quito", "Minsk"]
@@ -54,6 +60,25 @@ def save_small_model(folder: Path, *, seed: int = 0, length: int = 128, key_valu
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         EuroBertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+def save_small_decoder(folder: Path, *, seed: int = 0, length: int = 64, vocabulary: int = 400) -> Path:
+    """A Llama of 2 layers x 32 with random weights and a tokenizer of its own, which has no mask token."""
+    backend = small_tokenizer(vocabulary).backend_tokenizer
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace("<mask>", "<other>"))
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=length, bos_token_id=1, eos_token_id=2, initializer_range=0.2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 

@@ -50,6 +50,7 @@ def order(
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
     study = load_study(file)
+    model = study.spelled(model) if model is not None else None
     if model is not None and model not in study.models:
         raise unknown("model", model, study.models, where=str(file))
     if labels and model is None:

@@ -22,19 +22,11 @@ def verify(
 
     Example: mlmclm data verify examples/quickstart.yaml
     """
-    from mlmclm.corpora.prepare import find_corpus
     from mlmclm.corpora.prepare import verify as verify_corpus
-    from mlmclm.pipeline import bars
+    from mlmclm.pipeline import bars, find_study_corpus
 
     study, place = load_study(file), options.place(store, data)
-    corpus = find_corpus(
-        study.corpus,
-        study.tokenizer,
-        block_length=study.recipe.block_length,
-        store=place.store,
-        data_root=place.data_root,
-        damaged=True,
-    )
+    corpus = find_study_corpus(study, place, damaged=True)
     if corpus is None:
         raise UserError(f"{file}: its corpus is not prepared yet: run `mlmclm data {file}`.")
     with bars() as progress:

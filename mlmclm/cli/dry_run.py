@@ -7,10 +7,9 @@ from typing import Any
 from rich.console import Console
 
 from mlmclm.cli.options import print_json
-from mlmclm.corpora.prepare import find_corpus
-from mlmclm.pipeline import Place, Prepared, study_space
+from mlmclm.pipeline import Place, Prepared, find_prepared, study_space
 from mlmclm.pretraining.launch import missing_states
-from mlmclm.studies.plans import Plan, fingerprint, make_plan
+from mlmclm.studies.plans import Plan, make_plan
 from mlmclm.study_file import StudyFile
 
 
@@ -18,22 +17,14 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
     """Prints which parts of a study are there and which would be computed; checks names, space and tasks on the way."""
     space = study_space(study)
     plan = make_plan(study.parsed, study.recipe)
-    corpus = find_corpus(
-        study.corpus,
-        study.tokenizer,
-        block_length=study.recipe.block_length,
-        store=place.store,
-        data_root=place.data_root,
-    )
-    prepared = None
-    if corpus is not None:
-        key = fingerprint(study.recipe, corpus.key, corpus.vocabulary)
-        prepared = Prepared(study, place, corpus, plan, key)
+    prepared = find_prepared(study, place)
+    plan = plan if prepared is None else prepared.plan
     stages = [_stage(plan, index, prepared) for index in range(len(plan.stages))]
     found: dict[str, Any] = {
         "study": study.name,
         "store": str(place.store),
-        "corpus": "prepared" if corpus is not None else "to be prepared",
+        "corpus": "prepared" if prepared is not None else "to be prepared",
+        **({"initial": study.initial} if study.initial else {}),
         "stages": stages,
         "steps_to_train": sum(stage["steps_to_train"] for stage in stages),
     }
@@ -47,6 +38,8 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
     output = Console(highlight=False)
     output.print(f"study {study.name}: nothing is computed now (--dry-run)")
     output.print(f"corpus {study.corpus.source}: {found['corpus']}")
+    for size, source in study.initial.items():
+        output.print(f"models {size}: continue from {source}")
     for stage in stages:
         left = (
             f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train" if stage["steps_to_train"] else "done"

@@ -10,7 +10,7 @@ import typer
 from mlmclm.cli import options
 from mlmclm.cli.options import DataOption, JsonOption, StoreOption, print_json
 from mlmclm.errors import UserError
-from mlmclm.pipeline import Place
+from mlmclm.pipeline import find_prepared
 from mlmclm.progress import say
 
 
@@ -49,8 +49,9 @@ def export(
 
     Example: mlmclm export examples/quickstart.yaml 1m-clm-1k --step 500 --to exported
     """
-    from mlmclm.exports import export_state, find_state
+    from mlmclm.exports import export_state, find_state, sizes_in
     from mlmclm.studies.names import parse
+    from mlmclm.study_file import load_study
 
     if dry_run and push_to_hub is None:
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")
@@ -60,16 +61,21 @@ def export(
         check_repository(push_to_hub)
         if not dry_run:
             check_access()
-    name = parse(model)
+    place = options.place(source if source.is_dir() else store, data)
+    study = None if source.is_dir() else load_study(source)
+    name = parse(model, sizes_in(place.store) if study is None else study.sizes)
     if not name.phases:
         raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
-    fingerprint = None
-    if source.is_dir():
-        place = options.place(source, data)
-    else:
-        place = options.place(store, data)
-        fingerprint = _fingerprint(source, place)
-    found = find_state(place.store, name, step=step, fingerprint=fingerprint)
+    fingerprint = initial = None
+    if study is not None:
+        prepared = find_prepared(study, place)
+        if prepared is None:
+            raise UserError(
+                f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {source}` first."
+            )
+        fingerprint = prepared.fingerprint
+        initial = prepared.initial[name.size].key if name.size in prepared.initial else None
+    found = find_state(place.store, name, step=step, fingerprint=fingerprint, initial=initial)
     if step is None and found.state.step < name.steps:
         say(f"{name} has come to step {found.state.step:,} of {name.steps:,}; that is exported.")
     export_state(found, place.store, to)
@@ -77,26 +83,6 @@ def export(
     uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else None
     if as_json:
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
-
-
-def _fingerprint(file: Path, place: Place) -> str:
-    from mlmclm.corpora.prepare import find_corpus
-    from mlmclm.studies.plans import fingerprint
-    from mlmclm.study_file import load_study
-
-    study = load_study(file)
-    corpus = find_corpus(
-        study.corpus,
-        study.tokenizer,
-        block_length=study.recipe.block_length,
-        store=place.store,
-        data_root=place.data_root,
-    )
-    if corpus is None:
-        raise UserError(
-            f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {file}` first."
-        )
-    return fingerprint(study.recipe, corpus.key, corpus.vocabulary)
 
 
 def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[str, object]:

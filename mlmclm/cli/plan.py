@@ -15,7 +15,7 @@ from rich.table import Table
 from mlmclm.cli.options import JsonOption, SuiteOption, print_json
 from mlmclm.errors import UserError
 from mlmclm.files import write_atomic
-from mlmclm.models.sizes import SIZES, STUDY_VOCABULARY, parameters
+from mlmclm.models.sizes import SIZES, TITLES, Size, parameters
 from mlmclm.progress import say
 from mlmclm.studies.costs import DEFAULT_UTILISATION, DEVICES, Cost, Pricing
 from mlmclm.studies.names import parse
@@ -39,6 +39,15 @@ def plan(
         Path | None, typer.Option("--study", help="Take recipe (and models, if none are named) from a study file.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help=f"What hours are counted on: {', '.join(DEVICES)}.")] = "h100",
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            "--vocabulary",
+            min=1,
+            help="Tokens of the tokenizer; by default the study's, else the published model's: the paper's 128,256, ModernBERT's 50,368.",
+            show_default=False,
+        ),
+    ] = None,
     utilisation: Annotated[
         float, typer.Option("--utilisation", help="Share of the device's bf16 peak that is assumed to be reached.")
     ] = DEFAULT_UTILISATION,
@@ -51,7 +60,8 @@ def plan(
 
     Steps that several models share are trained once: a stage leaves behind the state from which another model branches off. Without
     `--study` the recipe is the published one (warm-up 2,000 steps, decay 2,000, 1,152 sequences of 2,048 tokens a step). Hours are
-    model FLOPs over the device's peak times the utilisation: an estimate.
+    model FLOPs over the device's peak times the utilisation: an estimate. A model to continue from is counted with its own vocabulary.
+    A phase can be given as a share of the whole, as in 1m-clm-25%-mlm40-1k.
 
     Example: mlmclm plan --suite paper --device mi250x --picture plan.html
     """
@@ -61,16 +71,23 @@ def plan(
         raise UserError(f"--picture {picture}: pictures are HTML pages; allowed: a name that ends in .html.")
     file = load_study(study) if study is not None else None
     recipe = file.recipe if file is not None else Recipe()
+    sizes = file.sizes if file is not None else tuple(SIZES)
     if suite is not None:
-        chosen = find_suite(suite)
+        chosen = find_suite(suite, sizes)
         models, recipe = chosen.parsed, chosen.recipe_over(recipe, where=f"--suite {suite}: recipe")
     elif names or file is not None:
-        models = tuple(parse(name) for name in names or (file.models if file is not None else ()))
+        models = tuple(parse(name, sizes) for name in names or (file.models if file is not None else ()))
     else:
         raise UserError("plan: name at least one model, or give --suite or --study.")
     made = make_plan(models, recipe)
-    trained = file.tokenizer.train_vocab_size if file is not None else None
-    pricing = Pricing(recipe, trained or STUDY_VOCABULARY, device, utilisation)
+    if vocabulary is None and file is not None and file.tokenizer is not None:
+        vocabulary = file.tokenizer.train_vocab_size
+    given = (
+        {size: source for size, source in file.initial.items() if any(name.size == size for name in models)}
+        if file
+        else {}
+    )
+    pricing = Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **_shapes(given)})
     if picture is not None:
         from mlmclm.reports.plan_figure import plan_page
 
@@ -80,6 +97,15 @@ def plan(
         print_json(describe(made, pricing))
     else:
         _show(made, pricing)
+
+
+def _shapes(initial: dict[str, str]) -> dict[str, Size]:
+    """Of models to continue from, by their configurations alone."""
+    if not initial:
+        return {}
+    from mlmclm.pretraining.initial import source_sizes
+
+    return source_sizes(initial)
 
 
 def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:
@@ -97,7 +123,15 @@ def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:
         "flops_without_sharing": alone.flops,
         "device_hours": cost.device_hours,
         "device_hours_without_sharing": alone.device_hours,
-        "vocabulary": pricing.vocabulary,
+        "sizes": {
+            size: {
+                "architecture": pricing.sizes[size].architecture,
+                "vocabulary": pricing.rows(size),
+                "vocabulary_of": _whose(size, pricing),
+                "parameters": parameters(pricing.sizes[size], pricing.rows(size)),
+            }
+            for size in _sizes(made)
+        },
         "utilisation": pricing.utilisation,
         "device": {"name": pricing.device_name, **asdict(pricing.device)},
     }
@@ -149,10 +183,11 @@ def _show(made: Plan, pricing: Pricing) -> None:
             _shortened(stage.models),
         )
     output.print(table)
-    for size in dict.fromkeys(name.size for name in made.models):
-        count = parameters(SIZES[size], pricing.vocabulary)
+    for size in _sizes(made):
+        count = parameters(pricing.sizes[size], pricing.rows(size))
         output.print(
-            f"{size}: {count / 1e6:,.0f} M parameters without LM head at a vocabulary of {pricing.vocabulary:,}"
+            f"{size}: {count / 1e6:,.0f} M parameters without LM head at a vocabulary of {pricing.rows(size):,} "
+            f"({_whose(size, pricing)})"
         )
     totals = Table("", "steps", "tokens", "FLOPs", "time")
     for title, cost in (("as planned", pricing.plan(made)), ("each model alone", pricing.states(made.alone))):
@@ -166,6 +201,19 @@ def _show(made: Plan, pricing: Pricing) -> None:
         f"Time of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.0f} TFLOP/s in bf16 "
         f"({pricing.device.source})."
     )
+
+
+def _sizes(made: Plan) -> list[str]:
+    """The sizes of a plan's models, in their order."""
+    return list(dict.fromkeys(name.size for name in made.models))
+
+
+def _whose(size: str, pricing: Pricing) -> str:
+    """Where a size's vocabulary is from."""
+    shape = pricing.sizes[size]
+    if shape.vocabulary is not None:
+        return "its own"
+    return "as given" if pricing.vocabulary is not None else f"as published: {TITLES[shape.architecture]}"
 
 
 def _cells(cost: Cost) -> tuple[str, str, str]:

@@ -57,7 +57,8 @@ def pretrain_models(
     study, place = load_study(file), options.place(store, data)
     if suite is not None:
         study = with_suite(study, suite)
-    for name in models or ():
+    models = [study.spelled(name) for name in models or ()]
+    for name in models:
         if name not in study.models:
             raise unknown("model", name, study.models, where=str(file) if suite is None else f"--suite {suite}")
     if models:
@@ -90,7 +91,7 @@ def with_suite(study: StudyFile, suite: str) -> StudyFile:
     Raises:
         UserError: no such suite, or one that is wrong or doesn't fit the study's recipe.
     """
-    chosen = find_suite(suite)
+    chosen = find_suite(suite, study.sizes)
     recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe")
     models = tuple(str(name) for name in chosen.parsed)
     return study.model_copy(update={"models": models, "baseline": None, "recipe": recipe})

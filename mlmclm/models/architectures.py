@@ -1,7 +1,8 @@
 """What differs between architectures: the class that holds the weights, a fresh configuration, and the same weights as a decoder.
 
-Everywhere else a model is what transformers calls a masked language model, or for Qwen a causal one that is told not to be: a base model `.model`, an LM head
-(`get_output_embeddings`), and for ModernBERT a dense layer with a norm, `.head`, between the two.
+Everywhere else a model is what transformers calls a masked language model, or for Qwen a causal one that is told not to be: a base
+model (`.base_model`), an LM head (`get_output_embeddings`), and for ModernBERT and BERT a dense layer with a norm between the two
+(`before_head`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as functional
+from torch import Tensor, nn
 from transformers import (
+    BertForMaskedLM,
     EuroBertConfig,
     EuroBertForMaskedLM,
     LlamaConfig,
@@ -26,6 +29,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
+    RobertaForMaskedLM,
 )
 
 from mlmclm.models.sizes import GLOBAL_EVERY, Size
@@ -55,6 +59,8 @@ class Architecture:
     """The decoder's weights by its names for them; None where they are the encoder's."""
     isolates: bool = False
     """Whether its forward takes `position_ids` and hands `packing` on to attention, so that documents in a block can be kept apart."""
+    dense: Callable[[PreTrainedModel, Tensor], Tensor] | None = None
+    """What the LM head gets from final hidden states [positions, hidden]; None where it gets them as they are."""
 
 
 def _eurobert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> EuroBertConfig:
@@ -120,6 +126,24 @@ def _causal(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
+def _is_decoder(name: str) -> Callable[[PreTrainedConfig], PreTrainedConfig]:
+    """BERT's configuration with causal attention, for the class of this name."""
+
+    def decoder(config: PreTrainedConfig) -> PreTrainedConfig:
+        config = copy.deepcopy(config)
+        config.is_decoder, config.architectures = True, [name]
+        return config
+
+    return decoder
+
+
+def _roberta_dense(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """The first half of transformers' RobertaLMHead, whose second is the LM head."""
+    head = model.lm_head
+    normed: Tensor = head.layer_norm(functional.gelu(head.dense(hidden)))
+    return normed
+
+
 def shared(config: PreTrainedConfig, fields: tuple[str, ...]) -> dict[str, Any]:
     """The values of what every configuration has, and of `fields`, for an encoder's decoder and the reverse."""
     values = {name: getattr(config, name) for name in (*FIELDS, *fields)}
@@ -141,17 +165,51 @@ def _split(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "eurobert": Architecture(EuroBertForMaskedLM, _llama, isolates=True),
-    "modernbert": Architecture(ModernBertForMaskedLM, _modernbert_decoder, _split, isolates=True),
+    "modernbert": Architecture(
+        ModernBertForMaskedLM,
+        _modernbert_decoder,
+        _split,
+        isolates=True,
+        dense=lambda model, hidden: model.head(hidden),
+    ),
     # Only to continue from: transformers has no masked language model of theirs, but their own class attends in both directions
     # where the configuration says that it is not causal.
     "qwen2": Architecture(Qwen2ForCausalLM, _causal, isolates=True),
     "qwen3": Architecture(Qwen3ForCausalLM, _causal, isolates=True),
+    # Likewise: learned positions, token types that are all 0, a norm behind each layer.
+    "bert": Architecture(
+        BertForMaskedLM,
+        _is_decoder("BertLMHeadModel"),
+        dense=lambda model, hidden: model.cls.predictions.transform(hidden),
+    ),
+    "roberta": Architecture(RobertaForMaskedLM, _is_decoder("RobertaForCausalLM"), dense=_roberta_dense),
 }
+DROPOUTS = (
+    "attention_dropout", "attention_probs_dropout_prob", "embedding_dropout", "hidden_dropout_prob", "mlp_dropout",
+)  # fmt: skip
+"""By the names of any architecture's configuration; pretraining has none, so that a step depends on nothing but its batch."""
 FRESH: dict[str, Callable[[Size, PreTrainedTokenizerFast, int], PreTrainedConfig]] = {
     "eurobert": _eurobert,
     "modernbert": _modernbert,
 }
 """A size's configuration for a tokenizer and a longest sequence in tokens."""
+
+
+def first_position(config: PreTrainedConfig) -> int:
+    """The number of a sequence's first position: RoBERTa's come behind that of padding, the others' begin at 0."""
+    return config.pad_token_id + 1 if config.model_type == "roberta" else 0
+
+
+def before_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """What the LM head gets, [positions, hidden], from final hidden states of the same shape."""
+    dense = ARCHITECTURES[model.config.model_type].dense
+    return hidden if dense is None else dense(model, hidden)
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The layers of a base model."""
+    layers: nn.ModuleList = model.layers if hasattr(model, "layers") else model.encoder.layer
+    return layers
 
 
 def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **more: Any) -> Tensor:
@@ -164,6 +222,9 @@ def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **m
     if hasattr(model.config, "layer_types"):
         # A mask for each kind of layer is taken as it is; none is built.
         more["attention_mask"] = {"full_attention": None, "sliding_attention": None}
+    first = first_position(model.config)
+    if first and more.get("position_ids") is not None:
+        more["position_ids"] = more["position_ids"] + first
     hidden: Tensor = model(input_ids=input_ids, is_causal=causal, use_cache=False, **more).last_hidden_state
     return hidden
 

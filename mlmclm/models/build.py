@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from mlmclm.models.architectures import ARCHITECTURES, FRESH, final_states
+from mlmclm.models.architectures import ARCHITECTURES, FRESH, before_head, final_states, layers_of
 from mlmclm.models.attention import LONGEST_WRITTEN_OUT, use_attention
 from mlmclm.models.block import fits, run_blocks
 from mlmclm.models.compilation import compile_layers
@@ -94,7 +94,7 @@ class PretrainingModel(nn.Module):
         self.fused = not compiled and not activation_checkpointing
         """Whether the CPU computes in this project's block, where it has one."""
         if compiled:
-            compile_layers(model.model.layers, again=activation_checkpointing)
+            compile_layers(layers_of(model.base_model), again=activation_checkpointing)
         elif activation_checkpointing:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
@@ -124,23 +124,19 @@ class PretrainingModel(nn.Module):
         """[at least sequences * length, hidden]."""
         longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
         fused = self.fused and input_ids.device.type == "cpu" and longest <= LONGEST_WRITTEN_OUT
-        fused = fused and fits(self.model.model)
+        fused = fused and fits(self.model.base_model)
         if packing is not None:
             row = functional.pad(input_ids.reshape(1, -1), (0, packing.padded_tokens - packing.tokens))
-            return encode(self.model.model, row, packing, causal=causal, fused=fused)
+            return encode(self.model.base_model, row, packing, causal=causal, fused=fused)
         if fused:
             uniform = Packing.uniform(*input_ids.shape)
-            return run_blocks(self.model.model, input_ids.view(1, -1), uniform, causal=causal)
-        return final_states(self.model.model, input_ids, causal=causal).flatten(0, 1)
+            return run_blocks(self.model.base_model, input_ids.view(1, -1), uniform, causal=causal)
+        return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)
 
     def _before_head(self, hidden: Tensor) -> Tensor:
         """What the LM head gets, from final hidden states [positions, hidden]."""
-        head = getattr(self.model, "head", None)
-        if head is None:
-            return hidden
         with self._autocast(hidden.device.type):
-            mixed: Tensor = head(hidden)
-        return mixed
+            return before_head(self.model, hidden)
 
     def _autocast(self, device: str) -> AbstractContextManager[Any]:
         return torch.autocast(device, dtype=torch.bfloat16) if self.bf16 else nullcontext()

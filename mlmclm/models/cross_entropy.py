@@ -59,6 +59,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
         matrix = weight.to(kind)  # [vocabulary, hidden]
         size = min(CHUNK, -(-len(labels) // ROUND) * ROUND)
         whole = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)
+        # AMX multiplies rows of bf16 in steps of 32 entries: what lies behind a row's end is multiplied by 0, and must not be NaN.
+        whole[:, len(weight) :] = 0
         buffer = whole[:, : len(weight)]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden, grad_weight = (torch.empty_like(hidden), torch.empty_like(weight)) if needed else (None, None)

@@ -17,8 +17,11 @@ from transformers.utils import logging
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, read_json
 from mlmclm.models.attention import use_attention
+from mlmclm.models.sources import longest, weight_files
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+POOLED = ("bert", "roberta")
+"""Architectures whose base model has a layer over the first token, which no language model trains and nothing here uses."""
 
 
 def check_model_folder(path: Path) -> dict[str, Any]:
@@ -58,23 +61,6 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     if not (path / "tokenizer.json").is_file():
         raise UserError(f"{path}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
     return config
-
-
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder; all the shards where there is an index.
-
-    Raises:
-        UserError: the index names a shard that isn't there.
-    """
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise UserError(f"{path}: the weights {', '.join(missing)} that {index.name} names are missing.")
-        return [path / name for name in names]
-    single = path / "model.safetensors"
-    return [single] if single.is_file() else []
 
 
 def weights_hash(folder: Path) -> str:
@@ -135,9 +121,9 @@ def check_length(folder: Path, length: int) -> None:
         UserError: it names both lengths.
     """
     file = folder / "config.json"
-    longest = read_json(file).get("max_position_embeddings") if file.is_file() else None
-    if longest is not None and length > longest:
-        raise UserError(f"max_length is {length}, but the model in {folder} was made for {longest} positions at most.")
+    most = longest(read_json(file)) if file.is_file() else None
+    if most is not None and length > most:
+        raise UserError(f"max_length is {length}, but the model in {folder} was made for {most} positions at most.")
 
 
 @contextmanager
@@ -160,7 +146,7 @@ def load_encoder(folder: Path) -> PreTrainedModel:
     Raises:
         UserError: the folder is not a model, or weights of the base model are missing.
     """
-    check_model_folder(folder)
+    kind = check_model_folder(folder)["model_type"]
     with quiet(), torch.random.fork_rng(devices=[]):
         model, info = AutoModel.from_pretrained(
             str(folder),
@@ -169,6 +155,7 @@ def load_encoder(folder: Path) -> PreTrainedModel:
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **({"add_pooling_layer": False} if kind in POOLED else {}),
         )
     if info["missing_keys"]:
         raise UserError(f"{folder}: the weights lack {', '.join(sorted(info['missing_keys'])[:5])}.")

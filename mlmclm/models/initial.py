@@ -4,6 +4,7 @@
     Llama, SmolLM           a EuroBERT encoder, whose state-dict keys are the same
     ModernBERT decoders     a ModernBERT encoder, with query, key and value projections fused
     Qwen2, Qwen3            their own class with `is_causal` false
+    BERT, RoBERTa           as they are, without the layers over the first token
 
 The vocabulary gains what the tokenizer has more than the model's own: a mask token at least, where there is none. A new token's
 rows of the embedding and of the LM head are the mean of the others.
@@ -11,14 +12,17 @@ rows of the embedding and of the LM head are the mean of the others.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     EuroBertConfig,
     LlamaForCausalLM,
     ModernBertConfig,
@@ -28,14 +32,26 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.models.architectures import ARCHITECTURES, LLAMA_FIELDS, MODERNBERT_FIELDS, load_weights, shared, weights_of
+from mlmclm.errors import UserError
+from mlmclm.files import read_json
+from mlmclm.models.architectures import (
+    ARCHITECTURES,
+    DROPOUTS,
+    LLAMA_FIELDS,
+    MODERNBERT_FIELDS,
+    load_weights,
+    shared,
+    weights_of,
+)
 from mlmclm.models.build import build
-from mlmclm.models.folder import check_model_folder, load_tokenizer, quiet
+from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, quiet
+from mlmclm.models.sizes import Size, parameters
+from mlmclm.models.sources import fetch
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
 """Texts that are taken for the mask token where the tokenizer names none but has one of them; the first is added otherwise."""
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+POOLING = re.compile(r"(bert|roberta)\.(pooler\.|embeddings\.position_ids)|cls\.seq_relationship\.")
+"""Of BERT's published weights what no language model uses: the layers over the first token, and numbers counted up."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +65,35 @@ class Initial:
     """With a mask token."""
 
     def model(self) -> PreTrainedModel:
-        """The model with these weights, fp32, on the CPU."""
-        model = build(self.config, 0)
-        load_weights(model, self.weights)
-        return model
+        """`begin` of the configuration and the weights."""
+        return begin(self.config, self.weights)
+
+
+def begin(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrainedModel:
+    """The model with these weights, fp32, on the CPU; without dropout, whatever its configuration says."""
+    config = copy.deepcopy(config)
+    for name in DROPOUTS:
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    model = build(config, 0)
+    load_weights(model, weights)
+    return model
+
+
+def write_initial(folder: Path, initial: Initial) -> None:
+    """Configuration and weights as two files of an existing folder; `begin(*read_written(folder))` takes them up."""
+    initial.config.save_pretrained(str(folder))
+    save_file(initial.weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def written_config(folder: Path) -> PreTrainedConfig:
+    """The configuration that `write_initial` wrote."""
+    return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def read_written(folder: Path) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
+    """What `write_initial` wrote."""
+    return written_config(folder), load_file(folder / "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -77,46 +118,82 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
             tokenizer that gives the model's tokens other ids.
         EnvironmentFault: the hub cannot be reached.
     """
-    folder = _fetch(source)
+    folder = fetch(str(source))
     kind = check_model_folder(folder)["model_type"]
-    if kind not in ARCHITECTURES and kind not in _DECODERS:
-        raise UserError(
-            f"{source}: the architecture {kind!r} cannot be continued from; "
-            f"supported: {', '.join(sorted([*ARCHITECTURES, *_DECODERS]))}."
-        )
+    _check_kind(kind, source)
     own = load_tokenizer(folder, PreTrainedTokenizerFast)
     known = own.get_vocab()
     chosen = _with_mask(own) if tokenizer is None else tokenizer
     new = _new_ids(known, chosen, source)
     decoder = _DECODERS.get(kind)
     model = _load(folder, decoder.model if decoder is not None else ARCHITECTURES[kind].model)
+    if kind in POOLED and not model.config.tie_word_embeddings:
+        raise UserError(
+            f"{source}: tie_word_embeddings: false is not supported for {kind!r}: its LM head is the embedding."
+        )
     _grow(model, sorted(known.values()), new, folder)
-    config = decoder.config(model.config) if decoder is not None else model.config
+    config = _encoder(model.config)
     weights = weights_of(model)
     if decoder is not None:
         weights = decoder.weights(weights)
     if config.model_type == "eurobert":
         config.mask_token_id = chosen.mask_token_id
-    elif config.model_type in ("qwen2", "qwen3"):
-        config.is_causal = False
-    config.dtype = "float32"
     return Initial(config, weights, chosen)
 
 
-def _fetch(source: str | Path) -> Path:
-    """The folder itself, or the hub's files of that name in the local cache."""
-    folder = Path(source).expanduser()
-    if folder.exists() or HUB_NAME.fullmatch(str(source)) is None:
-        return folder
-    from huggingface_hub import snapshot_download
+def encoder_config(folder: Path) -> PreTrainedConfig:
+    """The encoder's configuration for the model of a folder, whose config.json is all that is read.
 
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"], ignore_patterns=["*/*"]))
-    except (OSError, ValueError) as error:
-        raise EnvironmentFault(
-            f"{source}: no such folder, and it cannot be loaded from the Hugging Face hub "
-            f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local folder."
-        ) from error
+    Raises:
+        UserError: there is none, or an architecture that is not supported.
+    """
+    kind = read_json(folder / "config.json").get("model_type")
+    _check_kind(kind, folder)
+    return _encoder(written_config(folder))
+
+
+def size_of(config: PreTrainedConfig) -> Size:
+    """The shape of an encoder with this configuration; the parameters are counted on transformers' own class."""
+    kinds = getattr(config, "layer_types", None) or []
+    local = sum(kind == "sliding_attention" for kind in kinds)
+    shape = Size(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        initial_deviation=config.initializer_range,
+        architecture=config.model_type,
+        window=config.sliding_window if local else None,
+        local=local or None,
+        head_width=getattr(config, "head_dim", None),
+        gated=config.model_type not in POOLED,
+        vocabulary=config.vocab_size,
+    )
+    with torch.device("meta"):
+        base = ARCHITECTURES[config.model_type].model(copy.deepcopy(config)).base_model
+    counted = sum(parameter.numel() for parameter in base.parameters())
+    return replace(shape, extra=counted - parameters(shape, config.vocab_size))
+
+
+def _check_kind(kind: str, source: str | Path) -> None:
+    if kind not in ARCHITECTURES and kind not in _DECODERS:
+        raise UserError(
+            f"{source}: the architecture {kind!r} cannot be continued from; "
+            f"supported: {', '.join(sorted([*ARCHITECTURES, *_DECODERS]))}."
+        )
+
+
+def _encoder(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration under which the weights are an encoder."""
+    decoder = _DECODERS.get(config.model_type)
+    config = copy.deepcopy(config) if decoder is None else decoder.config(config)
+    if config.model_type in ("qwen2", "qwen3"):
+        config.is_causal = False
+    elif config.model_type in POOLED:
+        config.is_decoder = False
+    config.dtype = "float32"
+    return config
 
 
 def _with_mask(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -154,7 +231,8 @@ def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
             )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: the model cannot be read ({' '.join(str(error).split())[:300]}).") from error
-    problems = {"the weights lack": info["missing_keys"], f"{kind.__name__} has no place for": info["unexpected_keys"]}
+    homeless = [key for key in info["unexpected_keys"] if POOLING.match(key) is None]
+    problems = {"the weights lack": info["missing_keys"], f"{kind.__name__} has no place for": homeless}
     for words, keys in problems.items():
         if keys:
             raise UserError(f"{folder}: {words} {', '.join(sorted(keys)[:5])}; a whole language model is needed.")

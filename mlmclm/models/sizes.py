@@ -33,11 +33,36 @@ class Size:
     """A key of `architectures.ARCHITECTURES`."""
     window: int | None = None
     """How far a token sees to each side in the layers with local attention; None where there are none."""
+    local: int | None = None
+    """Layers with local attention; None for all but every third, where there is a window."""
+    head_width: int | None = None
+    """Width of an attention head; None for `hidden / heads`."""
+    gated: bool = True
+    """Whether the feed-forward layer has a gate beside its two matrices."""
+    extra: int = 0
+    """Parameters without LM head beyond the closed form of `parameters`: biases, learned positions, further norms."""
+    vocabulary: int | None = None
+    """Rows of the embedding, of a model that brings its own; None for the tokenizer's."""
 
     @property
     def local_layers(self) -> int:
-        """Layers with local attention: all but every third, where there is a window."""
-        return self.layers - -(-self.layers // GLOBAL_EVERY) if self.window else 0
+        """Layers with local attention."""
+        if self.window is None:
+            return 0
+        return self.layers - -(-self.layers // GLOBAL_EVERY) if self.local is None else self.local
+
+    @property
+    def attended(self) -> int:
+        """Width of all attention heads together."""
+        return self.heads * (self.head_width or self.hidden // self.heads)
+
+    @property
+    def products(self) -> int:
+        """Weights of a layer's matrices."""
+        key_values = self.key_value_heads * (self.head_width or self.hidden // self.heads)
+        return (
+            2 * self.hidden * (self.attended + key_values) + (3 if self.gated else 2) * self.hidden * self.intermediate
+        )
 
 
 def _small(layers: int, hidden: int, intermediate: int, heads: int) -> Size:
@@ -73,17 +98,20 @@ SIZES: dict[str, Size] = {
 
 STUDY_VOCABULARY = 128_256
 """Rows of the embedding in the study's models (Llama 3's vocabulary)."""
+PUBLISHED_VOCABULARY = {"eurobert": STUDY_VOCABULARY, "modernbert": 50_368}
+"""Rows of the embedding in the published models of an architecture: the study's, and ModernBERT's, which Ettin has too."""
+TITLES = {"eurobert": "the paper's, Llama 3's", "modernbert": "ModernBERT's"}
+"""Whose that is."""
+DENSE_HEADS = frozenset({"modernbert", "bert", "roberta"})
+"""Architectures with a dense layer before the LM head."""
 
 
 def parameters(size: Size, vocabulary: int) -> int:
-    """Number of parameters without the LM head, in closed form: embedding, layers, norms; no biases.
+    """Number of parameters without the LM head: embedding, layers, norms in closed form, and what is `extra`.
 
-    It is one form for both architectures: what ModernBERT's first layer lacks, a norm before attention, follows its embedding.
+    It is one form for all architectures: what ModernBERT's first layer lacks, a norm before attention, follows its embedding.
     """
-    head_width = size.hidden // size.heads
-    attention = 2 * size.hidden * size.hidden + 2 * size.hidden * size.key_value_heads * head_width
-    feed_forward = 3 * size.hidden * size.intermediate
-    return vocabulary * size.hidden + size.layers * (attention + feed_forward + 2 * size.hidden) + size.hidden
+    return vocabulary * size.hidden + size.layers * (size.products + 2 * size.hidden) + size.hidden + size.extra
 
 
 def training_flops(
@@ -101,15 +129,14 @@ def training_flops(
     Args:
         tokens: tokens that go through the blocks.
         labelled: tokens at which the loss is taken, the only ones whose logits are computed.
-        length: block length; attention costs 12 * length * hidden per token and layer, half of it when causal; in a layer with local
-            attention no more than a window's.
+        length: block length; attention costs 12 * length * (width of all heads) per token and layer, half of it when causal; in a
+            layer with local attention no more than a window's.
         documents: where attention stays within documents, lengths of some that stand for all; they take the place of `length`.
     """
-    blocks = parameters(size, 0) - size.hidden * (2 * size.layers + 1)
     lengths = np.array([length]) if documents is None else documents
     seen = lengths / (2 if causal else 1)  # keys a token, by its document; likewise `local` where there is a window
     local = np.minimum(seen, size.window if causal else 2 * size.window + 1) if size.window else seen
     keys = ((size.layers - size.local_layers) * seen + size.local_layers * local) @ (lengths / lengths.sum())
-    attention = round(12 * size.hidden * float(keys))
-    head = vocabulary * size.hidden + (size.hidden**2 if size.architecture == "modernbert" else 0)
-    return tokens * (6 * blocks + attention) + 6 * labelled * head
+    attention = round(12 * size.attended * float(keys))
+    head = vocabulary * size.hidden + (size.hidden**2 if size.architecture in DENSE_HEADS else 0)
+    return tokens * (6 * size.layers * size.products + attention) + 6 * labelled * head

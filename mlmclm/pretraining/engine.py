@@ -14,18 +14,20 @@ from typing import Any, NamedTuple
 import deepspeed
 import torch
 import torch.distributed as distributed
+import torch.nn.functional as functional
 from deepspeed.runtime.zero import stage_1_and_2
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
     safe_set_full_optimizer_state,
+    safe_set_local_optimizer_state,
     set_z3_leaf_modules,
 )
 from torch import Tensor, nn
 
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.errors import UserError
-from mlmclm.models.architectures import ARCHITECTURES, load_weights
+from mlmclm.models.architectures import ARCHITECTURES, layers_of, load_weights
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.models.packing import Packing
@@ -62,6 +64,8 @@ def _sum_over_workers(gradients: Sequence[Tensor]) -> None:
 
 LARGEST_BUCKET = 50_000_000
 """Elements that ZeRO reduces or gathers at once; its default of 5e8 allocates gigabytes that a small model never fills."""
+BUCKET_MULTIPLE = 2
+"""DeepSpeed wants buckets that begin at a multiple of 4 bytes in 16-bit elements."""
 
 
 def effective_stage(recipe: Recipe, world: int) -> int:
@@ -81,7 +85,7 @@ def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, A
     share = recipe.batch // world
     stage = effective_stage(recipe, world)
     micro = recipe.micro_batch or share
-    bucket = min(parameters, LARGEST_BUCKET)
+    bucket = min(-(-parameters // BUCKET_MULTIPLE) * BUCKET_MULTIPLE, LARGEST_BUCKET)
     config: dict[str, Any] = {
         "train_batch_size": recipe.batch,
         "train_micro_batch_size_per_gpu": micro,
@@ -170,7 +174,7 @@ class Engine:
         )
         if self.stage == 3:
             # A layer's weights are used together, whoever multiplies them, so they are gathered together.
-            set_z3_leaf_modules(model, list({type(layer) for layer in model.model.model.layers}))
+            set_z3_leaf_modules(model, list({type(layer) for layer in layers_of(model.model.base_model)}))
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.engine, *_ = deepspeed.initialize(
             model=model,
@@ -295,5 +299,11 @@ class Engine:
             for key, value in (("exp_avg", state.first[name]), ("exp_avg_sq", state.second[name])):
                 if self.stage == 0:
                     optimiser.state[parameter][key].copy_(value)
+                elif self.stage == 3:
+                    # By parts: DeepSpeed's function for the whole fails where the workers don't divide its length.
+                    size = parameter.ds_tensor.numel()
+                    whole = functional.pad(value.flatten(), (0, size * self.world - value.numel()))
+                    part = whole.narrow(0, size * self.rank, size).to(self.device)
+                    safe_set_local_optimizer_state(parameter, part, key)
                 else:
                     safe_set_full_optimizer_state(parameter, value.to(self.device), key)

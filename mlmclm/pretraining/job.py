@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.corpora.blocks import Blocks
+from mlmclm.models.sizes import Size
 from mlmclm.pretraining.states import exists
 from mlmclm.studies.plans import Leg
 from mlmclm.studies.recipe import Recipe
@@ -21,6 +22,9 @@ class StageJob:
 
     title: str
     size: str
+    shape: Size
+    initial: str | None
+    """Key of the weights that the model begins with; None for random ones."""
     store: str
     run_folder: str
     model: str

@@ -14,6 +14,7 @@ from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.files import read_json
 from mlmclm.pretraining import failures, states
+from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.pretraining.job import StageJob, run_in_worker
 from mlmclm.progress import say
 from mlmclm.studies.plans import Stage, State
@@ -42,15 +43,18 @@ def run_stage(
     corpus: PreparedCorpus,
     recipe: Recipe,
     fingerprint: str,
+    initial: InitialModel | None = None,
     observer: Observer | None = None,
 ) -> None:
     """Trains what is missing of a stage; needs a Ray session, whose runtime environment the workers share. States that are there are not trained again.
 
     Args:
         fingerprint: `studies.plans.fingerprint` of the recipe and the corpus.
+        initial: what the model begins with, where that is a given model.
 
     Raises:
-        UserError: a loss or its gradient is no longer finite, or the recipe asks for what the workers can't do.
+        UserError: a loss or its gradient is no longer finite, the recipe asks for what the workers can't do, or the files of
+            `initial` are damaged.
         EnvironmentFault: the workers failed more often than the recipe allows or once for want of memory, or the cluster has no
             room for them.
     """
@@ -63,11 +67,15 @@ def run_stage(
         return
     use_gpu = ray.cluster_resources().get("GPU", 0) >= recipe.workers
     _check_room(ray.cluster_resources(), recipe.workers)
+    if initial is not None:
+        initial.check()
     name = stage.end.key(fingerprint)
     folder = store / "runs" / name
     job = StageJob(
         title=stage.title,
         size=stage.end.size,
+        shape=shape(stage.end.size, initial),
+        initial=stage.end.initial,
         store=str(store.resolve()),
         run_folder=str(folder.resolve()),
         model=stage.models[0] if stage.models else stage.title,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ray.train import CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
@@ -30,11 +31,13 @@ from mlmclm.errors import UserError
 from mlmclm.files import write_json
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
-from mlmclm.models.sizes import SIZES, training_flops
+from mlmclm.models.initial import begin, read_written
+from mlmclm.models.sizes import training_flops
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine, Evaluation
 from mlmclm.pretraining.failures import VALIDATION_LOSS
+from mlmclm.pretraining.initial import open_initial
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.objectives import Labelling, separator
 from mlmclm.pretraining.speed import matrix_peak, peak_memory
@@ -51,8 +54,7 @@ VALIDATION_STEP = 2**31
 def train_stage(job: StageJob) -> None:
     """One worker's whole part of a stage; every worker of the group calls it."""
     recipe = job.recipe
-    tokenizer = load_tokenizer(Path(job.tokenizer))
-    model = build(model_config(job.size, tokenizer, recipe.block_length), recipe.seed)
+    model = first_model(job)
     state = _latest_state(job, weights_of(model))
     pretraining_model = PretrainingModel(
         model,
@@ -64,7 +66,7 @@ def train_stage(job: StageJob) -> None:
     engine = Engine(pretraining_model, recipe, state, end)
     objective = job.legs[-1].objective
     label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed, end)
-    log = _Log(job, engine, state.step, len(tokenizer))
+    log = _Log(job, engine, state.step, model.config.vocab_size)
     writer = _Writer(job, engine)
     last = job.deposits[-1][0]
     deposits = dict(job.deposits)
@@ -91,6 +93,14 @@ def train_stage(job: StageJob) -> None:
         if done in deposits or done % recipe.checkpoint_every == 0:
             writer.write(done, deposits.get(done))
     writer.wait()
+
+
+def first_model(job: StageJob) -> PreTrainedModel:
+    """The model before its first step, fp32, on the CPU."""
+    if job.initial is not None:
+        return begin(*read_written(open_initial(Path(job.store), job.initial).folder))
+    tokenizer = load_tokenizer(Path(job.tokenizer))
+    return build(model_config(job.size, tokenizer, job.recipe.block_length), job.recipe.seed)
 
 
 def _latest_state(job: StageJob, initial: dict[str, Tensor]) -> TrainingState:
@@ -210,6 +220,7 @@ def _description(job: StageJob, engine: Engine, step: int) -> dict[str, Any]:
         "size": job.size,
         "legs": [[str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end] for leg in job.legs if leg.start < step],
         "parent": job.start_key,
+        **({} if job.initial is None else {"initial": job.initial}),
         "fingerprint": job.fingerprint,
         "recipe": job.recipe.model_dump(mode="json"),
         "corpus": job.corpus,
@@ -294,7 +305,7 @@ class _Log:
     def _flops(self) -> int:
         """The model's, of the noted steps on all workers."""
         return training_flops(
-            SIZES[self.job.size],
+            self.job.shape,
             tokens=sum(entry[3] for entry in self.waiting) * self.engine.world,
             labelled=sum(int(entry[2]) for entry in self.waiting),
             length=self.job.recipe.block_length,

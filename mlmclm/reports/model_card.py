@@ -9,8 +9,17 @@ import yaml
 
 from mlmclm.reports import text
 
-FAMILIES = {"eurobert": ("EuroBERT", "Llama"), "modernbert": ("ModernBERT", "ModernBERT")}
+FAMILIES = {
+    "eurobert": ("EuroBERT", "Llama"),
+    "modernbert": ("ModernBERT", "ModernBERT"),
+    "bert": ("BERT", "BERT"),
+    "roberta": ("RoBERTa", "RoBERTa"),
+    "qwen2": ("Qwen2", "Qwen2"),
+    "qwen3": ("Qwen3", "Qwen3"),
+}
 """Architectures by transformers' name: the encoder's and the decoder's, in words."""
+UNMASKED = ("qwen2", "qwen3")
+"""Those that transformers has no masked language model of: the encoder is their causal one, told not to be."""
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
@@ -21,6 +30,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
             objective: of the last phase, such as "clm" or "mlm40"; None for an untrained model. causal: whether it is
                 causal, so that `decoder/` holds the same weights as a decoder.
             architecture: a key of `FAMILIES`, "eurobert" if it isn't given.
+            initial: the model that this one continues from, if any. base_model: its name on the hub, if it has one.
             description: one paragraph. stages: texts, one a phase of the plan. size: its name.
             recipe, corpus: label to value, in the order to show; underscores are shown as spaces.
             curve: training loss as (step, nats a predicted token) pairs. validation_loss: at the end, in nats.
@@ -34,7 +44,9 @@ def model_card(facts: Mapping[str, Any]) -> str:
         raise ValueError("model card: no name in the facts.")
     parts = [_front(facts), f"# {facts['name']}", _introduction(facts)]
     parts += _section("Plan", _numbered(facts.get("stages") or ()))
-    parts += _section("Load", _load(bool(facts.get("causal")), _family(facts)[1]))
+    parts += _section(
+        "Load", _load(bool(facts.get("causal")), facts.get("architecture") in UNMASKED, _family(facts)[1])
+    )
     parts += _section("Recipe", _table(facts.get("recipe") or {}))
     parts += _section("Data", _table(facts.get("corpus") or {}))
     parts += _section("Loss", _table(_losses(facts)))
@@ -57,7 +69,10 @@ def _front(facts: Mapping[str, Any]) -> str:
     if objective:
         fields["pipeline_tag"] = "text-generation" if facts.get("causal") else "fill-mask"
     family = _family(facts)[0].lower()
-    fields["tags"] = ["mlmclm", family, "encoder", objective or "untrained", *(facts.get("tags") or ())]
+    if facts.get("base_model"):
+        fields["base_model"] = facts["base_model"]
+    kind = objective or ("untrained" if not facts.get("initial") else None)
+    fields["tags"] = ["mlmclm", family, "encoder", *([kind] if kind else []), *(facts.get("tags") or ())]
     # No licence: that of the corpus decides, and nobody but its user knows it.
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
 
@@ -67,6 +82,9 @@ def _introduction(facts: Mapping[str, Any]) -> str:
         return str(facts["description"])
     size = f" of size {facts['size']}" if facts.get("size") else ""
     name = _family(facts)[0]
+    if facts.get("initial"):
+        done = "continued by the plan below with mlmclm" if facts.get("objective") else "not trained any further"
+        return f"A {name} text encoder{size} with the weights of {facts['initial']}, {done}."
     if not facts.get("objective"):
         return f"A {name} text encoder{size} as it is initialised: untrained, a baseline to compare with."
     return f"A {name} text encoder{size}, pretrained by the plan below with mlmclm."
@@ -80,15 +98,16 @@ def _numbered(items: Sequence[str]) -> str:
     return "\n".join(f"{number}. {_line(item)}" for number, item in enumerate(items, start=1))
 
 
-def _load(causal: bool, decoder: str) -> str:
+def _load(causal: bool, unmasked: bool, decoder: str) -> str:
+    masked = "AutoModelForCausalLM" if unmasked else "AutoModelForMaskedLM"
+    classes = sorted({"AutoModel", masked, "AutoTokenizer", *(["AutoModelForCausalLM"] if causal else [])})
     lines = [
-        f"from transformers import {'AutoModel, AutoModelForCausalLM' if causal else 'AutoModel'}, "
-        "AutoModelForMaskedLM, AutoTokenizer",
+        f"from transformers import {', '.join(classes)}",
         "",
         'folder = "path/to/this/folder"',
         "tokenizer = AutoTokenizer.from_pretrained(folder)",
         "encoder = AutoModel.from_pretrained(folder)",
-        "masked = AutoModelForMaskedLM.from_pretrained(folder)",
+        f"masked = {masked}.from_pretrained(folder)" + ("  # is_causal is false" if unmasked else ""),
     ]
     note = "No remote code is needed. Attention is bidirectional"
     if causal:

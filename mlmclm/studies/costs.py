@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.models.sizes import SIZES, training_flops
+from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, Size, training_flops
 from mlmclm.studies.plans import Leg, Plan, Stage, State
 from mlmclm.studies.recipe import Recipe
 
@@ -56,11 +56,13 @@ class Pricing:
     """
 
     recipe: Recipe
-    vocabulary: int
-    """Rows of the LM head."""
+    vocabulary: int | None
+    """Rows of the embedding and the LM head; None for those of the architecture's published models. A size that brings its own
+    keeps it."""
     device_name: str
     utilisation: float = DEFAULT_UTILISATION
     """Share of the device's peak that model FLOPs are computed at."""
+    sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
 
     def __post_init__(self) -> None:
         if self.device_name not in DEVICES:
@@ -72,6 +74,11 @@ class Pricing:
     def device(self) -> Device:
         """The device that hours are counted on."""
         return DEVICES[self.device_name]
+
+    def rows(self, size: str) -> int:
+        """Rows of a size's embedding and LM head."""
+        shape = self.sizes[size]
+        return shape.vocabulary or self.vocabulary or PUBLISHED_VOCABULARY[shape.architecture]
 
     def stage(self, stage: Stage) -> Cost:
         """Cost of one stage."""
@@ -89,12 +96,12 @@ class Pricing:
         steps = flops = 0
         for size, leg in legs:
             steps += leg.stop - leg.start
-            flops += leg_flops(size, leg, self.recipe, self.vocabulary)
+            flops += leg_flops(self.sizes[size], leg, self.recipe, self.rows(size))
         hours = flops / (self.device.peak * self.utilisation) / 3600
         return Cost(steps, steps * self.recipe.batch * self.recipe.block_length, flops, hours)
 
 
-def leg_flops(size: str, leg: Leg, recipe: Recipe, vocabulary: int, documents: NDArray[Any] | None = None) -> int:
+def leg_flops(size: Size, leg: Leg, recipe: Recipe, vocabulary: int, documents: NDArray[Any] | None = None) -> int:
     """Model FLOPs of a leg's steps (`models.sizes.training_flops`): CLM labels every token but a block's first, MLM its mask ratio.
 
     Args:
@@ -105,7 +112,7 @@ def leg_flops(size: str, leg: Leg, recipe: Recipe, vocabulary: int, documents: N
     length, firsts = (recipe.block_length, 1) if documents is None else (int(documents.sum()), len(documents))
     labelled = (length - firsts) / length if causal else leg.objective.mask_percent / 100
     return training_flops(
-        SIZES[size],
+        size,
         tokens=tokens,
         labelled=round(tokens * labelled),
         length=recipe.block_length,

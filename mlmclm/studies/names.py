@@ -4,24 +4,33 @@ Grammar (the study's, arXiv 2507.00994; `untrained` is this project's addition):
 
     name       = size "-untrained"
                | size 1*("-" objective "-" ["dec"] steps) ["-" step]
+    size       = a size of `models.sizes`, or a study's own name for a model to continue from
     objective  = "clm" | "mlm" ratio            ratio in per cent, 1 to 99
     steps      = total optimiser steps at the phase's end; a multiple of 1,000 is written with k (42k)
+               | share "%"                      of the last phase's end; not of the last phase itself
     dec        = the phase ends with its learning-rate decay; the next one starts from the decayed weights
     step       = an intermediate checkpoint, written in full (1000)
 
 `parse` and `str` are inverse: a plan has exactly one name, and a name that says the same in another way is refused with the
-one to use.
+one to use. The exception is a share, which is read as the steps that it stands for: `1m-clm-25%-mlm40-1k` is
+`1m-clm-250-mlm40-1k`, and called so from there on.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
+from math import ceil, floor, gcd
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.sizes import SIZES
 
+_SHARE = re.compile(r"(dec)?((?:0|[1-9]\d*)(?:\.\d*[1-9])?)%")
+_DECIMALS = 3
+"""Of a share in per cent that is proposed."""
 _GRAMMAR = "SIZE-OBJECTIVE-STEPS, SIZE-OBJECTIVE-STEPS-OBJECTIVE-TOTAL or SIZE-untrained, such as 2m-clm-150-mlm40-600"
 
 
@@ -95,20 +104,24 @@ def format_steps(steps: int) -> str:
     return f"{steps // 1000}k" if steps % 1000 == 0 else str(steps)
 
 
-def parse(name: str) -> ModelName:
+def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     """The plan that a name stands for.
 
+    Args:
+        sizes: that there are.
+
     Raises:
-        UserError: an unknown size or objective, a mask ratio outside 1 to 99, steps that don't increase, or another
-            spelling of a plan than the one that `str` gives.
+        UserError: an unknown size or objective, a mask ratio outside 1 to 99, steps that don't increase, a share that is no
+            whole number of steps, or another spelling of a plan than the one that `str` gives.
     """
     size, *rest = name.split("-")
-    if size not in SIZES:
-        raise unknown("size", size, SIZES, where=f"model {name!r}")
+    if size not in (known := tuple(sizes)):
+        raise unknown("size", size, known, where=f"model {name!r}")
     if not rest:
         raise UserError(f"model {name!r}: the objective and the number of steps are missing; expected {_GRAMMAR}.")
     if rest == ["untrained"]:
         return ModelName(size)
+    rest = list(_in_steps(name, rest))
     phases: list[Phase] = []
     checkpoint: int | None = None
     position = 0
@@ -141,7 +154,7 @@ def parse(name: str) -> ModelName:
                 f"'{before.objective}-{format_steps(before.until)}-'."
             )
     parsed = ModelName(size, tuple(phases), checkpoint)
-    if str(parsed) != name:
+    if str(parsed) != "-".join([size, *rest]):
         raise UserError(f"model {name!r}: a plan has one name only; write {str(parsed)!r}.")
     return parsed
 
@@ -159,10 +172,42 @@ def parse_objective(text: str, *, where: str) -> Objective:
     return Objective("mlm", percent)
 
 
+def _in_steps(name: str, parts: list[str]) -> Iterator[str]:
+    """A name's parts with the steps of a share in place of each share."""
+    last = (len(parts) // 2) * 2 - 1  # where the last phase's steps stand
+    for place, part in enumerate(parts):
+        match = _SHARE.fullmatch(part)
+        if match is None:
+            yield part
+            continue
+        if place % 2 == 0 or place == last:
+            raise UserError(
+                f"model {name!r}: {part!r} is a share of the last phase's end, and stands for the steps of an earlier phase only."
+            )
+        total = _steps(name, parts[last])[1]
+        steps = Fraction(match[2]) * total / 100
+        if steps.denominator != 1 or not 0 < steps < total:
+            raise UserError(
+                f"model {name!r}: {match[2]} % of {total} steps are {float(steps):g}; {_nearest(steps, total)}."
+            )
+        yield (match[1] or "") + format_steps(int(steps))
+
+
+def _nearest(steps: Fraction, total: int) -> str:
+    """The shares of `total` next to `steps` that are whole steps and have few decimals, in words."""
+    stride = total // gcd(total, 100 * 10**_DECIMALS)  # of the steps that are such a share
+    below = min((ceil(steps / stride) - 1) * stride, total - stride)
+    above = (floor(steps / stride) + 1) * stride
+    near = [f"{float(Fraction(100 * step, total)):g}% ({step} steps)" for step in (below, above) if 0 < step < total]
+    return f"nearest: {' and '.join(near)}" if near else "write the steps themselves"
+
+
 def _steps(name: str, text: str) -> tuple[bool, int]:
     match = re.fullmatch(r"(dec)?(\d+)(k?)", text)
     if match is None or int(match.group(2)) == 0:
-        raise UserError(f"model {name!r}: {text!r} is not a number of steps; allowed: such as 600, 42k or dec42k.")
+        raise UserError(
+            f"model {name!r}: {text!r} is not a number of steps; allowed: such as 600, 42k, dec42k, or 25% before a later phase."
+        )
     return match.group(1) is not None, int(match.group(2)) * (1000 if match.group(3) else 1)
 
 

@@ -8,7 +8,7 @@ branches off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -56,6 +56,8 @@ class State:
 
     size: str
     legs: tuple[Leg, ...]
+    initial: str | None = None
+    """Key of the weights that it begins with, where they are a given model's; None where they are random."""
 
     @property
     def step(self) -> int:
@@ -70,6 +72,7 @@ class State:
                 "legs": [leg.identity() for leg in self.legs],
                 "shared": fingerprint,
                 "engine": ENGINE_VERSION,
+                **({} if self.initial is None else {"initial": self.initial}),
             }
         )
 
@@ -206,8 +209,8 @@ def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int) -> str:
     return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary})
 
 
-def history(name: ModelName, recipe: Recipe) -> State:
-    """The state that a name stands for.
+def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> State:
+    """The state that a name stands for; `initial` as in `State`.
 
     Raises:
         UserError: a phase is shorter than the decay that it must hold.
@@ -230,19 +233,22 @@ def history(name: ModelName, recipe: Recipe) -> State:
         if phase.decayed:
             origin = phase.until
     cut = _split_at(tuple(legs), name.steps)
-    return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps))
+    return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps), initial)
 
 
-def make_plan(names: Sequence[ModelName], recipe: Recipe) -> Plan:
+def make_plan(names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, str] | None = None) -> Plan:
     """Stages for all models, with every shared step trained once.
 
     The model that stays longest on an objective is planned first; models that leave it earlier, to decay or to change the
     objective, start from states that its stage deposits on its way.
+
+    Args:
+        initial: keys of the weights that sizes begin with, of those that don't begin with random ones.
     """
-    targets = [history(name, recipe) for name in names]
+    targets = [history(name, recipe, (initial or {}).get(name.size)) for name in names]
     stages: list[Stage] = []
     for target in sorted(targets, key=lambda state: [-leg.stop for leg in state.legs]):
-        position = State(target.size, ())
+        position = replace(target, legs=())
         while position.step < target.step:
             position = _extend(stages, position, target, targets)
     named = [
@@ -279,7 +285,7 @@ def _extend(stages: list[Stage], position: State, target: State, targets: Sequen
 
 def _prefix(state: State, step: int) -> State:
     """The state at an earlier step of the same history."""
-    return State(state.size, tuple(leg for leg in _split_at(state.legs, step) if leg.stop <= step))
+    return replace(state, legs=tuple(leg for leg in _split_at(state.legs, step) if leg.stop <= step))
 
 
 def _is_prefix(state: State, of: State) -> bool:
@@ -288,7 +294,7 @@ def _is_prefix(state: State, of: State) -> bool:
 
 def _common_step(a: State, b: State) -> int:
     """The last step up to which two histories agree."""
-    if a.size != b.size:
+    if (a.size, a.initial) != (b.size, b.initial):
         return 0
     step = 0
     for mine, theirs in zip(a.legs, b.legs, strict=False):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from mlmclm.configuration import Frozen, load_config, parse
 from mlmclm.errors import MlmclmError, unknown
@@ -31,14 +32,14 @@ class Suite(Frozen):
 
     @field_validator("size")
     @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        if value is not None and value not in SIZES:
-            raise ValueError(str(unknown("size", value, SIZES)))
+    def _known(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and value not in _sizes(info):
+            raise ValueError(str(unknown("size", value, _sizes(info))))
         return value
 
     @model_validator(mode="after")
-    def _models(self) -> Suite:
-        spelled = [str(name) for name in self.parsed]
+    def _models(self, info: ValidationInfo) -> Suite:
+        spelled = [str(self._parse(name, _sizes(info))) for name in self.models]
         twice = sorted({name for name in spelled if spelled.count(name) > 1})
         if twice:
             raise ValueError(f"models: listed twice: {', '.join(twice)}")
@@ -49,12 +50,14 @@ class Suite(Frozen):
         """The models' plans."""
         return tuple(self._parse(name) for name in self.models)
 
-    def _parse(self, name: str) -> ModelName:
+    def _parse(self, name: str, sizes: Iterable[str] | None = None) -> ModelName:
+        """`sizes`: that there are; None where it is known that the name's is one."""
         bare = re.match(r"(clm|mlm\d*|untrained)(-|$)", name) is not None
         if bare and self.size is None:
             raise ValueError(f"models: {name!r} has no size: begin it with one, or give the suite a size")
+        name = f"{self.size}-{name}" if bare else name
         try:
-            return names.parse(f"{self.size}-{name}" if bare else name)
+            return names.parse(name, [name.partition("-")[0]] if sizes is None else sizes)
         except MlmclmError as error:  # pydantic adds the file's name to a ValueError only
             raise ValueError(f"models: {error}") from error
 
@@ -69,19 +72,26 @@ class Suite(Frozen):
         return parse(Recipe, {**recipe.model_dump(), **self.recipe.model_dump(exclude_unset=True)}, where=where)
 
 
+def _sizes(info: ValidationInfo) -> tuple[str, ...]:
+    return tuple(SIZES) if info.context is None else info.context["sizes"]
+
+
 def suite_names() -> list[str]:
     """The names of the packaged suites, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def find_suite(name_or_path: str) -> Suite:
+def find_suite(name_or_path: str, sizes: Iterable[str] = SIZES) -> Suite:
     """The suite of a packaged name (`paper`) or of a YAML file; whatever ends in .yaml or .yml, or has a folder in it, is a path.
+
+    Args:
+        sizes: that its models can have.
 
     Raises:
         UserError: no such name (with the nearest one) or file, an unknown key, or a value that is not allowed.
     """
     if name_or_path.endswith((".yaml", ".yml")) or len(Path(name_or_path).parts) > 1:
-        return load_config(Suite, Path(name_or_path))
+        return load_config(Suite, Path(name_or_path), context={"sizes": tuple(sizes)})
     if name_or_path not in suite_names():
         raise unknown("suite", name_or_path, suite_names(), where="--suite")
-    return load_config(Suite, FOLDER / f"{name_or_path}.yaml")
+    return load_config(Suite, FOLDER / f"{name_or_path}.yaml", context={"sizes": tuple(sizes)})

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from mlmclm.cli.main import main
+from mlmclm.models.sizes import SIZES, parameters
 from small_study import write_study
 
 NAMES = ("610m-clm-42k", "610m-clm-10k-mlm40-42k", "610m-clm-42k-1000")
@@ -45,8 +46,41 @@ def test_the_table_says_what_is_shared_and_what_is_assumed(
     code, printed = run(capsys, "plan", *NAMES, "--device", "h200")
     assert code == 0
     for part in ("610m clm 0-42000", "  610m mlm40 10000-42000", "0-10,000", "74,000", "84,000", "10,000 saved",
-                 "NVIDIA H200 SXM, assuming 40% of its 989 TFLOP/s", "a vocabulary of 128,256"):  # fmt: skip
+                 "NVIDIA H200 SXM, assuming 40% of its 989 TFLOP/s",
+                 "at a vocabulary of 128,256 (as published: the paper's, Llama 3's)"):  # fmt: skip
         assert part in printed
+
+
+def test_sizes_are_counted_with_their_architecture_s_published_vocabulary_unless_another_is_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ("plan", "610m-clm-42k", "ettin150m-clm-42k")
+    found = json.loads(run(capsys, *words, "--json")[1])
+    published = {"610m": 128_256, "ettin150m": 50_368}
+    assert {name: size["vocabulary"] for name, size in found["sizes"].items()} == published
+    assert found["sizes"]["ettin150m"]["parameters"] == parameters(SIZES["ettin150m"], 50_368)
+    printed = run(capsys, *words)[1]
+    assert (
+        "ettin150m: 149 M parameters without LM head at a vocabulary of 50,368 (as published: ModernBERT's)" in printed
+    )
+    given = json.loads(run(capsys, *words, "--json", "--vocabulary", "1000")[1])
+    assert {size["vocabulary"] for size in given["sizes"].values()} == {1000}
+    assert "at a vocabulary of 1,000 (as given)" in run(capsys, *words, "--vocabulary", "1000")[1]
+    saved = {
+        stage["size"]: stage["flops"] - less["flops"]
+        for stage, less in zip(found["stages"], given["stages"], strict=True)
+    }
+    for name, rows in published.items():
+        # the LM head alone: 6 FLOPs a weight and labelled token, all tokens of a block but the first
+        assert saved[name] == pytest.approx(6 * (rows - 1000) * SIZES[name].hidden * 42_000 * 1152 * 2047)
+
+
+def test_a_share_of_the_steps_is_planned_under_its_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = run(capsys, "plan", "610m-clm-25%-mlm40-40k", "610m-clm-10k-mlm40-42k", "--json")
+    found = json.loads(printed)
+    assert code == 0
+    assert found["models"] == ["610m-clm-10k-mlm40-40k", "610m-clm-10k-mlm40-42k"]
 
 
 def test_a_suite_is_planned_by_name_and_by_path_over_a_study_s_recipe(
@@ -60,7 +94,8 @@ def test_a_suite_is_planned_by_name_and_by_path_over_a_study_s_recipe(
     study = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
     code, printed = run(capsys, "plan", "--suite", path, "--study", study, "--json")
     found = json.loads(printed)
-    assert (found["models"], found["tokens"], found["vocabulary"]) == (["1m-clm-300"], 300 * 16 * 128, 4096)
+    assert (found["models"], found["tokens"]) == (["1m-clm-300"], 300 * 16 * 128)
+    assert (found["sizes"]["1m"]["vocabulary"], found["sizes"]["1m"]["vocabulary_of"]) == (4096, "as given")
 
 
 def test_the_picture_is_a_page_that_needs_nothing_beside_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

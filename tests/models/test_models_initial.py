@@ -14,6 +14,10 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
+    BertForPreTraining,
+    BertLMHeadModel,
+    ElectraConfig,
+    ElectraForMaskedLM,
     EuroBertConfig,
     EuroBertForMaskedLM,
     LlamaConfig,
@@ -29,17 +33,21 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
+    RobertaForMaskedLM,
 )
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.models.architectures import final_states
+from mlmclm.models.architectures import before_head, final_states, layers_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.export import export_folder
-from mlmclm.models.folder import load_encoder
-from mlmclm.models.initial import Initial, read_initial
+from mlmclm.models.folder import check_length, load_encoder
+from mlmclm.models.initial import Initial, read_initial, size_of
 from mlmclm.models.packing import Packing
+from mlmclm.models.sizes import parameters, training_flops
 from small_models import small_tokenizer
 
 SHAPE = {
@@ -66,8 +74,10 @@ KINDS = {
     "modernbert": (ModernBertForMaskedLM, ModernBertConfig, LOCAL),
     "modernbert-decoder": (ModernBertDecoderForCausalLM, ModernBertDecoderConfig, LOCAL),
     "eurobert": (EuroBertForMaskedLM, EuroBertConfig, GROUPED | {"pad_token_id": 0, "mask_token_id": 3}),
+    "bert": (BertForMaskedLM, BertConfig, {"pad_token_id": 0}),
+    "roberta": (RobertaForMaskedLM, RobertaConfig, {"pad_token_id": 0}),
 }
-ENCODERS = ("modernbert", "eurobert")
+ENCODERS = ("modernbert", "eurobert", "bert", "roberta")
 
 
 def tokenizer_without_mask() -> PreTrainedTokenizerFast:
@@ -94,9 +104,8 @@ def save(kind: str, folder: Path, *, spare: int = 0) -> Path:
 def logits(model: PreTrainedModel, ids: Tensor, *, causal: bool) -> Tensor:
     """The full logits of a model in this package's attention."""
     use_attention(model)
-    hidden = final_states(model.model, ids, causal=causal)
-    head = getattr(model, "head", torch.nn.Identity())
-    return model.get_output_embeddings()(head(hidden))
+    hidden = final_states(model.base_model, ids, causal=causal)
+    return model.get_output_embeddings()(before_head(model, hidden))
 
 
 @pytest.fixture(params=KINDS)
@@ -122,7 +131,7 @@ def test_it_computes_what_the_original_does_and_attends_in_both_directions(
     changed = ids.clone()
     changed[:, -1] = ids[:, -1] % 300 + 4
     for causal in (True, False):
-        same = torch.equal(*(final_states(model.model, each, causal=causal)[:, -2] for each in (ids, changed)))
+        same = torch.equal(*(final_states(model.base_model, each, causal=causal)[:, -2] for each in (ids, changed)))
         assert same == causal
 
 
@@ -170,7 +179,7 @@ def test_it_trains_and_what_is_exported_computes_the_same(kind: str, ids: Tensor
     with torch.no_grad():
         wanted = logits(model, ids, causal=True)
         torch.testing.assert_close(causal(ids).logits, wanted, rtol=1e-4, atol=1e-4)
-        both = final_states(model.model, ids, causal=False)
+        both = final_states(model.base_model, ids, causal=False)
         torch.testing.assert_close(base(ids).last_hidden_state, both, rtol=1e-4, atol=1e-4)
         packing = Packing.of([24, 10])
         rows = [ids[0].numpy(), ids[1, :10].numpy()]
@@ -197,12 +206,105 @@ def test_the_corpus_s_tokenizer_may_have_more_tokens_but_no_other_ids(tmp_path: 
 
 
 def test_an_architecture_that_is_not_supported_is_named_with_those_that_are(tmp_path: Path) -> None:
-    BertForMaskedLM(
-        BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    ElectraForMaskedLM(
+        ElectraConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     ).save_pretrained(tmp_path)
     tokenizer_without_mask().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="'bert' cannot be continued from; supported: eurobert, llama, modernbert, "):
+    with pytest.raises(UserError, match="'electra' cannot be continued from; supported: bert, eurobert, llama, modern"):
         read_initial(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes"),
+    [("bert", (BertForMaskedLM, BertLMHeadModel)), ("roberta", (RobertaForMaskedLM, RobertaForCausalLM))],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_losses_and_gradients_of_bert_are_those_of_transformers_own_classes(
+    kind: str, classes: tuple[type[PreTrainedModel], ...], causal: bool, ids: Tensor, tmp_path: Path
+) -> None:
+    """Its two classes: masked, and as a decoder; both without dropout (`eval`), as pretraining is."""
+    save(kind, tmp_path)
+    initial = read_initial(tmp_path)
+    initial.model().save_pretrained(tmp_path)  # with the row of the mask token
+    peer = classes[causal].from_pretrained(tmp_path, is_decoder=causal).eval()
+    labels = torch.where(torch.rand(ids.shape, generator=torch.Generator().manual_seed(2)) < 0.4, ids, -100)
+    expected = peer(ids, labels=labels).loss
+    ours = labels
+    if causal:  # a label of ours is at the position whose output predicts it
+        ours = torch.full_like(labels, -100)
+        ours[:, :-1] = labels[:, 1:]
+    training = PretrainingModel(initial.model().train(), precision="fp32")
+    loss = training(ids, ours, causal) / int((ours != -100).sum())
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    expected.backward()
+    loss.backward()
+    found = dict(training.model.named_parameters())
+    assert found.keys() == dict(peer.named_parameters()).keys()
+    for name, parameter in peer.named_parameters():
+        torch.testing.assert_close(
+            found[name].grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_bert_as_it_is_published_keeps_its_own_dropout_for_fine_tuning_and_none_for_pretraining(tmp_path: Path) -> None:
+    """Published weights hold layers over the first token too; they are left out."""
+    save("bert", tmp_path)
+    config = BertConfig.from_pretrained(tmp_path)
+    whole = BertForPreTraining(config)
+    whole.save_pretrained(tmp_path)
+    initial = read_initial(tmp_path)
+    assert initial.config.hidden_dropout_prob == config.hidden_dropout_prob == 0.1
+    model = initial.model()
+    assert not any(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    kept = whole.bert.encoder.state_dict()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in model.bert.encoder.state_dict().items())
+    assert not any("pooler" in name or "seq_relationship" in name for name in initial.weights)
+
+
+def test_roberta_s_longest_sequence_leaves_out_the_positions_up_to_padding_s(tmp_path: Path) -> None:
+    save("roberta", tmp_path)
+    check_length(tmp_path, 63)
+    with pytest.raises(UserError, match=r"max_length is 64, but the model in .* was made for 63 positions"):
+        check_length(tmp_path, 64)
+    model = read_initial(tmp_path).model()
+    ids = torch.randint(4, 300, (1, 63))
+    assert logits(model, ids, causal=False).shape[1] == 63
+    with pytest.raises((IndexError, RuntimeError)):
+        logits(model, torch.randint(4, 300, (1, 64)), causal=False)
+
+
+def test_bert_with_an_lm_head_of_its_own_is_refused(tmp_path: Path) -> None:
+    save("bert", tmp_path)
+    config = BertConfig.from_pretrained(tmp_path, tie_word_embeddings=False)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="tie_word_embeddings: false is not supported for 'bert'"):
+        read_initial(tmp_path)
+
+
+def test_the_shape_of_a_given_model_counts_its_parameters_and_matrices(kind: str, tmp_path: Path) -> None:
+    model = read_initial(save(kind, tmp_path)).model()
+    size = size_of(model.config)
+    assert parameters(size, model.config.vocab_size) == sum(p.numel() for p in model.base_model.parameters())
+    layers = layers_of(model.base_model)
+    matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
+    assert size.layers * size.products == matrices
+    flops = {
+        causal: training_flops(size, tokens=10 * 16, labelled=7, length=16, vocabulary=size.vocabulary, causal=causal)
+        for causal in (False, True)
+    }
+    head = model.get_output_embeddings().weight.numel()
+    head += sum(
+        p.numel()
+        for n, p in model.named_parameters()
+        if "dense.weight" in n and n.split(".")[0] in ("head", "cls", "lm_head")
+    )
+    window = 4 if "modernbert" in kind else 99
+    local = sum("sliding" in each for each in getattr(model.config, "layer_types", None) or [])
+    for causal, found in flops.items():
+        keys = 8 if causal else 16
+        seen = (4 - local) * keys + local * min(keys, window if causal else 2 * window + 1)
+        width = size.heads * (getattr(model.config, "head_dim", None) or 8)
+        assert found == 160 * (6 * matrices + 12 * width * seen) + 6 * 7 * head
 
 
 def test_a_folder_without_its_lm_head_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ cases, folder, rank, world = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[
 torch.set_num_threads(1)
 os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
 distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous-{world}")
-from transformers import EuroBertConfig, ModernBertConfig
+from transformers import BertConfig, EuroBertConfig, ModernBertConfig
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build
 from mlmclm.pretraining.checkpoints import fresh, read_tensors, write_tensors
@@ -31,6 +31,10 @@ eurobert = EuroBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, 
     tie_word_embeddings=False)
 modernbert = ModernBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
     max_position_embeddings=32, local_attention=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+# An odd number of parameters, of which DeepSpeed's buckets must not have one.
+bert = BertConfig(vocab_size=301, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+configs = {"modernbert": modernbert, "bert": bert}
 
 def batch(step):
     generator = torch.Generator().manual_seed(step)
@@ -42,7 +46,7 @@ for case in cases:
     recipe = Recipe.model_validate(dict(batch=8, block_length=16, workers=world, micro_batch=case["micro"], zero_stage=case["zero"],
         precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1,
         deepspeed=case.get("deepspeed", {})) | case.get("recipe", {}))
-    model = build(modernbert if "modernbert" in case["name"] else eurobert, 0)
+    model = build(next((each for name, each in configs.items() if name in case["name"]), eurobert), 0)
     state = fresh(weights_of(model))
     if case.get("start"):
         state = read_tensors(Path(folder) / case["start"])
@@ -70,6 +74,7 @@ distributed.barrier()
 '''  # fmt: skip
 
 
+TIED = ("modernbert", "bert")
 WEIGHTED = {"loss_weights": {"clm": 7.0, "mlm": 0.02}, "adam_eps": 1e-2, "clip": 0.025}
 """A weight that shows: gradients of about 0.025 are clipped, and eps is not small beside them."""
 ISOLATED = {"isolate_documents": True}
@@ -115,6 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("one-weighted", recipe=WEIGHTED),
             case("one-isolated", recipe=ISOLATED),
             case("one-isolated-modernbert", recipe=ISOLATED),
+            case("one-bert"),
         ],
     )
     run(
@@ -126,10 +132,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(case(f"two-zero{zero}-three", zero=zero, micro=2, stop=3) for zero in (1, 2, 3)),
             *(case(f"two-zero{zero}-resumed", zero=zero, micro=2, start=f"two-zero{zero}-three") for zero in (1, 2, 3)),
             case("elastic", zero=3, start="one-three"),
-            *(case(f"modernbert-zero{zero}", zero=zero, micro=2) for zero in (1, 3)),
-            *(case(f"modernbert-zero{zero}-three", zero=zero, micro=2, stop=3) for zero in (1, 3)),
+            *(case(f"{kind}-zero{zero}", zero=zero, micro=2) for kind in TIED for zero in (1, 3)),
+            *(case(f"{kind}-zero{zero}-three", zero=zero, micro=2, stop=3) for kind in TIED for zero in (1, 3)),
             *(
-                case(f"modernbert-zero{zero}-resumed", zero=zero, micro=2, start=f"modernbert-zero{zero}-three")
+                case(f"{kind}-zero{zero}-resumed", zero=zero, micro=2, start=f"{kind}-zero{zero}-three")
+                for kind in TIED
                 for zero in (1, 3)
             ),
             case("two-zero3-offloaded", zero=3, deepspeed=OFFLOADED),
@@ -177,14 +184,15 @@ def test_a_run_taken_up_from_a_state_is_bit_equal_to_the_undisturbed_one(runs: P
 
 
 @pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("kind", TIED)
 def test_a_model_with_tied_matrices_trains_alike_under_every_zero_stage_and_is_taken_up_bit_equal(
-    runs: Path, zero: int
+    runs: Path, kind: str, zero: int
 ) -> None:
-    expected, found = losses(runs, "one-modernbert"), losses(runs, f"modernbert-zero{zero}")
+    expected, found = losses(runs, f"one-{kind}"), losses(runs, f"{kind}-zero{zero}")
     assert found[0] == pytest.approx(expected[0], rel=2e-6)
     assert found[1] == pytest.approx(expected[1], rel=2e-5)
-    assert losses(runs, f"modernbert-zero{zero}-resumed")[0] == found[0][3:]
-    assert _difference(runs, f"modernbert-zero{zero}", f"modernbert-zero{zero}-resumed") == 0
+    assert losses(runs, f"{kind}-zero{zero}-resumed")[0] == found[0][3:]
+    assert _difference(runs, f"{kind}-zero{zero}", f"{kind}-zero{zero}-resumed") == 0
 
 
 def test_a_state_of_one_worker_is_taken_up_by_two_under_another_zero_stage(runs: Path) -> None:

@@ -90,6 +90,18 @@ def test_the_card_names_the_architecture() -> None:
     assert "as a Llama decoder" in model_card(FACTS | {"causal": True})
 
 
+def test_the_card_of_a_continued_model_names_what_it_continues_from() -> None:
+    given = {"initial": "owner/model", "base_model": "owner/model", "architecture": "bert"}
+    card = model_card(FACTS | given)
+    assert "A BERT text encoder of size 2m with the weights of owner/model, continued by the plan below" in card
+    assert front(card)["base_model"] == "owner/model"
+    card = model_card(FACTS | {"objective": None, "initial": "folder"})
+    assert "with the weights of folder, not trained any further" in card
+    assert "base_model" not in front(card) and "untrained" not in front(card)["tags"]
+    causal = code(model_card(FACTS | {"architecture": "qwen3", "causal": True}))
+    assert "AutoModelForMaskedLM" not in causal and "masked = AutoModelForCausalLM.from_pretrained(folder)  #" in causal
+
+
 def test_the_card_is_the_same_every_time_and_leaves_out_what_is_unknown() -> None:
     assert model_card(FACTS) == model_card(dict(FACTS))
     bare = model_card({"name": "m"})

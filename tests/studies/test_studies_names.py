@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
@@ -74,6 +75,17 @@ def _objective(text: str) -> Objective:
         ("2m-clm-600-600", "must lie before the end"),
         ("2m-clm-600-300-200", "nothing may"),
         ("2m-untrained-3", "unknown objective"),
+        ("2m-clm-12.55%-mlm40-1k", "12.55 % of 1000 steps are 125.5; nearest: 12.5% (125 steps) and 12.6% (126 steps)"),
+        ("2m-clm-50%-mlm40-7", "50 % of 7 steps are 3.5; write the steps themselves"),
+        ("2m-clm-0%-mlm40-1k", "nearest: 0.1% (1 steps)"),
+        ("2m-clm-100%-mlm40-1k", "nearest: 99.9% (999 steps)"),
+        ("2m-clm-150%-mlm40-1k", "nearest: 99.9% (999 steps)"),
+        ("2m-clm-025%-mlm40-1k", "not a number of steps"),
+        ("2m-clm-25.0%-mlm40-1k", "not a number of steps"),
+        ("2m-clm-25%", "an earlier phase only"),
+        ("2m-clm-1k-25%", "an earlier phase only"),
+        ("2m-clm-25%-mlm40-1000", "write '2m-clm-250-mlm40-1k'"),
+        ("2m-clm-50%-mlm40-25%-clm-1k", "steps must increase"),
     ],
 )
 def test_a_wrong_name_is_a_user_error_that_says_why(name: str, part: str) -> None:
@@ -81,6 +93,43 @@ def test_a_wrong_name_is_a_user_error_that_says_why(name: str, part: str) -> Non
         parse(name)
     assert part in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("share", "steps"),
+    [
+        ("1m-clm-25%-mlm40-1k", "1m-clm-250-mlm40-1k"),
+        ("1m-clm-12.5%-mlm40-1k", "1m-clm-125-mlm40-1k"),
+        ("1m-clm-dec50%-mlm40-42k", "1m-clm-dec21k-mlm40-42k"),
+        ("1m-clm-25%-mlm40-75%-clm-1k", "1m-clm-250-mlm40-750-clm-1k"),
+        ("1m-clm-250-mlm40-75%-clm-1k-300", "1m-clm-250-mlm40-750-clm-1k-300"),
+    ],
+)
+def test_a_share_of_the_whole_is_the_steps_that_it_stands_for(share: str, steps: str) -> None:
+    assert parse(share) == parse(steps)
+    assert str(parse(share)) == steps
+
+
+def test_every_share_that_an_error_proposes_is_accepted() -> None:
+    proposed = 0
+    for total, share in itertools.product([600, 999, 1024, 42_000], ["33.3", "0.0001", "99.99999", "7.77777"]):
+        with pytest.raises(UserError) as caught:
+            parse(f"1m-clm-{share}%-mlm40-{total}")
+        for near, steps in re.findall(r"([\d.]+)% \((\d+) steps\)", str(caught.value)):
+            found = parse(f"1m-clm-{near}%-mlm40-{total if total % 1000 else f'{total // 1000}k'}")
+            assert found.phases[0].until == int(steps)
+            proposed += 1
+    assert proposed > 10
+
+
+def test_a_study_s_own_names_are_sizes_too() -> None:
+    sizes = [*SIZES, "smol", "bert.base_2"]
+    assert str(parse("smol-clm-50%-mlm40-1k", sizes)) == "smol-clm-500-mlm40-1k"
+    assert parse("bert.base_2-untrained", sizes).size == "bert.base_2"
+    with pytest.raises(UserError, match=r"unknown size 'smoll'\. Did you mean 'smol'\? Allowed: .*smol, bert\.base_2"):
+        parse("smoll-clm-1k", sizes)
+    with pytest.raises(UserError, match="unknown size 'smol'"):
+        parse("smol-clm-1k")
 
 
 def test_the_last_objective_is_that_of_the_last_step_taken() -> None:

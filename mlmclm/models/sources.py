@@ -1,0 +1,104 @@
+"""Where a model to continue from lies: a folder, or a name on the Hugging Face hub. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.files import hash_file, read_json
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+"""OWNER/NAME, with @REVISION where it isn't the newest."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def local_folder(source: str, data_root: Path | None = None) -> Path | None:
+    """The folder that a source names, as it is or below `data_root`; None where there is no such folder."""
+    own = Path(source).expanduser()
+    folders = [own] if data_root is None or own.is_absolute() else [own, data_root / source]
+    return next((folder for folder in folders if folder.exists()), None)
+
+
+def fetch(source: str, data_root: Path | None = None) -> Path:
+    """The folder of a source; the hub's files of a name are in the local cache then.
+
+    Raises:
+        EnvironmentFault: there is no such folder, and the hub doesn't give it.
+        UserError: there is no such folder, and it cannot be a name of the hub.
+    """
+    folder = local_folder(source, data_root)
+    if folder is not None:
+        return folder
+    return _from_hub(source, ["*.json", "*.safetensors"])
+
+
+def fetch_config(source: str, data_root: Path | None = None) -> Path:
+    """A folder with the source's config.json; nothing else is fetched. Raises what `fetch` does."""
+    folder = local_folder(source, data_root)
+    return _from_hub(source, ["config.json"]) if folder is None else folder
+
+
+def _from_hub(source: str, patterns: list[str]) -> Path:
+    if HUB_NAME.fullmatch(source) is None:
+        raise UserError(f"{source}: no such model folder.")
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = source.partition("@")
+    try:
+        return Path(
+            snapshot_download(name, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"])
+        )
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(
+            f"{source}: no such folder, and it cannot be loaded from the Hugging Face hub "
+            f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local folder."
+        ) from error
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a folder; all the shards where there is an index.
+
+    Raises:
+        UserError: the index names a shard that isn't there.
+    """
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise UserError(f"{path}: the weights {', '.join(missing)} that {index.name} names are missing.")
+        return [path / name for name in names]
+    single = path / "model.safetensors"
+    return [single] if single.is_file() else []
+
+
+def content_hash(folder: Path) -> str:
+    """SHA-256 (hex) of configuration, weights and tokenizer, whatever the names of the shards.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    weights = weight_files(folder)
+    if not folder.is_dir() or not (folder / "config.json").is_file() or not weights:
+        raise UserError(
+            f"{folder}: not a model folder: it needs config.json, and weights as safetensors (model.save_pretrained writes them)."
+        )
+    if not (folder / TOKENIZER_FILES[0]).is_file():
+        raise UserError(f"{folder}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
+    digest = hashlib.sha256()
+    for file in [folder / "config.json", *weights, *(folder / name for name in TOKENIZER_FILES)]:
+        digest.update(bytes.fromhex(hash_file(file)) if file.is_file() else bytes(32))
+    return digest.hexdigest()
+
+
+def longest(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest sequence that a model of this config.json takes; None where it doesn't say."""
+    positions = config.get("max_position_embeddings")
+    if positions is None:
+        return None
+    # RoBERTa's positions begin behind that of padding.
+    return int(positions) - (config.get("pad_token_id", 1) + 1 if config.get("model_type") == "roberta" else 0)

@@ -1,0 +1,305 @@
+"""Models to continue from, in the store: read once, and from then on the same files for every worker, node and later run.
+
+    initial/KEY/              the encoder that a study begins from: config.json, model.safetensors (fp32)
+                              initial.json     what it was made from, and its shape
+                              checksums.json   size and SHA-256 of each of these files
+    initial/sources/ID.json   what a folder or a name of the hub held when it was last read: its content's hash, the hub's commit
+    initial/sources/HASH/     that content's configuration and tokenizer, as they are
+
+A folder is looked at in every run, and if its content has changed, it is another model. What a name of the hub held is settled when
+it is first used: delete `ID.json`, or write NAME@REVISION, for another commit. Neither needs to be there afterwards.
+
+Nothing here needs torch unless a model is read for the first time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.corpora.config import TokenizerConfig
+from mlmclm.corpora.tokenizer import prepare_tokenizer, tokenizer_key
+from mlmclm.errors import UserError
+from mlmclm.files import canonical_json, read_json, stable_hash, whole_folder, write_json
+from mlmclm.models.sizes import SIZES, Size
+from mlmclm.models.sources import TOKENIZER_FILES, content_hash, fetch, local_folder, longest
+from mlmclm.pretraining import states
+from mlmclm.progress import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+VERSION = 1
+"""Part of every key: raise it when the encoder that is made of the same files changes."""
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """An encoder of the store that a study's models begin from."""
+
+    key: str
+    folder: Path
+    source: str
+    """The folder's name, or the name on the hub."""
+    commit: str | None
+    """Of the hub."""
+    size: Size
+
+    def check(self) -> None:
+        """Reads its files.
+
+        Raises:
+            UserError: they are not what was written.
+        """
+        damage = states.damage(self.folder)
+        if damage is not None:
+            raise UserError(
+                f"{self.folder}: {damage}. Delete this folder and run again: it is made of {self.source} anew."
+            )
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a study's `initial` and `tokenizer` come to."""
+
+    tokenizer: TokenizerConfig
+    models: dict[str, InitialModel]
+    """By the name that the study gives them."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A folder or a name of the hub, and what is known of it without its weights."""
+
+    text: str
+    content: str
+    """SHA-256 of configuration, weights and tokenizer."""
+    commit: str | None
+    """Of the hub."""
+    files: Path
+    """A folder with config.json and tokenizer."""
+
+
+def prepare_initial(
+    initial: Mapping[str, str],
+    used: Iterable[str],
+    tokenizer: TokenizerConfig | None,
+    *,
+    block_length: int,
+    store: Path,
+    data_root: Path | None = None,
+) -> Beginning:
+    """The models that a study begins from, in the store; reads those that aren't there yet.
+
+    Args:
+        initial: folder, or name on the hub, by the study's name for it.
+        used: sizes of the study's models.
+        tokenizer: the study's, if it names one; by default it is that of these models.
+        block_length: tokens of the longest sequence that they will see.
+
+    Raises:
+        UserError: no such folder, an architecture that is not supported, sequences that are too long, or a tokenizer that is not the
+            model's.
+        EnvironmentFault: the hub cannot be reached, or the disk is full.
+    """
+    sources = {name: _look(source, store, data_root) for name, source in initial.items()}
+    chosen = _tokenizer(sources, tokenizer)
+    _check(sources, block_length)
+    models = {}
+    for name in sorted(set(used) & sources.keys()):
+        folder = _folder(sources[name], chosen, store)
+        if states.damage(folder, read=False) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            say(f"{name}: making an encoder of {sources[name].text}")
+            _make(folder, sources[name], prepare_tokenizer(chosen, store=store), data_root)
+        models[name] = open_initial(store, folder.name)
+    return Beginning(chosen, models)
+
+
+def find_initial(
+    initial: Mapping[str, str],
+    used: Iterable[str],
+    tokenizer: TokenizerConfig | None,
+    *,
+    block_length: int,
+    store: Path,
+    data_root: Path | None = None,
+) -> Beginning | None:
+    """What `prepare_initial` would return without any work, or None where there is some to do; raises what it raises."""
+    found = {name: _known(source, store, data_root) for name, source in initial.items()}
+    sources = {name: source for name, source in found.items() if source is not None}
+    if len(sources) < len(found):
+        return None
+    chosen = _tokenizer(sources, tokenizer)
+    _check(sources, block_length)
+    folders = {name: _folder(sources[name], chosen, store) for name in sorted(set(used) & sources.keys())}
+    if any(states.damage(folder, read=False) is not None for folder in folders.values()):
+        return None
+    return Beginning(chosen, {name: open_initial(store, folder.name) for name, folder in folders.items()})
+
+
+def open_initial(store: Path, key: str) -> InitialModel:
+    """An initial model of the store by its key.
+
+    Raises:
+        UserError: it is not there.
+    """
+    folder = store / "initial" / key
+    facts = read_json(folder / "initial.json")
+    return InitialModel(key, folder, facts["source"], facts["commit"], Size(**facts["size"]))
+
+
+def first_config(size: str, initial: InitialModel | None, tokenizer: Path, length: int) -> PreTrainedConfig:
+    """The configuration of a model before its first step.
+
+    Args:
+        tokenizer: the study's, a folder.
+        length: longest sequence in tokens, of a model that begins with random weights.
+    """
+    from mlmclm.models.build import load_tokenizer, model_config
+
+    if initial is None:
+        return model_config(size, load_tokenizer(tokenizer), length)
+    from mlmclm.models.initial import written_config
+
+    return written_config(initial.folder)
+
+
+def source_sizes(initial: Mapping[str, str], data_root: Path | None = None) -> dict[str, Size]:
+    """The models' shapes, from their config.json alone; what their tokenizer lacks is not in their vocabulary yet.
+
+    Raises:
+        UserError: no such folder, or an architecture that is not supported.
+        EnvironmentFault: the hub cannot be reached.
+    """
+    from mlmclm.models.initial import encoder_config, size_of
+    from mlmclm.models.sources import fetch_config
+
+    return {name: size_of(encoder_config(fetch_config(source, data_root))) for name, source in initial.items()}
+
+
+def shape(size: str, initial: InitialModel | None) -> Size:
+    """A size's shape."""
+    return SIZES[size] if initial is None else initial.size
+
+
+def _records(store: Path) -> Path:
+    return store / "initial" / "sources"
+
+
+def _record(source: str, store: Path, folder: Path | None) -> Path:
+    """Where it is noted what a source held."""
+    place = source if folder is None else str(folder.resolve())
+    return _records(store) / f"{stable_hash(place)[:16]}.json"
+
+
+def _known(source: str, store: Path, data_root: Path | None) -> _Source | None:
+    """A source without any download; None where one is needed, or has to be looked for."""
+    folder = local_folder(source, data_root)
+    if folder is not None:
+        return _Source(source, content_hash(folder), None, folder)
+    for place in (None, Path(source).expanduser(), None if data_root is None else data_root / source):
+        record = _record(source, store, place)
+        if record.is_file():
+            noted = read_json(record)
+            return _Source(source, noted["content"], noted["commit"], _records(store) / noted["content"])
+    return None
+
+
+def _look(source: str, store: Path, data_root: Path | None) -> _Source:
+    """A source, noted in the store."""
+    folder = local_folder(source, data_root)
+    known = _known(source, store, data_root)
+    if known is not None and folder is None:
+        if known.commit is None:
+            say(f"initial: {source} is no longer there; what it held is in the store and is used.")
+        return known
+    fetched = fetch(source, data_root)
+    content = content_hash(fetched) if known is None else known.content
+    commit = fetched.name if folder is None else None  # the hub's cache names a folder by its commit
+    kept = _records(store) / content
+    if not kept.is_dir():
+        with whole_folder(kept) as temporary:
+            for name in ("config.json", *TOKENIZER_FILES):
+                if (fetched / name).is_file():
+                    shutil.copy(fetched / name, temporary / name)
+    write_json(_record(source, store, folder), {"source": source, "content": content, "commit": commit})
+    return _Source(source, content, commit, kept)
+
+
+def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) -> TokenizerConfig:
+    """The study's tokenizer: the models' own, which has to be the same.
+
+    Raises:
+        UserError: they have different ones, or the study trains one.
+    """
+    if not sources:
+        if given is None:
+            raise UserError("key 'tokenizer' is missing.")
+        return given
+    parts = {name: _tokenizer_parts(source) for name, source in sources.items()}
+    first, *others = parts
+    for other in others:
+        if parts[other] != parts[first]:
+            raise UserError(
+                f"initial: {first!r} ({sources[first].text}) and {other!r} ({sources[other].text}) have different tokenizers, but the "
+                "models of a study share corpus and tokenizer. Make a study of each."
+            )
+    own = TokenizerConfig(path=str(sources[first].files))
+    if given is None or (given.path or given.name) in {source.text.partition("@")[0] for source in sources.values()}:
+        return own
+    if given.train_vocab_size is not None:
+        raise UserError(
+            f"tokenizer.train_vocab_size: {first!r} continues from {sources[first].text}, whose tokenizer it must have. Leave "
+            "'tokenizer' out."
+        )
+    return given
+
+
+def _tokenizer_parts(source: _Source) -> str:
+    """What a tokenizer makes of a text, as one string."""
+    content: dict[str, Any] = read_json(source.files / TOKENIZER_FILES[0])
+    return canonical_json([content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")])
+
+
+def _check(sources: Mapping[str, _Source], block_length: int) -> None:
+    """Refuses sequences longer than a model's positions."""
+    for name, source in sources.items():
+        most = longest(read_json(source.files / "config.json"))
+        if most is not None and block_length > most:
+            raise UserError(
+                f"recipe.block_length {block_length}: {name!r} ({source.text}) was made for {most} positions at most; use shorter blocks."
+            )
+
+
+def _folder(source: _Source, tokenizer: TokenizerConfig, store: Path) -> Path:
+    """Where the encoder made of a source for a tokenizer is, or will be."""
+    return store / "initial" / stable_hash([VERSION, source.content, tokenizer_key(tokenizer, "")])
+
+
+def _make(folder: Path, source: _Source, tokenizer: Path, data_root: Path | None) -> None:
+    """Reads the source's weights and writes the encoder."""
+    from transformers import PreTrainedTokenizerFast
+
+    from mlmclm.models.folder import load_tokenizer
+    from mlmclm.models.initial import read_initial, size_of, write_initial
+
+    pinned = source.text if source.commit is None else f"{source.text.partition('@')[0]}@{source.commit}"
+    weights = fetch(pinned, data_root)
+    if content_hash(weights) != source.content:
+        raise UserError(f"{weights}: it has changed since it was first looked at; run the same command again.")
+    initial = read_initial(weights, load_tokenizer(tokenizer, PreTrainedTokenizerFast))
+    with whole_folder(folder) as temporary:
+        write_initial(temporary, initial)
+        name = source.text if source.commit is not None else weights.resolve().name
+        facts = {
+            "source": name,
+            "content": source.content,
+            "commit": source.commit,
+            "size": asdict(size_of(initial.config)),
+        }
+        write_json(temporary / "initial.json", facts)
+        states.write_checksums(temporary)
