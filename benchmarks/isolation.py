@@ -38,7 +38,7 @@ def compare(config: PreTrainedConfig, sequences: int, length: int, mean: int) ->
     model = PretrainingModel(build(config, 0), precision="bf16-autocast")
 
     def apart() -> None:
-        model(ids, labels, False, Packing.of(document_lengths(ids.numpy(), EOS))).backward()
+        model(ids, labels, False, Packing.of(document_lengths(ids.numpy(), EOS), fine=True)).backward()
 
     def together() -> None:
         model(ids, labels, False).backward()
