@@ -68,6 +68,27 @@ def cut_into_groups(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     return groups
 
 
+def cut_finely(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    """`cut_into_groups` with groups of 1, 2, 4, ... sequences, for a few sequences of very different lengths.
+
+    Other numbers would make for more shapes than oneDNN remembers.
+    """
+    padded = [round_up(int(length), ROUND_LENGTH) for length in lengths]
+    best: list[tuple[int, int]] = [(0, 0)]  # of the sequences before each: cost, where the last group begins
+    for end in range(1, len(lengths) + 1):
+        sizes = [1 << power for power in range(end.bit_length())]
+        best.append(
+            min((best[end - size][0] + size * padded[end - size] ** 2 + COST_OF_A_GROUP, end - size) for size in sizes)
+        )
+    groups: list[tuple[int, int]] = []
+    end = len(lengths)
+    while end:
+        begin = best[end][1]
+        groups.insert(0, (begin, end))
+        end = begin
+    return groups
+
+
 @dataclass(frozen=True)
 class Group:
     """Sequences of similar length in one padded block of attention."""
@@ -90,6 +111,7 @@ class Packing:
         tokens: number of real tokens.
         padded_tokens: T, greater than `tokens` unless the packing is `uniform`.
         device: where the index tensors are.
+        fine: groups are cut by `cut_finely`.
     """
 
     lengths: np.ndarray[Any, Any]
@@ -97,11 +119,17 @@ class Packing:
     tokens: int
     padded_tokens: int
     device: torch.device
+    fine: bool = False
     _places: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def of(lengths: Sequence[int] | np.ndarray[Any, Any], device: torch.device | str = "cpu") -> Packing:
+    def of(
+        lengths: Sequence[int] | np.ndarray[Any, Any], device: torch.device | str = "cpu", *, fine: bool = False
+    ) -> Packing:
         """The packing of sequences of these lengths, in this order.
+
+        Args:
+            fine: for lengths that differ widely, such as documents'.
 
         Raises:
             ValueError: there is no sequence, or an empty one.
@@ -116,6 +144,7 @@ class Packing:
             tokens=tokens,
             padded_tokens=round_up(tokens + 1, ROUND_TOKENS),
             device=torch.device(device),
+            fine=fine,
         )
 
     @staticmethod
@@ -174,7 +203,7 @@ class Packing:
         groups: list[Group] = []
         token_of_slot: list[np.ndarray[Any, Any]] = []
         start = 0
-        for first, last in cut_into_groups(self.lengths[order]):
+        for first, last in (cut_finely if self.fine else cut_into_groups)(self.lengths[order]):
             members = order[first:last]
             length = round_up(int(self.lengths[members[0]]), ROUND_LENGTH)
             position = np.arange(length)

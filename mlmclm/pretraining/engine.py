@@ -254,7 +254,7 @@ class Engine:
         """Where documents lie in a micro batch [micro, length] on the CPU, if they are isolated."""
         if self.separator is None:
             return None
-        return Packing.of(document_lengths(input_ids.numpy(), self.separator), self.device)
+        return Packing.of(document_lengths(input_ids.numpy(), self.separator), self.device, fine=True)
 
     def state(self, step: int) -> TrainingState | None:
         """The whole state, on the CPU; collective. Rank 0 gets it, the others None: a node may not hold several."""

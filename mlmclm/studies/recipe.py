@@ -104,7 +104,7 @@ class Recipe(Frozen):
     """Less memory for more time: a layer's activations are computed again in the backward pass."""
     compile: bool = False
     """Runs the model's layers through torch.compile (the LM head's loss has kernels of its own); needs a C++ compiler. On the CPU
-    it takes the place of this project's fused block, which is faster at small sizes."""
+    it takes the place of this project's fused block."""
     checkpoint_every: int = Field(1000, ge=1)
     """Steps between checkpoints from which a broken run goes on."""
     keep_checkpoints: int = Field(2, ge=1)

@@ -24,7 +24,15 @@ import mlmclm.models.attention
 import mlmclm.models.build
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.models.build import PretrainingModel
-from mlmclm.models.packing import Packing, _on_gpu, packed_attention
+from mlmclm.models.packing import (
+    ROUND_LENGTH,
+    Packing,
+    _on_gpu,
+    cut_finely,
+    cut_into_groups,
+    packed_attention,
+    round_up,
+)
 
 EOS, LENGTH = 2, 48
 LENGTHS = [[17, 1, 5, 25], [48], [9, 30, 2, 2, 5]]
@@ -119,7 +127,7 @@ def test_loss_and_every_gradient_are_those_of_the_documents_each_alone_through_t
     else:
         expected, wanted = alone(kind, ids, labels, causal)
     own = PretrainingModel(model(kind), precision="fp32", **set_way(way, monkeypatch))
-    packing = Packing.of(document_lengths(ids.numpy(), EOS))
+    packing = Packing.of(document_lengths(ids.numpy(), EOS), fine=True)
     assert packing.lengths.tolist() == [length for lengths in LENGTHS for length in lengths]
     loss = own(ids, labels, causal, packing)
     loss.backward()
@@ -141,7 +149,7 @@ def test_no_gradient_reaches_another_document(
 ) -> None:
     own = PretrainingModel(model(kind), precision="fp32", **set_way(way, monkeypatch))
     ids = blocks()
-    packing = Packing.of(document_lengths(ids.numpy(), EOS))
+    packing = Packing.of(document_lengths(ids.numpy(), EOS), fine=True)
     vectors: list[Tensor] = []
     own.model.get_input_embeddings().register_forward_hook(
         lambda *call: vectors.append(call[2]) or call[2].retain_grad()
@@ -160,7 +168,7 @@ def test_no_gradient_reaches_another_document(
 @pytest.mark.parametrize("kind", ["eurobert", "modernbert"])
 def test_under_autocast_the_loss_is_near_the_exact_one(kind: str) -> None:
     ids = blocks()
-    labels, packing = labelled(ids, False), Packing.of(document_lengths(ids.numpy(), EOS))
+    labels, packing = labelled(ids, False), Packing.of(document_lengths(ids.numpy(), EOS), fine=True)
     exact, rounded = (
         PretrainingModel(model(kind), precision=precision)(ids, labels, False, packing)
         for precision in ("fp32", "bf16-autocast")
@@ -171,6 +179,20 @@ def test_under_autocast_the_loss_is_near_the_exact_one(kind: str) -> None:
 def test_documents_end_with_the_separator_or_their_block() -> None:
     tokens = np.array([[5, 6, EOS, 7], [EOS, EOS, 8, EOS], [9, 9, 9, 9]])
     assert document_lengths(tokens, EOS).tolist() == [3, 1, 1, 1, 2, 4]
+
+
+def test_fine_groups_hold_a_power_of_two_of_sequences_each_and_never_compute_more_than_coarse_ones() -> None:
+    chance = np.random.default_rng(0)
+    for count in (1, 2, 7, 100):
+        lengths = np.sort(chance.geometric(0.01, count))[::-1]
+        groups = cut_finely(lengths)
+        assert [first for first, _ in groups] == [0, *(last for _, last in groups[:-1])] and groups[-1][1] == count
+        assert all((last - first).bit_count() == 1 for first, last in groups)
+
+        def scores(found: list[tuple[int, int]], lengths: np.ndarray = lengths) -> int:
+            return sum((last - first) * round_up(int(lengths[first]), ROUND_LENGTH) ** 2 for first, last in found)
+
+        assert scores(groups) <= scores(cut_into_groups(lengths))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,45 +68,50 @@ def test_losses_norms_and_evaluation_are_those_without_compilation(runs: Path, p
     assert found[2] == pytest.approx(expected[2], rel=1e-5)
 
 
-def test_layers_are_compiled_once_whatever_the_documents_lengths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["eurobert", "modernbert"])
+def test_layers_of_a_kind_are_compiled_once_whatever_the_documents_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     import torch
     from torch._dynamo.utils import counters
-    from transformers import EuroBertConfig, EuroBertForMaskedLM
+    from transformers import EuroBertConfig, ModernBertConfig
 
-    from mlmclm.models.build import PretrainingModel
+    from mlmclm.models.build import PretrainingModel, build
     from mlmclm.models.packing import Packing
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    config = EuroBertConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
-    )  # fmt: skip
-    torch._dynamo.reset()
-    counters.clear()
-    model = PretrainingModel(EuroBertForMaskedLM(config), precision="fp32", compiled=True)
-    plain = PretrainingModel(EuroBertForMaskedLM(config), precision="fp32")
-    plain.load_state_dict(model.state_dict())
     chance = np.random.default_rng(0)
     ids = torch.from_numpy(chance.integers(4, 97, (3, 40)))
-    labels = torch.where(torch.rand(ids.shape) < 0.3, ids, -100)
+    labels = torch.where(torch.from_numpy(chance.random(ids.shape)) < 0.3, ids, -100)
 
-    def losses_of(*lengths: int) -> Any:
-        packing = Packing.of(lengths) if lengths else None
-        return [each(ids, labels, False, packing) for each in (model, plain)]
+    def graphs(layers: int) -> int:
+        """How many were compiled for a model, whose losses are those of the same model without compilation."""
+        shape: dict[str, Any] = {
+            "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers,
+            "num_attention_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        }  # fmt: skip
+        kinds: dict[str, Any] = {"eurobert": EuroBertConfig, "modernbert": partial(ModernBertConfig, local_attention=8)}
+        torch._dynamo.reset()
+        counters.clear()
+        compiled, plain = (
+            PretrainingModel(build(kinds[kind](**shape), 0), precision="fp32", compiled=one) for one in (True, False)
+        )
 
-    assert counters["stats"]["unique_graphs"] == 0
-    torch.testing.assert_close(*losses_of(), rtol=1e-5, atol=1e-5)
-    losses_of(120)[0].backward()
-    made = counters["stats"]["unique_graphs"]
-    assert 0 < made <= 4, "layers share what is compiled"
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for lengths in ((1, 119), (60, 10, 50), tuple([2] * 60)):
-            found, expected = losses_of(*lengths)
+        def step(packing: Packing | None) -> None:
+            found, expected = (each(ids, labels, False, packing) for each in (compiled, plain))
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
             found.backward()
-    assert counters["stats"]["unique_graphs"] == made
+
+        step(None)
+        step(Packing.of([120]))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for lengths in ([1, 119], [60, 10, 50], [2] * 60):
+                step(Packing.of(lengths))
+        return int(counters["stats"]["unique_graphs"])
+
+    few = graphs(6)
+    assert few > 0, "something is compiled"
+    assert graphs(9) == few, "layers of a kind share it"
 
 
 def test_without_a_compiler_the_error_says_what_to_install_or_to_change(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import special_ids, vocabulary
 from mlmclm.errors import UserError
-from mlmclm.facts import card_facts
+from mlmclm.facts import flops
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.pipeline import Place, Prepared, prepare
 from mlmclm.pretraining import engine
@@ -71,15 +71,17 @@ def test_every_document_of_the_corpus_is_found(made: Prepared) -> None:
 
 
 def test_the_flops_of_a_card_count_attention_within_documents(made: Prepared) -> None:
-    name = next(name for name in made.study.parsed if str(name) == "1m-clm-30")
-    together = made.study.model_copy(
-        update={"recipe": made.study.recipe.model_copy(update={"isolate_documents": False})}
+    state = made.target(next(name for name in made.study.parsed if str(name) == "1m-clm-30"))
+    recipe, corpus = made.study.recipe, made.corpus
+    together, apart = (
+        flops(state, recipe.model_copy(update={"isolate_documents": isolated}), corpus) for isolated in (False, True)
     )
-    apart, whole = (
-        card_facts(Prepared(study, made.place, made.corpus, made.plan, "untrained"), name)["flops"]
-        for study in (made.study, together)
-    )
-    assert 0.9 * whole < apart < whole
+    tokens = corpus.train.take(np.arange(len(corpus.train)))
+    lengths = document_lengths(tokens, special_ids(corpus.tokenizer)["eos"])  # all of them: the corpus is small
+    trained = 30 * 8 * 32
+    fewer_keys = 2 * 12 * 128 * (32 / 2 - (lengths**2).sum() / 2 / lengths.sum())
+    fewer_labels = 6 * 128 * corpus.vocabulary * (31 / 32 - 1 + len(lengths) / lengths.sum())
+    assert together - apart == pytest.approx(trained * (fewer_keys + fewer_labels), rel=1e-3)
 
 
 def test_an_architecture_that_cannot_isolate_documents_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(study: Path, ma
 
     from mlmclm.models.build import build, load_tokenizer, model_config
     from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.pretraining.objectives import Labelling
     from mlmclm.service.ray_cluster import ray_session
 
     prepare_environment()
@@ -83,6 +84,22 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(study: Path, ma
             logits = model(input_ids, is_causal=causal).logits
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         assert losses[step] == pytest.approx(float(expected), rel=1e-5)
+    from mlmclm.pretraining.worker import VALIDATION_STEP
+
+    model.load_state_dict(read_weights(states.state_folder(made.place.store, target.key(made.fingerprint))))
+    label = Labelling(made.plan.stages[1].objective, vocabulary(made.corpus.tokenizer), made.study.recipe.corruption, 0)
+    blocks = np.arange(8)
+    input_ids, labels = map(
+        torch.from_numpy, label(made.corpus.validation.take(blocks), rows=blocks, step=VALIDATION_STEP)
+    )
+    with torch.no_grad():
+        logits, wanted = model(input_ids, is_causal=False).logits.flatten(0, 1), labels.flatten()
+    right = (logits.argmax(1) == wanted)[wanted != -100]
+    (row,) = [row for row in states.curve(made.place.store, target.key(made.fingerprint)) if "validation_loss" in row][
+        1:
+    ]
+    assert row["validation_accuracy"] == pytest.approx(float(right.float().mean()), rel=1e-6)
+    assert row["validation_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, wanted)), rel=1e-5)
 
 
 def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
