@@ -10,6 +10,7 @@ from mlmclm.corpora.tokenizer import special_ids, vocabulary
 from mlmclm.errors import UserError
 from mlmclm.facts import flops
 from mlmclm.models.architectures import ARCHITECTURES
+from mlmclm.models.sizes import SIZES
 from mlmclm.pipeline import Place, Prepared, prepare
 from mlmclm.pretraining import engine
 from mlmclm.pretraining.objectives import UNLABELLED, Labelling, separator
@@ -74,7 +75,8 @@ def test_the_flops_of_a_card_count_attention_within_documents(made: Prepared) ->
     state = made.target(next(name for name in made.study.parsed if str(name) == "1m-clm-30"))
     recipe, corpus = made.study.recipe, made.corpus
     together, apart = (
-        flops(state, recipe.model_copy(update={"isolate_documents": isolated}), corpus) for isolated in (False, True)
+        flops(state, recipe.model_copy(update={"isolate_documents": isolated}), SIZES["1m"], corpus.vocabulary, corpus)
+        for isolated in (False, True)
     )
     tokens = corpus.train.take(np.arange(len(corpus.train)))
     lengths = document_lengths(tokens, special_ids(corpus.tokenizer)["eos"])  # all of them: the corpus is small

@@ -1,0 +1,125 @@
+"""Probe scores along training on real text:  python -m benchmarks.curves --data FOLDER [--size 1m] [--steps 2000]
+
+The question of the study's data-efficiency figure (arXiv 2507.00994) at small scale: what CLM, MLM at 40 % and CLM followed by MLM
+are worth after a quarter, a half and the whole of a budget. Every point is a model of its own, trained to its number of steps with
+the decay of the learning rate at its end; steps before it are shared. FOLDER holds enwiki2015/, sst2/ and conll2003/ as Parquet.
+
+It is one `mlmclm study`, so that it goes on where it was stopped: store, report and MLflow runs lie in --store. The figure is
+benchmarks/curves.png, its numbers a section of RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+import yaml
+
+from benchmarks.results import machine, write_section
+
+FIGURE = Path(__file__).with_name("curves.png")
+SHARES = (8, 4, 2, 1)
+"""Points are at the budget divided by these."""
+RECIPES = {"CLM": "clm-{steps}", "MLM 40 %": "mlm40-{steps}", "CLM 25 %, then MLM 40 %": "clm-{quarter}-mlm40-{steps}"}
+TASKS = ("sst2", "conll2003")
+BLOCK, BATCH = 128, 32
+
+
+def study(size: str, steps: int) -> tuple[dict[str, object], dict[tuple[str, int], str]]:
+    """The study file, and the name of each (recipe, steps)."""
+    from mlmclm.studies.names import format_steps
+
+    names = {
+        (recipe, steps // share): f"{size}-"
+        + form.format(steps=format_steps(steps // share), quarter=format_steps(steps // share // 4))
+        for recipe, form in RECIPES.items()
+        for share in SHARES
+    }
+    content: dict[str, object] = {
+        "name": "curves",
+        "models": [f"{size}-untrained", *names.values()],
+        "baseline": f"{size}-untrained",
+        "corpus": {"source": "enwiki2015", "max_tokens": steps * BATCH * BLOCK + 2**17},
+        "tokenizer": {"train_vocab_size": 4096},
+        "recipe": {
+            "block_length": BLOCK, "batch": BATCH, "peak_learning_rate": 4e-3, "adam_eps": 1e-8,
+            "warmup_steps": steps // 40, "decay_steps": steps // 20, "checkpoint_every": 500, "evaluate_every": 250,
+            "evaluation_blocks": 192, "zero_stage": 0,
+        },
+        "space": "english",
+        "tasks": list(TASKS),
+    }  # fmt: skip
+    return content, names
+
+
+def draw(points: pd.DataFrame, untrained: pd.Series, path: Path) -> None:
+    """One panel a task: test score with its 95 % interval against pretraining tokens, the untrained model as a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(TASKS), figsize=(5 * len(TASKS), 3.8), sharex=True)
+    for axis, task in zip(axes, TASKS, strict=True):
+        for recipe, group in points[points["task"] == task].groupby("recipe", sort=False):
+            around = [group["test_mean"] - group["test_low"], group["test_high"] - group["test_mean"]]
+            axis.errorbar(group["tokens"] / 1e6, group["test_mean"], yerr=around, label=recipe, marker="o", capsize=3)
+        axis.axhline(untrained[task], color="gray", linestyle=":", label="untrained")
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("pretraining tokens, millions")
+        axis.set_title(task)
+    axes[0].set_ylabel("test score at the best learning rate")
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Folder with enwiki2015/, sst2/ and conll2003/.")],
+    size: Annotated[str, typer.Option(help="A size of mlmclm.")] = "1m",
+    steps: Annotated[int, typer.Option(help="The budget, a multiple of 64; a step is 4,096 tokens.")] = 2048,
+    store: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("store-curves"),
+) -> None:
+    """Runs the study, draws the figure and writes the section of RESULTS.md."""
+    content, names = study(size, steps)
+    store.mkdir(parents=True, exist_ok=True)
+    file = store / "curves.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    subprocess.run(
+        [sys.executable, "-m", "mlmclm", "study", str(file), "--data", str(data), "--store", str(store)], check=True
+    )
+    best = pd.read_csv(store / "studies" / "curves" / "best.csv").set_index(["model", "task"])
+    rows = [
+        {"recipe": recipe, "task": task, "steps": taken, "tokens": taken * BATCH * BLOCK, **best.loc[(name, task)]}
+        for (recipe, taken), name in names.items()
+        for task in TASKS
+    ]
+    points = pd.DataFrame(rows).sort_values("tokens", kind="stable")
+    untrained = best.loc[f"{size}-untrained"]["test_mean"]
+    draw(points, untrained, FIGURE)
+    lines = [
+        f"Command: `python -m benchmarks.curves --data FOLDER --size {size} --steps {steps}`. Machine: {machine()}.",
+        f"Corpus enwiki2015, {BATCH} x {BLOCK} tokens a step. Test scores at the learning rate that is best on validation, mean over",
+        "seeds with its 95 % interval.",
+        "",
+        "![probe scores along training](curves.png)",
+        "",
+        "| recipe | tokens | " + " | ".join(TASKS) + " |",
+        "|---|---|" + "---|" * len(TASKS),
+        "| untrained | 0 | " + " | ".join(f"{untrained[task]:.3f}" for task in TASKS) + " |",
+    ]
+    for (recipe, taken), name in names.items():
+        scores = [
+            f"{row['test_mean']:.3f} [{row['test_low']:.3f}, {row['test_high']:.3f}]"
+            for row in (best.loc[(name, task)] for task in TASKS)
+        ]
+        lines.append(f"| {recipe} | {taken * BATCH * BLOCK / 1e6:.1f} M | " + " | ".join(scores) + " |")
+    write_section("Probe scores along training", lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)
