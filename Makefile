@@ -22,8 +22,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check mlmclm tests benchmarks
 	$(BIN)/mypy
 
+# Each writes its section of benchmarks/RESULTS.md; half an hour on two cores.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.isolation
+	$(BIN)/python -m benchmarks.pretraining
+	$(BIN)/python -m benchmarks.memory
 
 install: $(VENV)/.installed
 
