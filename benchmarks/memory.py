@@ -74,6 +74,7 @@ def main() -> None:
         for size in ("1m", SIZE):
             with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
                 found.append(peak(size, stage, Path(place)))
+            print(f"ZeRO {stage}, {size}: {found[-1] / 2**30:.2f} GiB", flush=True)
         formula = predicted(stage, count)
         measured = found[1] - found[0] + predicted(stage, little)
         lines.append(f"| {stage} | {formula / 2**30:.2f} | {measured / 2**30:.2f} | {measured / formula:.2f} |")

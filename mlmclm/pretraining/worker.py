@@ -64,13 +64,15 @@ def train_stage(job: StageJob) -> None:
     )
     end = separator(recipe, Path(job.tokenizer))
     engine = Engine(pretraining_model, recipe, state, end)
+    start = state.step
+    del state  # the engine has its own copies under ZeRO 1 to 3; these would stay beside them
     objective = job.legs[-1].objective
     label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed, end)
-    log = _Log(job, engine, state.step, model.config.vocab_size)
+    log = _Log(job, engine, start, model.config.vocab_size)
     writer = _Writer(job, engine)
     last = job.deposits[-1][0]
     deposits = dict(job.deposits)
-    for step in range(state.step, last):
+    for step in range(start, last):
         waited = time.perf_counter()
         batches = _micro_batches(job.train, recipe, engine, label, step)
         waited = time.perf_counter() - waited
