@@ -102,6 +102,21 @@ def write_sentiment(root: Path, train: int = 400, test: int = 60) -> None:
         write_table(root / "sst2", split, rows)
 
 
+def write_similarities(root: Path, train: int = 300, test: int = 60) -> None:
+    """A learnable stand-in for stsb: how many of the five words are good ones; `validation` is the test split."""
+    chance = random.Random(5)
+    for split, count in (("train", train), ("validation", test)):
+        rows: dict[str, list[Any]] = {"sentence1": [], "sentence2": [], "label": []}
+        for _ in range(count):
+            good = chance.randint(0, 5)
+            words = chance.choices(GOOD, k=good) + chance.choices(BAD, k=5 - good)
+            chance.shuffle(words)
+            rows["sentence1"].append(" ".join(words[:3]))
+            rows["sentence2"].append(" ".join(words[3:]))
+            rows["label"].append(float(good))
+        write_table(root / "stsb", split, rows)
+
+
 def write_entities(root: Path, train: int = 300, test: int = 50) -> None:
     """A learnable stand-in for conll2003: people and two-word places."""
     chance = random.Random(2)

@@ -21,6 +21,8 @@ def check_table(task: Task, where: str, table: pa.Table, names: tuple[str, ...])
             _no_nulls(where, table, column)
     if task.family == "sequence-classification":
         _in_range(where, "label", table["label"].to_numpy(), np.arange(table.num_rows), names)
+    elif task.family == "sequence-regression":
+        _check_numbers(where, table["label"].to_numpy())
     elif task.family == "token-classification":
         _check_tags(where, table, names)
     elif task.family == "question-answering":
@@ -43,6 +45,16 @@ def _in_range(
         raise UserError(
             f"{where}: row {int(rows[bad[0]])}: {what} {value} is outside 0..{len(names) - 1}{hint}; "
             f"the labels are {', '.join(names)}."
+        )
+
+
+def _check_numbers(where: str, labels: np.ndarray[Any, Any]) -> None:
+    bad = np.flatnonzero(~np.isfinite(labels))
+    if len(bad):
+        raise UserError(f"{where}: row {int(bad[0])}: the label is {labels[bad[0]]}, not a finite number.")
+    if np.ptp(labels) == 0:
+        raise UserError(
+            f"{where}: every label is {labels[0]:g}; a correlation needs different ones (GLUE's test splits have none)."
         )
 
 

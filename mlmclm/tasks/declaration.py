@@ -8,10 +8,13 @@ from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
 
-Family = Literal["sequence-classification", "token-classification", "question-answering", "retrieval"]
+Family = Literal[
+    "sequence-classification", "sequence-regression", "token-classification", "question-answering", "retrieval"
+]
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "sequence-classification": ("text", "text_pair", "label"),
+    "sequence-regression": ("text", "text_pair", "label"),
     "token-classification": ("tokens", "tags"),
     "question-answering": ("id", "question", "context", "answers"),
     "retrieval": ("query", "positive"),
@@ -19,12 +22,14 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """Canonical columns of a family's training table; `text_pair` is optional."""
 
 METRICS: dict[str, tuple[str, ...]] = {
-    "sequence-classification": ("accuracy", "f1_macro"),
+    "sequence-classification": ("accuracy", "f1_macro", "f1", "matthews"),
+    "sequence-regression": ("spearman", "pearson"),
     "token-classification": ("f1", "precision", "recall", "accuracy"),
     "question-answering": ("f1", "exact_match"),
     "retrieval": ("ndcg@10",),
 }
-"""Metrics that a family computes, all between 0 and 1; the first is the usual main one."""
+"""Metrics that a family computes: correlations (matthews, spearman, pearson) are between -1 and 1, all others between 0 and 1;
+more is better. The first is the usual main one."""
 
 
 class Judged(Frozen):

@@ -115,7 +115,7 @@ class Family(ABC):
 
     @abstractmethod
     def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
-        """The metrics of a split, each between 0 and 1, from the predictions of all its sequences in order."""
+        """The metrics of a split (see `declaration.METRICS`), from the predictions of all its sequences in order."""
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:

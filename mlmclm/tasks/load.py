@@ -1,6 +1,6 @@
 """Reading a task's data: a local folder, the Hugging Face Hub, or generated ones, into canonical columns.
 
-Canonical columns are: sequence classification text, text_pair (null without one), label int; token classification
+Canonical columns are: sequence classification text, text_pair (null without one), label int, regression label float; token classification
 tokens list<str>, tags list<int>; question answering id, question, context, answers {text list<str>, answer_start
 list<int>}; retrieval query, positive for training and, for evaluation, queries (id, text), corpus (id, text), qrels
 (query_id, corpus_id, score).
@@ -85,6 +85,11 @@ def load_task(
     read = _reader(task, store, data_root, progress)
     raw = read(task.splits.train)
     names = _label_names(task, raw)
+    if task.family == "sequence-classification" and task.metric == "f1" and len(names) != 2:
+        raise UserError(
+            f"task {task.name}: the metric f1 is that of the second of two classes, and there are {len(names)} "
+            f"({', '.join(names)}); use f1_macro."
+        )
     train = _canonical(task, "train", raw, names)
     validation = _evaluation(task, "validation", task.splits.validation, read, names)
     if validation is None:
@@ -288,6 +293,8 @@ def _canonical(task: Task, split: str, raw: _Raw, names: tuple[str, ...]) -> pa.
     for canonical in COLUMNS[task.family]:
         if canonical == "text_pair" and "text_pair" not in task.columns:
             columns[canonical] = pa.nulls(raw.table.num_rows, pa.string())
+        elif canonical == "label" and task.family == "sequence-regression":
+            columns[canonical] = _typed(task, split, raw, canonical, pa.float64())
         elif canonical in ("label", "tags"):
             column = _column(task, split, raw, canonical)
             columns[canonical] = _numbered(task, split, raw.where, column, names, nested=canonical == "tags")

@@ -15,6 +15,8 @@ from sklearn.metrics import f1_score
 
 from mlmclm.tasks.question_answering import answer_f1, exact_match, normalise_answer, windows
 from mlmclm.tasks.retrieval import ndcg_at_10
+from mlmclm.tasks.sequence_classification import classification_scores
+from mlmclm.tasks.sequence_regression import correlations
 from mlmclm.tasks.token_classification import TokenClassification, words_of_tokens
 from small_models import CITIES, FILL, NAMES
 
@@ -155,3 +157,49 @@ def test_windows_cover_the_passage_and_share_the_stride(tokens: int, room: int, 
     for (_, stop), (start, _) in itertools.pairwise(found):
         assert stop - start >= min(stride, room - 1)
     assert all(stop < tokens for _, stop in found[:-1])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classification_scores_equal_their_definitions_on_random_predictions(classes: int) -> None:
+    generator = np.random.default_rng(classes)
+    for _ in range(20):
+        labels, predicted = generator.integers(0, classes, (2, 60))
+        table = np.zeros((classes, classes))
+        np.add.at(table, (labels, predicted), 1)
+        true, called, right = table.sum(axis=1), table.sum(axis=0), np.diag(table)
+        # Gorodkin's R_K, which is Matthews' correlation for two classes.
+        covariance = right.sum() * 60 - true @ called
+        matthews = covariance / math.sqrt((60**2 - called @ called) * (60**2 - true @ true))
+        f1 = 2 * right / (true + called)
+        scores = classification_scores(labels, predicted, classes)
+        assert scores["accuracy"] == pytest.approx(right.sum() / 60)
+        assert scores["f1_macro"] == pytest.approx(f1.mean())
+        assert scores["matthews"] == pytest.approx(matthews)
+        assert ("f1" in scores) == (classes == 2)
+        if classes == 2:
+            assert scores["f1"] == pytest.approx(f1[1])
+
+
+def test_a_constant_prediction_has_no_correlation_and_an_opposite_one_has_minus_one() -> None:
+    labels = np.array([0, 1, 1, 0, 1])
+    assert classification_scores(labels, np.ones(5, dtype=int), 2)["matthews"] == 0.0
+    assert classification_scores(labels, 1 - labels, 2)["matthews"] == pytest.approx(-1)
+    assert correlations(labels.astype(float), np.full(5, 2.5)) == {"spearman": 0.0, "pearson": 0.0}
+    assert correlations(labels.astype(float), -labels.astype(float))["pearson"] == pytest.approx(-1)
+
+
+def test_correlations_equal_their_definitions_with_ties() -> None:
+    def pearson(a: np.ndarray, b: np.ndarray) -> float:
+        a, b = a - a.mean(), b - b.mean()
+        return float(a @ b / math.sqrt((a @ a) * (b @ b)))
+
+    def ranks(values: np.ndarray) -> np.ndarray:
+        return np.array([(values < value).sum() + ((values == value).sum() + 1) / 2 for value in values])
+
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        labels = generator.integers(0, 11, 80) / 2  # many ties, as STS-B's labels have
+        predicted = (labels + generator.normal(size=80) * 2).round(1).astype(np.float32)
+        scores = correlations(labels, predicted)
+        assert scores["pearson"] == pytest.approx(pearson(labels, predicted.astype(np.float64)))
+        assert scores["spearman"] == pytest.approx(pearson(ranks(labels), ranks(predicted)))
