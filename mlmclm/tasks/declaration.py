@@ -81,6 +81,8 @@ class Task(Frozen):
     """Names of the classes or tags, by number; None where the data carry them."""
     pair_template: str | None = None
     """How two texts become one, with `{text}` and `{text_pair}`."""
+    unanswerable: bool = False
+    """Question answering: some questions have no answer, and the empty one is then right (SQuAD v2)."""
     metric: str
     licence: str
     citation: str
@@ -94,6 +96,8 @@ class Task(Frozen):
             raise ValueError("a task with a 'text_pair' column needs a 'pair_template'")
         if self.pair_template and not ("{text}" in self.pair_template and "{text_pair}" in self.pair_template):
             raise ValueError("pair_template must contain {text} and {text_pair}")
+        if self.unanswerable and self.family != "question-answering":
+            raise ValueError("only question answering has 'unanswerable' questions")
         if self.source == "local" and not self.folder:
             raise ValueError("a task whose source is 'local' needs a 'folder'")
         judged = isinstance(self.splits.test, Judged)

@@ -57,6 +57,8 @@ class Prepared:
     family: str
     task_data: str
     label_names: tuple[str, ...]
+    unanswerable: bool = False
+    """Question answering: the empty answer can be the right one."""
 
     def table(self, name: str) -> pa.Table:
         """One of the tables that the family's `encode` returned."""

@@ -395,7 +395,8 @@ def _as_judged(pairs: pa.Table) -> RetrievalSet:
 
 def _fingerprint(task: Task, names: tuple[str, ...], *splits: pa.Table | RetrievalSet) -> str:
     """SHA-256 over what examples and scores are made of."""
-    digest = hashlib.sha256(canonical_json([task.family, task.pair_template, list(names)]).encode())
+    kind = [task.family, task.pair_template, list(names), *(["unanswerable"] if task.unanswerable else [])]
+    digest = hashlib.sha256(canonical_json(kind).encode())
     for split in splits:
         tables: Iterable[pa.Table] = (
             (split.queries, split.corpus, split.qrels) if isinstance(split, RetrievalSet) else (split,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,7 +33,14 @@ def open_prepared(store: Path, key: str) -> Prepared | None:
     if not (folder / "meta.json").is_file():
         return None
     meta = read_json(folder / "meta.json")
-    return Prepared(key, folder, meta["family"], meta["task_data"], tuple(meta["label_names"]))
+    return Prepared(
+        key,
+        folder,
+        meta["family"],
+        meta["task_data"],
+        tuple(meta["label_names"]),
+        unanswerable=meta.get("unanswerable", False),
+    )
 
 
 def prepare_task(
@@ -69,7 +77,7 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         for name, table in tables.items():
             with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table.combine_chunks())
-        meta = {
+        meta: dict[str, Any] = {
             "task": data.task.name,
             "family": data.task.family,
             "task_data": data.fingerprint,
@@ -77,6 +85,8 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
             "settings": settings.encoding(),
             "rows": {name: table.num_rows for name, table in tables.items()},
         }
+        if data.task.unanswerable:
+            meta["unanswerable"] = True
         write_json(folder / "meta.json", meta)
     made = open_prepared(store, key)
     if made is None:

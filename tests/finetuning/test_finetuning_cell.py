@@ -23,9 +23,9 @@ from mlmclm.finetuning.cell import Cell, cell_key, run_cell
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.folder import weights_hash
 from mlmclm.tasks.prepare import prepare_task
-from small_models import save_small_model, write_all, write_similarities
+from small_models import save_small_model, write_all, write_questions, write_similarities
 
-TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "reqa_squad")
+TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
 CORRELATIONS = ("matthews", "spearman", "pearson")
 SHORT = Protocol(max_steps=8, max_length=48, stride=8, batch_size=8, max_evaluation_examples=20)
 
@@ -36,6 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cell")
     write_all(folder / "data")
     write_similarities(folder / "data")
+    write_questions(folder / "data", unanswerable=True)
     save_small_model(folder / "model")
     return folder
 
@@ -137,10 +138,11 @@ def test_the_key_says_what_matters_and_nothing_else(place: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "metric", "wanted"), [
-    ("sst2", "accuracy", 0.9), ("stsb", "spearman", 0.8), ("conll2003", "f1", 0.9), ("squad_4k", "f1", 0.6), ("reqa_squad", "ndcg@10", 0.6),
+    ("sst2", "accuracy", 0.9), ("stsb", "spearman", 0.8),
+    ("conll2003", "f1", 0.9), ("squad_4k", "f1", 0.6), ("squad_v2", "f1", 0.6), ("reqa_squad", "ndcg@10", 0.6),
 ])  # fmt: skip
 def test_a_small_untrained_model_learns_what_can_be_learnt(place: Path, task: str, metric: str, wanted: float) -> None:
-    steps = 200 if task == "squad_4k" else 120
+    steps = 200 if task.startswith("squad") else 120
     protocol = Protocol(max_steps=steps, max_length=48, stride=8, batch_size=32, weight_decay=0.0, head_dropout=0.0)
     result = run(place, make(place, task, protocol, learning_rate=5e-3))
     assert result["scores"]["test"][metric] > wanted, result["scores"]
