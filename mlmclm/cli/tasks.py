@@ -53,7 +53,9 @@ def tasks(context: typer.Context, task_dir: TaskDirOption = None, as_json: JsonO
     if as_json:
         print_json({"tasks": found})
         return
-    table = Table("task", "family", "metric", "source", "licence")
+    table = Table()
+    for column in ("task", "family", "metric", "source", "licence"):
+        table.add_column(column, no_wrap=column in ("task", "family", "metric"))
     for task in found:
         table.add_row(*(str(task[key]) for key in ("name", "family", "metric", "source", "licence")))
     Console(highlight=False).print(table)

@@ -337,7 +337,7 @@ def _answers(task: Task, split: str, raw: _Raw) -> pa.Array:
     if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
         contexts = _typed(task, split, raw, "context", pa.string()).to_pylist()
         found = [
-            {"text": texts, "answer_start": [(context or "").find(text or "") for text in texts]}
+            {"text": texts, "answer_start": [(context or "").find(text or "") for text in texts or ()]}
             for context, texts in zip(contexts, column.to_pylist(), strict=True)
         ]
         return pa.array(found, ANSWERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def fresh() -> Iterator[None]:
     registry._installed.cache_clear()
 
 
-def install(place: Path, value: str) -> None:
+def install(place: Path, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution of a package `own_package` with an entry point, as an installer leaves it."""
     declare(place / "own_package" / "tasks", "of_package")
     (place / "own_package" / "__init__.py").touch()
@@ -74,11 +75,12 @@ def install(place: Path, value: str) -> None:
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(f"[mlmclm.tasks]\nmine = {value}\n")
+    monkeypatch.delitem(sys.modules, "own_package", raising=False)
+    monkeypatch.syspath_prepend(place)
 
 
 def test_an_installed_packages_tasks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
-    install(tmp_path, "own_package.tasks")
-    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "own_package.tasks", monkeypatch)
     assert get_task("of_package").metric == "matthews"
     with pytest.raises(
         UserError, match=r"of_package\.yaml: the task 'of_package' is already declared by .*own_package"
@@ -89,8 +91,7 @@ def test_an_installed_packages_tasks_are_found(tmp_path: Path, monkeypatch: pyte
 def test_an_entry_point_that_names_no_package_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
-    install(tmp_path, "own_package.elsewhere")
-    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "own_package.elsewhere", monkeypatch)
     with pytest.raises(UserError, match=r"entry point 'mine' .*'own_package.elsewhere' is not a package"):
         task_names()
 
