@@ -116,7 +116,7 @@ def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask]
     from mlmclm.tasks.registry import get_task
 
     study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
-    declared = {name: get_task(name) for name in space.tasks}
+    declared = {name: get_task(name, prepared.place.task_dirs) for name in space.tasks}
     return StudyFacts(
         name=study.name,
         command=command,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.corpora.prepare import PreparedCorpus, find_corpus, prepare_corpus
 from mlmclm.corpora.tokenizer import check_special
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, unknown
 from mlmclm.files import read_json, write_json
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import Beginning, InitialModel, find_initial, first_config, prepare_initial
@@ -43,6 +43,8 @@ class Place:
 
     store: Path
     data_root: Path | None = None
+    task_dirs: tuple[Path, ...] = ()
+    """Folders of the user's own declarations of tasks."""
 
     def study_folder(self, study: StudyFile) -> Path:
         """The study's own folder: report, tables, links to models."""
@@ -277,22 +279,24 @@ def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
     )
 
 
-def study_space(study: StudyFile) -> Space:
+def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     """The study's search space, with the study's own tasks in place of the space's where it names some.
 
     Raises:
         UserError: an unknown space or task, or a sequence longer than the models are trained for.
     """
     from mlmclm.sweeps.space import Space, find_space
-    from mlmclm.tasks.registry import get_task
+    from mlmclm.tasks.registry import find_tasks
 
     space = find_space(study.space)
+    known = find_tasks(task_dirs)
     if study.tasks is not None:
         values = space.model_dump() | {"tasks": study.tasks}
         values["per_task"] = {task: keys for task, keys in space.per_task.items() if task in study.tasks}
         space = Space.model_validate(values)
     for task in space.tasks:
-        get_task(task)
+        if task not in known:
+            raise unknown("task", task, known)
         length = space.protocol_for(task).max_length
         if length is not None and length > study.recipe.block_length:
             raise UserError(
@@ -308,11 +312,12 @@ def prepare_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask]:
         UserError: what is wrong with the data of any task.
     """
     from mlmclm.tasks.prepare import prepare_task
+    from mlmclm.tasks.registry import get_task
 
     with bars() as progress:
         return {
             task: prepare_task(
-                task,
+                get_task(task, prepared.place.task_dirs),
                 prepared.corpus.tokenizer,
                 space.protocol_for(task),
                 prepared.place.store,
@@ -323,11 +328,15 @@ def prepare_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask]:
         }
 
 
-def sweep_cells(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask]) -> list[Cell]:
+def sweep_cells(
+    space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], task_dirs: Sequence[Path] = ()
+) -> list[Cell]:
     """All cells of the study's grid, in the order in which workers take them."""
     from mlmclm.sweeps.cells import expand
+    from mlmclm.tasks.registry import get_task
 
-    return expand(space, models, {name: task.task_data for name, task in tasks.items()})
+    declarations = {name: get_task(name, task_dirs) for name in space.tasks}
+    return expand(space, models, {name: task.task_data for name, task in tasks.items()}, declarations)
 
 
 def sweep(

@@ -102,6 +102,21 @@ def write_sentiment(root: Path, train: int = 400, test: int = 60) -> None:
         write_table(root / "sst2", split, rows)
 
 
+def write_similarities(root: Path, train: int = 300, test: int = 60) -> None:
+    """A learnable stand-in for stsb: how many of the five words are good ones; `validation` is the test split."""
+    chance = random.Random(5)
+    for split, count in (("train", train), ("validation", test)):
+        rows: dict[str, list[Any]] = {"sentence1": [], "sentence2": [], "label": []}
+        for _ in range(count):
+            good = chance.randint(0, 5)
+            words = chance.choices(GOOD, k=good) + chance.choices(BAD, k=5 - good)
+            chance.shuffle(words)
+            rows["sentence1"].append(" ".join(words[:3]))
+            rows["sentence2"].append(" ".join(words[3:]))
+            rows["label"].append(float(good))
+        write_table(root / "stsb", split, rows)
+
+
 def write_entities(root: Path, train: int = 300, test: int = 50) -> None:
     """A learnable stand-in for conll2003: people and two-word places."""
     chance = random.Random(2)
@@ -119,8 +134,9 @@ def write_entities(root: Path, train: int = 300, test: int = 50) -> None:
         write_table(root / "conll2003", split, rows)
 
 
-def write_questions(root: Path, train: int = 240, test: int = 40) -> None:
-    """A learnable stand-in for squad_4k: which city, or which person?"""
+def write_questions(root: Path, train: int = 240, test: int = 40, *, unanswerable: bool = False) -> None:
+    """A learnable stand-in for squad_4k: which city, or which person? With `unanswerable` for squad_v2: a third of the
+    passages lack what is asked for."""
     chance = random.Random(3)
     for split, count in (("train", train), ("validation", test)):
         rows: dict[str, list[Any]] = {name: [] for name in ("id", "title", "context", "question", "answers")}
@@ -130,13 +146,20 @@ def write_questions(root: Path, train: int = 240, test: int = 40) -> None:
             for word in found.values():
                 words.insert(chance.randrange(len(words) + 1), word)
             asked = chance.choice(["Paris", "Anna"])
+            missing = unanswerable and number % 3 == 0
+            if missing:
+                words.remove(found[asked])
             context = f"{' '.join(words)} {number % 7}"
             rows["id"].append(f"{split}-{number}")
             rows["title"].append("")
             rows["context"].append(context)
             rows["question"].append(f"like {asked}")
-            rows["answers"].append({"text": [found[asked]], "answer_start": [context.index(found[asked])]})
-        write_table(root / "squad_4k", split, rows)
+            rows["answers"].append(
+                {"text": [], "answer_start": []}
+                if missing
+                else {"text": [found[asked]], "answer_start": [context.index(found[asked])]}
+            )
+        write_table(root / ("squad_v2" if unanswerable else "squad_4k"), split, rows)
 
 
 def write_retrieval(root: Path, train: int = 300, test: int = 40) -> None:

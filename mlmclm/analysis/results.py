@@ -55,7 +55,7 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
     """One row a cell from the result files' JSON, sorted by model, task, learning rate and seed.
 
     Columns: key, model, task, family, metric, learning_rate, seed, status ("ok" or "diverged"), validation and test
-    (the task's main metric as a fraction; NaN where the cell diverged or lacks the split), diverged_step, steps,
+    (the task's main metric as a fraction, correlations from -1 to 1; NaN where the cell diverged or lacks the split), diverged_step, steps,
     tokens, parameters. The same result given twice counts once. What a cell cost in time is left out: it is not a
     property of the result.
 

@@ -1,7 +1,7 @@
 """How much the score depends on the seed and on the learning rate.
 
 The paper plots the score's sensitivity to the fine-tuning learning rate (figure 5 of arXiv 2507.00994) without
-stating the statistic, so these are this project's own definitions. All use test scores, as fractions of 1.
+stating the statistic, so these are this project's own definitions. All use test scores, as fractions of 1; correlations lie between -1 and 1, and 0 is chance.
 """
 
 from __future__ import annotations

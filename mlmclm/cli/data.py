@@ -11,7 +11,15 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from mlmclm.cli import data_order, data_verify, options
-from mlmclm.cli.options import AddressOption, DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.options import (
+    AddressOption,
+    DataOption,
+    JsonOption,
+    StoreOption,
+    StudyArgument,
+    TaskDirOption,
+    print_json,
+)
 from mlmclm.cli.study import on_cluster, shared_session
 from mlmclm.files import read_json
 from mlmclm.pipeline import prepare, prepare_tasks, study_space
@@ -43,6 +51,7 @@ def data(
     file: StudyArgument,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
+    task_dir: TaskDirOption = None,
     ray: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,8 +67,8 @@ def data(
     from mlmclm.corpora.prepare import describe
 
     study = load_study(file)
-    space = study_space(study)
-    place = options.place(store, data)
+    place = options.place(store, data, task_dir)
+    space = study_space(study, place.task_dirs)
     with ExitStack() as stack:
         session = shared_session(stack, place, ray)
         prepared = prepare(study, place, session=session if on_cluster(ray) else None)

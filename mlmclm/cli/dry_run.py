@@ -15,7 +15,7 @@ from mlmclm.study_file import StudyFile
 
 def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool = True) -> None:
     """Prints which parts of a study are there and which would be computed; checks names, space and tasks on the way."""
-    space = study_space(study)
+    space = study_space(study, place.task_dirs)
     plan = make_plan(study.parsed, study.recipe)
     prepared = find_prepared(study, place)
     plan = plan if prepared is None else prepared.plan
@@ -67,6 +67,7 @@ def _cells_there(prepared: Prepared | None) -> int:
     from mlmclm.pipeline import export_models, prepare_tasks, sweep_cells
     from mlmclm.sweeps.ledger import Ledger
 
-    space = study_space(prepared.study)
-    cells = sweep_cells(space, export_models(prepared), prepare_tasks(prepared, space))
+    task_dirs = prepared.place.task_dirs
+    space = study_space(prepared.study, task_dirs)
+    cells = sweep_cells(space, export_models(prepared), prepare_tasks(prepared, space), task_dirs)
     return len(cells) - len(Ledger(prepared.place.store).missing(cells))

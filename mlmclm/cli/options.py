@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,15 @@ DataOption = Annotated[
         show_default=False,
     ),
 ]
+TaskDirOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--task-dir",
+        envvar="MLMCLM_TASK_DIR",
+        help="Folder of your own tasks, one YAML file each; may be given several times.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
 SuiteOption = Annotated[
     str | None,
@@ -50,13 +60,14 @@ AddressOption = Annotated[
 DEFAULT_STORE = Path("store")
 
 
-def place(store: Path, data: Path | None) -> Place:
+def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = None) -> Place:
     """The `Place` of the options; a missing data folder is an error here, before anything is computed."""
     from mlmclm.errors import UserError
 
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder.")
-    return Place(store.resolve(), data.resolve() if data is not None else None)
+    folders = tuple(folder.resolve() for folder in task_dirs or ())
+    return Place(store.resolve(), data.resolve() if data is not None else None, folders)
 
 
 def print_json(value: Any) -> None:

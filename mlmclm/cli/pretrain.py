@@ -16,6 +16,7 @@ from mlmclm.cli.options import (
     StoreOption,
     StudyArgument,
     SuiteOption,
+    TaskDirOption,
     print_json,
 )
 from mlmclm.cli.study import on_cluster, shared_session
@@ -40,6 +41,7 @@ def pretrain_models(
     suite: SuiteOption = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
+    task_dir: TaskDirOption = None,
     ray: AddressOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -54,7 +56,7 @@ def pretrain_models(
     """
     from mlmclm.study_tracking import StudyTracking
 
-    study, place = load_study(file), options.place(store, data)
+    study, place = load_study(file), options.place(store, data, task_dir)
     if suite is not None:
         study = with_suite(study, suite)
     models = [study.spelled(name) for name in models or ()]

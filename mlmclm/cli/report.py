@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, TaskDirOption, print_json
 from mlmclm.cli.study import write_study_report
 from mlmclm.errors import UserError
 from mlmclm.pipeline import export_models, prepare, prepare_tasks, study_space, sweep_cells
@@ -24,6 +24,7 @@ def report(
     file: StudyArgument,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
+    task_dir: TaskDirOption = None,
     export: Annotated[
         bool, typer.Option("--export", help="Also write every run to MLflow that isn't there yet.")
     ] = False,
@@ -36,14 +37,14 @@ def report(
     from mlmclm.study_tracking import StudyTracking
     from mlmclm.sweeps.ledger import Ledger
 
-    study, place = load_study(file), options.place(store, data)
-    space = study_space(study)
+    study, place = load_study(file), options.place(store, data, task_dir)
+    space = study_space(study, place.task_dirs)
     with ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place)) if export else None
         prepared = prepare(study, place)
         models = export_models(prepared)
         tasks = prepare_tasks(prepared, space)
-        results = Ledger(place.store).results(sweep_cells(space, models, tasks))
+        results = Ledger(place.store).results(sweep_cells(space, models, tasks, place.task_dirs))
         if not results:
             raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
         if tracking is not None:

@@ -17,6 +17,7 @@ from mlmclm.cli.options import (
     JsonOption,
     StoreOption,
     StudyArgument,
+    TaskDirOption,
     print_json,
 )
 from mlmclm.files import only_one
@@ -45,6 +46,7 @@ def study(
     file: StudyArgument,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
+    task_dir: TaskDirOption = None,
     ray: AddressOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -56,8 +58,9 @@ def study(
 
     Example: mlmclm study examples/quickstart.yaml
     """
-    loaded, place = load_study(file), options.place(store, data)
+    loaded, place = load_study(file), options.place(store, data, task_dir)
     command = f"mlmclm study {file}" + (f" --data {data}" if data is not None else "")
+    command += "".join(f" --task-dir {folder}" for folder in task_dir or ())
     if dry_run:
         from mlmclm.cli.dry_run import show_dry_run
 
@@ -73,7 +76,7 @@ def run_study(loaded: StudyFile, place: Place, *, command: str, address: str | N
     """The study from its first missing piece to its report; returns the outcome as plain values."""
     from mlmclm.study_tracking import StudyTracking
 
-    space = study_space(loaded)
+    space = study_space(loaded, place.task_dirs)
     with ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(loaded, place))
         session = shared_session(stack, place, address)
@@ -85,7 +88,7 @@ def run_study(loaded: StudyFile, place: Place, *, command: str, address: str | N
         models = export_models(prepared)
         tracking.pretrained(prepared)
         tracking.sweep_begins(prepared, space)
-        cells = sweep_cells(space, models, tasks)
+        cells = sweep_cells(space, models, tasks, place.task_dirs)
         outcome = sweep(prepared, space, cells, session=session, on_result=tracking.cell)
         return write_study_report(prepared, space, tasks, outcome.results, command, tracking)
 

@@ -14,6 +14,7 @@ from mlmclm.cli.options import (
     JsonOption,
     StoreOption,
     StudyArgument,
+    TaskDirOption,
     print_json,
 )
 from mlmclm.cli.study import on_cluster, shared_session, write_study_report
@@ -31,6 +32,7 @@ def sweep_study(
     file: StudyArgument,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
+    task_dir: TaskDirOption = None,
     ray: AddressOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -44,13 +46,13 @@ def sweep_study(
     """
     from mlmclm.study_tracking import StudyTracking
 
-    study, place = load_study(file), options.place(store, data)
+    study, place = load_study(file), options.place(store, data, task_dir)
     if dry_run:
         from mlmclm.cli.dry_run import show_dry_run
 
         show_dry_run(study, place, as_json=as_json)
         return
-    space = study_space(study)
+    space = study_space(study, place.task_dirs)
     with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"), ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place))
         session = shared_session(stack, place, ray)
@@ -58,7 +60,7 @@ def sweep_study(
         models = export_models(prepared)
         tasks = prepare_tasks(prepared, space)
         tracking.sweep_begins(prepared, space)
-        cells = sweep_cells(space, models, tasks)
+        cells = sweep_cells(space, models, tasks, place.task_dirs)
         outcome = sweep(prepared, space, cells, session=session, on_result=tracking.cell)
         found = write_study_report(prepared, space, tasks, outcome.results, f"mlmclm study {file}", tracking)
     if as_json:

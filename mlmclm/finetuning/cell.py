@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
+from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family
 from mlmclm.tasks.prepare import find_or_prepare
@@ -48,6 +49,14 @@ class Cell:
     protocol: Protocol
     learning_rate: float
     seed: int
+    declaration: Task | None = field(default=None, compare=False)
+    """The task's, which a worker may not have installed; None for the installed one of this name. `task_data` has what
+    matters of it, and not which of the scores is the main one."""
+
+    @property
+    def declared(self) -> Task:
+        """The task's declaration."""
+        return self.declaration or get_task(self.task)
 
 
 def cell_key(cell: Cell) -> str:
@@ -113,7 +122,7 @@ def run_cell(
             if scores is None:
                 diverged_step = trained.steps
     finished = time.perf_counter()
-    task = get_task(cell.task)
+    task = cell.declared
     return {
         "schema": SCHEMA,
         "key": cell_key(cell),
@@ -152,7 +161,7 @@ def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, An
     key = ("task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol)
     if key not in cache:
         check_length(cell.model_folder, cell.protocol.max_length)
-        prepared = find_or_prepare(cell.task, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
+        prepared = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
         cache[key] = FAMILIES[prepared.family](prepared, cell.protocol)
     family: Family = cache[key]
     return family

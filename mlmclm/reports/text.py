@@ -12,6 +12,7 @@ MINUS = "−"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 FAMILIES = {
     "sequence-classification": "Sequence classification",
+    "sequence-regression": "Sequence regression",
     "token-classification": "Token classification",
     "question-answering": "Question answering",
     "retrieval": "Retrieval",
@@ -20,6 +21,9 @@ METRICS = {
     "accuracy": "accuracy",
     "f1": "F1",
     "exact_match": "exact match",
+    "matthews": "Matthews correlation",
+    "spearman": "Spearman correlation",
+    "pearson": "Pearson correlation",
     "ndcg_at_10": "NDCG@10",
     "ndcg@10": "NDCG@10",
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps.space import Space
+from mlmclm.tasks.declaration import Task
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,19 @@ class SweepModel:
     weights: str
 
 
-def expand(space: Space, models: Sequence[SweepModel], task_data: Mapping[str, str]) -> list[Cell]:
+def expand(
+    space: Space,
+    models: Sequence[SweepModel],
+    task_data: Mapping[str, str],
+    declarations: Mapping[str, Task] | None = None,
+) -> list[Cell]:
     """All cells of a sweep: model by model, task by task, then learning rates and seeds; no cell twice.
 
     Args:
         space: the axes and protocols.
         models: the models, in the order of the report.
         task_data: task name -> fingerprint of its data, for every task of the space.
+        declarations: of tasks that are not installed.
     """
     cells = [
         Cell(
@@ -37,6 +44,7 @@ def expand(space: Space, models: Sequence[SweepModel], task_data: Mapping[str, s
             protocol=space.protocol_for(task),
             learning_rate=learning_rate,
             seed=seed,
+            declaration=(declarations or {}).get(task),
         )
         for model in models
         for task in space.tasks

@@ -81,8 +81,14 @@ class Ledger:
 
 
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
-    """A result under the cell's name of the model: a key ignores names, so another study may have filed it."""
-    return {**result, "model": cell.model}
+    """A result under the cell's name of the model and with its task's main metric: a key ignores both, so another study
+    may have filed it, or the same before the task's declaration was changed."""
+    own = {"model": cell.model}
+    if cell.declaration is not None:
+        metric, scores = cell.declaration.metric, result["scores"]
+        if scores is None or all(metric in split for split in scores.values()):
+            own["metric"] = metric
+    return {**result, **own}
 
 
 def _damaged(path: Path, reason: str) -> UserError:

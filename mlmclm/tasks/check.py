@@ -21,10 +21,12 @@ def check_table(task: Task, where: str, table: pa.Table, names: tuple[str, ...])
             _no_nulls(where, table, column)
     if task.family == "sequence-classification":
         _in_range(where, "label", table["label"].to_numpy(), np.arange(table.num_rows), names)
+    elif task.family == "sequence-regression":
+        _check_numbers(where, table["label"].to_numpy())
     elif task.family == "token-classification":
         _check_tags(where, table, names)
     elif task.family == "question-answering":
-        _check_answers(where, table)
+        _check_answers(task, where, table)
 
 
 def _no_nulls(where: str, table: pa.Table, column: str) -> None:
@@ -46,6 +48,16 @@ def _in_range(
         )
 
 
+def _check_numbers(where: str, labels: np.ndarray[Any, Any]) -> None:
+    bad = np.flatnonzero(~np.isfinite(labels))
+    if len(bad):
+        raise UserError(f"{where}: row {int(bad[0])}: the label is {labels[bad[0]]}, not a finite number.")
+    if np.ptp(labels) == 0:
+        raise UserError(
+            f"{where}: every label is {labels[0]:g}; a correlation needs different ones (GLUE's test splits have none)."
+        )
+
+
 def _check_tags(where: str, table: pa.Table, names: tuple[str, ...]) -> None:
     tokens, tags = table["tokens"].combine_chunks(), table["tags"].combine_chunks()
     counts = pyarrow.compute.list_value_length(tokens).to_numpy(zero_copy_only=False)
@@ -63,15 +75,18 @@ def _check_tags(where: str, table: pa.Table, names: tuple[str, ...]) -> None:
         raise UserError(f"{where}: entity-level scores need tags O, B-... and I-...; there is {strange[0]!r}.")
 
 
-def _check_answers(where: str, table: pa.Table) -> None:
+def _check_answers(task: Task, where: str, table: pa.Table) -> None:
     columns = zip(table["id"].to_pylist(), table["context"].to_pylist(), table["answers"].to_pylist(), strict=True)
     for row, (name, context, answers) in enumerate(columns):
         place = f"{where}: row {row} (id {name})"
         texts, starts = answers["text"] or [], answers["answer_start"] or []
         if len(texts) != len(starts):
             raise UserError(f"{place}: {len(texts)} answer texts for {len(starts)} positions.")
-        if not texts:
-            raise UserError(f"{place}: there is no answer; unanswerable questions are not supported by this task.")
+        if not texts and not task.unanswerable:
+            raise UserError(
+                f"{place}: there is no answer. A task with unanswerable questions says 'unanswerable: true' in its "
+                "declaration."
+            )
         for text, start in zip(texts, starts, strict=True):
             if not text or context[max(start, 0) : max(start, 0) + len(text)] != text or start < 0:
                 found = context.find(text) if text else -1

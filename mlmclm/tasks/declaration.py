@@ -7,32 +7,55 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
+from mlmclm.errors import unknown
 
-Family = Literal["sequence-classification", "token-classification", "question-answering", "retrieval"]
+Family = Literal[
+    "sequence-classification", "sequence-regression", "token-classification", "question-answering", "retrieval"
+]
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "sequence-classification": ("text", "text_pair", "label"),
+    "sequence-regression": ("text", "text_pair", "label"),
     "token-classification": ("tokens", "tags"),
     "question-answering": ("id", "question", "context", "answers"),
     "retrieval": ("query", "positive"),
 }
 """Canonical columns of a family's training table; `text_pair` is optional."""
 
+JUDGED_COLUMNS = ("id", "title", "text", "query_id", "corpus_id", "score")
+"""Canonical columns of a retrieval set's three tables; `title`, where it is declared, goes before a document's text."""
+
 METRICS: dict[str, tuple[str, ...]] = {
-    "sequence-classification": ("accuracy", "f1_macro"),
+    "sequence-classification": ("accuracy", "f1_macro", "f1", "matthews"),
+    "sequence-regression": ("spearman", "pearson"),
     "token-classification": ("f1", "precision", "recall", "accuracy"),
     "question-answering": ("f1", "exact_match"),
     "retrieval": ("ndcg@10",),
 }
-"""Metrics that a family computes, all between 0 and 1; the first is the usual main one."""
+"""Metrics that a family computes: correlations (matthews, spearman, pearson) are between -1 and 1, all others between 0 and 1;
+more is better. The first is the usual main one."""
+
+
+class Part(Frozen):
+    """A table that a split's name alone doesn't find: of another data set, configuration or revision than the task's own."""
+
+    split: str
+    source: str | None = None
+    """Another data set of the Hub, then without the task's configuration and revision."""
+    config_name: str | None = None
+    revision: str | None = None
+    columns: dict[str, str] = Field(default_factory=dict)
+    """In place of the task's, where they differ."""
+    file: str | None = None
+    """Name of the local file without its ending; the split's by default."""
 
 
 class Judged(Frozen):
-    """The three tables of a retrieval evaluation (BEIR's layout), by file or split name."""
+    """The three tables of a retrieval set (BEIR's layout), by file or split name."""
 
-    queries: str = "queries"
-    corpus: str = "corpus"
-    qrels: str = "qrels"
+    queries: str | Part = "queries"
+    corpus: str | Part = "corpus"
+    qrels: str | Part = "qrels"
 
 
 class Splits(Frozen):
@@ -42,13 +65,14 @@ class Splits(Frozen):
     split, and 5 % of train, drawn with seed 42, is validation.
     """
 
-    train: str = "train"
-    validation: str | Judged | None = None
+    train: str | Part | Judged = "train"
+    """Judged queries and documents become pairs, one of each document judged relevant."""
+    validation: str | Part | Judged | None = None
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
     validation_seed: int = 42
     validation_group: str | None = None
     """A canonical column whose equal values stay on one side: questions on one passage, queries of one document."""
-    test: str | Judged
+    test: str | Part | Judged
 
     @model_validator(mode="after")
     def _one_validation(self) -> Splits:
@@ -67,21 +91,30 @@ class Task(Frozen):
     """A data set of the Hugging Face Hub; `pydocs` (made from installed documentation); `local` (a folder only)."""
     config_name: str | None = None
     revision: str | None = None
+    """A commit, or `refs/convert/parquet`: the Hub's own conversion of a set that comes as code, which is never run."""
+    data_dir: str | None = None
+    """Folder of the data set, where it has no configuration of that name: a configuration in `refs/convert/parquet`."""
     folder: str | None = None
     """Folder under `--data` that stands in for the Hub: `<split>.parquet`, `.jsonl`, `.json` or `.csv`."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Canonical name -> the source's name, where they differ."""
+    """Canonical name -> the source's name, where they differ; `a.b` is the field b of a column of structures."""
     splits: Splits
     label_names: tuple[str, ...] | None = None
     """Names of the classes or tags, by number; None where the data carry them."""
     pair_template: str | None = None
     """How two texts become one, with `{text}` and `{text_pair}`."""
+    unanswerable: bool = False
+    """Question answering: some questions have no answer, and the empty one is then right (SQuAD v2)."""
     metric: str
     licence: str
     citation: str
 
     @model_validator(mode="after")
     def _consistent(self) -> Task:
+        known = (*COLUMNS[self.family], *(JUDGED_COLUMNS if self.family == "retrieval" else ()))
+        for canonical in self.columns:
+            if canonical not in known:
+                raise ValueError(str(unknown("canonical column", canonical, known, where="columns")))
         allowed = METRICS[self.family]
         if self.metric not in allowed:
             raise ValueError(f"metric {self.metric!r} is not computed for {self.family}; allowed: {', '.join(allowed)}")
@@ -89,8 +122,12 @@ class Task(Frozen):
             raise ValueError("a task with a 'text_pair' column needs a 'pair_template'")
         if self.pair_template and not ("{text}" in self.pair_template and "{text_pair}" in self.pair_template):
             raise ValueError("pair_template must contain {text} and {text_pair}")
+        if self.unanswerable and self.family != "question-answering":
+            raise ValueError("only question answering has 'unanswerable' questions")
         if self.source == "local" and not self.folder:
             raise ValueError("a task whose source is 'local' needs a 'folder'")
+        if isinstance(self.splits.train, Judged) and self.family != "retrieval":
+            raise ValueError("splits.train can be {queries, corpus, qrels} of a retrieval task only")
         judged = isinstance(self.splits.test, Judged)
         if judged != (self.family == "retrieval"):
             raise ValueError("splits.test of a retrieval task, and only of one, is {queries, corpus, qrels}")

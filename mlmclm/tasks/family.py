@@ -57,6 +57,8 @@ class Prepared:
     family: str
     task_data: str
     label_names: tuple[str, ...]
+    unanswerable: bool = False
+    """Question answering: the empty answer can be the right one."""
 
     def table(self, name: str) -> pa.Table:
         """One of the tables that the family's `encode` returned."""
@@ -115,7 +117,7 @@ class Family(ABC):
 
     @abstractmethod
     def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
-        """The metrics of a split, each between 0 and 1, from the predictions of all its sequences in order."""
+        """The metrics of a split (see `declaration.METRICS`), from the predictions of all its sequences in order."""
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:

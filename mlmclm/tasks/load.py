@@ -1,6 +1,6 @@
 """Reading a task's data: a local folder, the Hugging Face Hub, or generated ones, into canonical columns.
 
-Canonical columns are: sequence classification text, text_pair (null without one), label int; token classification
+Canonical columns are: sequence classification text, text_pair (null without one), label int, regression label float; token classification
 tokens list<str>, tags list<int>; question answering id, question, context, answers {text list<str>, answer_start
 list<int>}; retrieval query, positive for training and, for evaluation, queries (id, text), corpus (id, text), qrels
 (query_id, corpus_id, score).
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
@@ -26,7 +27,7 @@ import torch
 from mlmclm.errors import EnvironmentFault, UserError, unknown
 from mlmclm.files import canonical_json, read_json
 from mlmclm.tasks.check import check_labels_seen, check_retrieval, check_table
-from mlmclm.tasks.declaration import COLUMNS, Judged, Task
+from mlmclm.tasks.declaration import COLUMNS, Judged, Part, Task
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 
@@ -63,6 +64,8 @@ class _Raw:
     """File or Hub split, for messages."""
     label_names: dict[str, tuple[str, ...]]
     """Class names by column, where the source carries them."""
+    columns: dict[str, str]
+    """Canonical name -> the source's name, where it isn't the task's."""
 
 
 def load_task(
@@ -83,8 +86,14 @@ def load_task(
         EnvironmentFault: the Hub can't be reached.
     """
     read = _reader(task, store, data_root, progress)
-    raw = read(task.splits.train)
+    source = task.splits.train
+    raw = _pairs(task, source, read) if isinstance(source, Judged) else read(source)
     names = _label_names(task, raw)
+    if task.family == "sequence-classification" and task.metric == "f1" and len(names) != 2:
+        raise UserError(
+            f"task {task.name}: the metric f1 is that of the second of two classes, and there are {len(names)} "
+            f"({', '.join(names)}); use f1_macro."
+        )
     train = _canonical(task, "train", raw, names)
     validation = _evaluation(task, "validation", task.splits.validation, read, names)
     if validation is None:
@@ -98,7 +107,7 @@ def load_task(
 
 def _reader(
     task: Task, store: Path, data_root: Path | None, progress: Callable[[str, int, int | None], None] | None
-) -> Callable[[str], _Raw]:
+) -> Callable[[str | Part], _Raw]:
     """How one split of this task is read."""
     if task.source == "pydocs":
         from mlmclm.tasks.pydocs import build_pydocs_task
@@ -117,8 +126,9 @@ def _reader(
     return lambda split: _read_hub(task, split, folder)
 
 
-def _read_local(task: Task, folder: Path, split: str) -> _Raw:
+def _read_local(task: Task, folder: Path, part: str | Part) -> _Raw:
     """One file of a folder."""
+    split = part if isinstance(part, str) else part.file or part.split
     file = next((folder / f"{split}{suffix}" for suffix in SUFFIXES if (folder / f"{split}{suffix}").is_file()), None)
     if file is None:
         there = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
@@ -141,7 +151,11 @@ def _read_local(task: Task, folder: Path, split: str) -> _Raw:
     if (folder / "meta.json").is_file():
         generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
         names |= {"label": generated, "tags": generated}
-    return _Raw(table.replace_schema_metadata(None), str(file), names)
+    return _Raw(table.replace_schema_metadata(None), str(file), names, _own_columns(part))
+
+
+def _own_columns(part: str | Part) -> dict[str, str]:
+    return {} if isinstance(part, str) else part.columns
 
 
 def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
@@ -159,14 +173,22 @@ def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]
     return found
 
 
-def _read_hub(task: Task, split: str, folder: Path | None) -> _Raw:
+def _read_hub(task: Task, part: str | Part, folder: Path | None) -> _Raw:
     """One split of a data set of the Hub, without running its code."""
     import datasets
 
-    where = f"{task.source}{'/' + task.config_name if task.config_name else ''}"
+    source, config_name, revision, split = task.source, task.config_name, task.revision, part
+    data_dir = task.data_dir
+    if isinstance(part, Part):
+        split = part.split
+        config_name = part.config_name or (None if part.source else config_name)
+        revision = part.revision or (None if part.source else revision)
+        data_dir = None if part.source else data_dir
+        source = part.source or source
+    where = "/".join(name for name in (source, config_name, data_dir) if name)
     tried = f" There is no folder {folder} either." if folder else " A local folder can stand in for it: see --data."
     try:
-        data = datasets.load_dataset(task.source, task.config_name, split=split, revision=task.revision)
+        data = datasets.load_dataset(source, config_name, split=split, revision=revision, data_dir=data_dir)
     except (ConnectionError, OSError) as error:
         if isinstance(error, datasets.exceptions.DatasetNotFoundError):
             raise UserError(f"task {task.name}: the Hub has no data set {where}, or it isn't public.{tried}") from error
@@ -183,7 +205,7 @@ def _read_hub(task: Task, split: str, folder: Path | None) -> _Raw:
             feature = feature.feature
         if isinstance(feature, datasets.ClassLabel):
             names[column] = tuple(feature.names)
-    return _Raw(table.replace_schema_metadata(None), f"{where} split {split}", names)
+    return _Raw(table.replace_schema_metadata(None), f"{where} split {split}", names, _own_columns(part))
 
 
 def _first_line(error: BaseException) -> str:
@@ -196,7 +218,12 @@ def _column(task: Task, split: str, raw: _Raw, canonical: str) -> pa.ChunkedArra
     Raises:
         UserError: it isn't there; the message names the nearest and all there are.
     """
-    wanted = task.column(canonical)
+    wanted = raw.columns.get(canonical) or task.column(canonical)
+    outer, _, field = wanted.partition(".")
+    if wanted not in raw.table.column_names and outer in raw.table.column_names:
+        kind = raw.table.schema.field(outer).type
+        if pa.types.is_struct(kind) and kind.get_field_index(field) >= 0:
+            return pa.compute.struct_field(raw.table[outer], field)
     if wanted not in raw.table.column_names:
         near = difflib.get_close_matches(wanted, raw.table.column_names, n=1, cutoff=0.4)
         hint = f" Nearest: {near[0]!r}." if near else ""
@@ -288,6 +315,8 @@ def _canonical(task: Task, split: str, raw: _Raw, names: tuple[str, ...]) -> pa.
     for canonical in COLUMNS[task.family]:
         if canonical == "text_pair" and "text_pair" not in task.columns:
             columns[canonical] = pa.nulls(raw.table.num_rows, pa.string())
+        elif canonical == "label" and task.family == "sequence-regression":
+            columns[canonical] = _typed(task, split, raw, canonical, pa.float64())
         elif canonical in ("label", "tags"):
             column = _column(task, split, raw, canonical)
             columns[canonical] = _numbered(task, split, raw.where, column, names, nested=canonical == "tags")
@@ -303,8 +332,15 @@ def _canonical(task: Task, split: str, raw: _Raw, names: tuple[str, ...]) -> pa.
 
 
 def _answers(task: Task, split: str, raw: _Raw) -> pa.Array:
-    """The answers column, whose fields may come in any order."""
+    """The answers column, whose fields may come in any order; of texts alone each is at its first occurrence in the context."""
     column = _column(task, split, raw, "answers").combine_chunks()
+    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
+        contexts = _typed(task, split, raw, "context", pa.string()).to_pylist()
+        found = [
+            {"text": texts, "answer_start": [(context or "").find(text or "") for text in texts or ()]}
+            for context, texts in zip(contexts, column.to_pylist(), strict=True)
+        ]
+        return pa.array(found, ANSWERS)
     fields = (
         [column.type.field(i).name for i in range(column.type.num_fields)] if pa.types.is_struct(column.type) else []
     )
@@ -318,13 +354,22 @@ def _answers(task: Task, split: str, raw: _Raw) -> pa.Array:
 
 
 def _evaluation(
-    task: Task, split: str, source: str | Judged | None, read: Callable[[str], _Raw], names: tuple[str, ...]
+    task: Task,
+    split: str,
+    source: str | Part | Judged | None,
+    read: Callable[[str | Part], _Raw],
+    names: tuple[str, ...],
 ) -> Any:
     """A split's table, or a retrieval evaluation; None where it is to be held out of train."""
     if source is None:
         return None
-    if isinstance(source, str):
+    if not isinstance(source, Judged):
         return _canonical(task, split, read(source), names)
+    return _judged(task, split, source, read)
+
+
+def _judged(task: Task, split: str, source: Judged, read: Callable[[str | Part], _Raw]) -> RetrievalSet:
+    """Queries, documents and judgements, checked."""
     tables = {}
     for part, columns in (
         ("queries", ("id", "text")),
@@ -339,9 +384,29 @@ def _evaluation(
                 for column, kind in zip(columns, kinds, strict=True)
             }
         )
+        if part == "corpus" and "title" in (*task.columns, *raw.columns):
+            titles = pa.compute.fill_null(_typed(task, f"{split} {part}", raw, "title", pa.string()), "")
+            texts = pa.compute.binary_join_element_wise(titles, tables[part]["text"].combine_chunks(), " ")
+            tables[part] = tables[part].set_column(1, "text", pa.compute.utf8_trim_whitespace(texts))
     judged = RetrievalSet(**tables)
     check_retrieval(f"task {task.name}, {split}", judged.queries, judged.corpus, judged.qrels)
     return judged
+
+
+def _pairs(task: Task, source: Judged, read: Callable[[str | Part], _Raw]) -> _Raw:
+    """Training pairs of a judged set: a query and each document judged relevant to it, in the judgements' order."""
+    judged = _judged(task, "train", source, read)
+    relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))
+    columns = {
+        task.column(name): texts["text"].take(
+            pa.compute.index_in(relevant[key], value_set=texts["id"].combine_chunks())
+        )
+        for name, key, texts in (
+            ("query", "query_id", judged.queries),
+            ("positive", "corpus_id", judged.corpus),
+        )
+    }
+    return _Raw(pa.table(columns), "judged pairs", {}, {})
 
 
 def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table | RetrievalSet]:
@@ -388,7 +453,8 @@ def _as_judged(pairs: pa.Table) -> RetrievalSet:
 
 def _fingerprint(task: Task, names: tuple[str, ...], *splits: pa.Table | RetrievalSet) -> str:
     """SHA-256 over what examples and scores are made of."""
-    digest = hashlib.sha256(canonical_json([task.family, task.pair_template, list(names)]).encode())
+    kind = [task.family, task.pair_template, list(names), *(["unanswerable"] if task.unanswerable else [])]
+    digest = hashlib.sha256(canonical_json(kind).encode())
     for split in splits:
         tables: Iterable[pa.Table] = (
             (split.queries, split.corpus, split.qrels) if isinstance(split, RetrievalSet) else (split,)

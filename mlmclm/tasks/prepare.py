@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,11 +33,18 @@ def open_prepared(store: Path, key: str) -> Prepared | None:
     if not (folder / "meta.json").is_file():
         return None
     meta = read_json(folder / "meta.json")
-    return Prepared(key, folder, meta["family"], meta["task_data"], tuple(meta["label_names"]))
+    return Prepared(
+        key,
+        folder,
+        meta["family"],
+        meta["task_data"],
+        tuple(meta["label_names"]),
+        unanswerable=meta.get("unanswerable", False),
+    )
 
 
 def prepare_task(
-    task_name: str,
+    task: str | Task,
     tokenizer_folder: Path,
     settings: TaskSettings,
     store: Path,
@@ -46,13 +54,14 @@ def prepare_task(
     """Loads, checks and tokenises a task, before any training; several processes may do so at once.
 
     Args:
+        task: a declaration, or the name of an installed one.
         tokenizer_folder: a model folder, or one that holds only a tokenizer.
         settings: a protocol, or the part of it that the families read.
 
     Raises:
         UserError: everything that is wrong with the data, the tokenizer, or a length the model doesn't have.
     """
-    task = get_task(task_name)
+    task = get_task(task) if isinstance(task, str) else task
     check_length(tokenizer_folder, settings.max_length)
     data = load_task(task, store=store, data_root=data_root, progress=progress)
     return prepare_data(data, tokenizer_folder, settings, store)
@@ -69,7 +78,7 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         for name, table in tables.items():
             with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table.combine_chunks())
-        meta = {
+        meta: dict[str, Any] = {
             "task": data.task.name,
             "family": data.task.family,
             "task_data": data.fingerprint,
@@ -77,6 +86,8 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
             "settings": settings.encoding(),
             "rows": {name: table.num_rows for name, table in tables.items()},
         }
+        if data.task.unanswerable:
+            meta["unanswerable"] = True
         write_json(folder / "meta.json", meta)
     made = open_prepared(store, key)
     if made is None:
@@ -85,14 +96,19 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
 
 
 def find_or_prepare(
-    task_name: str, task_data: str, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
+    task: str | Task,
+    task_data: str,
+    tokenizer_folder: Path,
+    settings: TaskSettings,
+    store: Path,
+    data_root: Path | None,
 ) -> Prepared:
     """The prepared data of a known fingerprint, without reading the raw data where it is there already.
 
     Raises:
         UserError: the data now differ from those of the fingerprint.
     """
-    task = get_task(task_name)
+    task = get_task(task) if isinstance(task, str) else task
     key = prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings)
     there = open_prepared(store, key)
     if there is not None:
@@ -100,7 +116,7 @@ def find_or_prepare(
     data = load_task(task, store=store, data_root=data_root)
     if data.fingerprint != task_data:
         raise UserError(
-            f"task {task_name}: the data have changed since this sweep was planned (fingerprint "
+            f"task {task.name}: the data have changed since this sweep was planned (fingerprint "
             f"{data.fingerprint[:12]}, planned {task_data[:12]}). Start the sweep again: it plans with the data that "
             "are there now."
         )

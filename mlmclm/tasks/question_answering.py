@@ -1,7 +1,9 @@
 """Extractive question answering: the span of a passage that answers a question, scored as SQuAD does.
 
 A passage that doesn't fit is cut into windows that share `stride` tokens. In a window without the answer both targets
-are the closing token; at prediction the best span over all windows wins.
+are the closing token; at prediction the best span over all windows wins. Where questions may have no answer (SQuAD v2), the
+answer is empty if both logits of the closing token, summed, are above the best span's in every window: BERT's rule with a
+threshold of 0.
 """
 
 from __future__ import annotations
@@ -64,6 +66,34 @@ def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     return [(start, min(start + room, tokens)) for start in starts]
 
 
+def scores_with_unanswerable(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """SQuAD v2's official exact match and F1: of all questions, and of those with (`has_answer_`) and without
+    (`no_answer_`) an answer where there are any.
+
+    A question without an answer has one reference, the empty text, and F1 against or of a text that is empty after
+    normalisation is 1 or 0.
+    """
+    exact, f1 = [], []
+    for prediction, answers in zip(predictions, references, strict=True):
+        accepted = [answer for answer in answers if normalise_answer(answer)] or [""]
+        exact.append(exact_match(prediction, accepted))
+        found = normalise_answer(prediction).split()
+        f1.append(max(_f1_or_empty(found, normalise_answer(answer).split()) for answer in accepted))
+    answered = np.array([bool(answers) for answers in references])
+    scores = {"f1": float(np.mean(f1)), "exact_match": float(np.mean(exact))}
+    for name, part in (("has_answer", answered), ("no_answer", ~answered)):
+        if part.any():
+            scores |= {
+                f"{name}_f1": float(np.mean(np.array(f1)[part])),
+                f"{name}_exact_match": float(np.mean(np.array(exact)[part])),
+            }
+    return scores
+
+
+def _f1_or_empty(prediction: list[str], reference: list[str]) -> float:
+    return _f1(prediction, reference) if prediction and reference else float(prediction == reference)
+
+
 class SpanHead(nn.Module):
     """A start and an end logit for each token."""
 
@@ -88,7 +118,8 @@ class QuestionAnswering(Family):
             kept = limited(table, settings.max_train_examples if split == "train" else settings.max_evaluation_examples)
             tables[split] = cls._windows(kept, tokenizer, settings)
             if split != "train":
-                answers = [row["text"] for row in kept["answers"].to_pylist()]
+                texts = [row["text"] or [] for row in kept["answers"].to_pylist()]
+                answers = pa.array(texts, pa.list_(pa.string()))
                 tables[f"{split}_examples"] = pa.table(
                     {"id": kept["id"].combine_chunks(), "context": kept["context"].combine_chunks(), "answers": answers}
                 )
@@ -122,8 +153,10 @@ class QuestionAnswering(Family):
             first += np.array(
                 [start < stop and context[start].isspace() for start, stop in zip(first, last, strict=True)], bool
             )
-            answer_start = answers["answer_start"][0]
-            inside = np.flatnonzero((last > answer_start) & (first < answer_start + len(answers["text"][0])))
+            inside = np.empty(0, dtype=np.int64)  # the tokens of the first answer, if there is any
+            if answers["text"]:
+                answer_start = answers["answer_start"][0]
+                inside = np.flatnonzero((last > answer_start) & (first < answer_start + len(answers["text"][0])))
             for begin, stop in windows(len(ids), settings.max_length - len(question) - 1, settings.stride):
                 closing = len(question) + stop - begin
                 target = (closing, closing)
@@ -192,10 +225,12 @@ class QuestionAnswering(Family):
         return ids
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        """Of each window the best span: (score, first token, last token), counted from the passage's first token."""
+        """Of each window the best span: (score, first token, last token), counted from the passage's first token; with
+        unanswerable questions also the score of there being no answer."""
         passage = self._tables[split]["passage"][rows].astype(np.int64)
         start, end = self._logits(head, hidden, packing, passage)  # [S, longest]
         closing = torch.from_numpy(packing.lengths - 1).to(start.device).unsqueeze(1)
+        none = (start.gather(1, closing) + end.gather(1, closing)).squeeze(1)  # [S]
         start, end = start.scatter(1, closing, float("-inf")), end.scatter(1, closing, float("-inf"))
         reach = self.settings.max_answer_tokens
         ends = functional.pad(end, (0, reach - 1), value=float("-inf")).unfold(1, reach, 1)  # [S, longest, reach]
@@ -203,23 +238,30 @@ class QuestionAnswering(Family):
         score, first = (start + best_end).max(dim=1)  # [S]
         last = first + span.gather(1, first.unsqueeze(1)).squeeze(1)
         begins = torch.from_numpy(passage).to(start.device)
-        found = torch.stack((score.double(), (first - begins).double(), (last - begins).double()), dim=1)
+        columns = [score, first - begins, last - begins, *([none] if self.prepared.unanswerable else [])]
+        found = torch.stack([column.double() for column in columns], dim=1)
         return list(found.cpu().numpy())
 
     def texts(self, split: str, predictions: Sequence[Array]) -> list[str]:
-        """The predicted answer of each example: the best span over its windows."""
+        """The predicted answer of each example: the best span over its windows, or none."""
         table = self._tables[split]
         contexts = self._examples[split][0]
         best: list[tuple[float, str]] = [(float("-inf"), "") for _ in contexts]
-        for window, (score, first, last) in enumerate(predictions):
+        no_answer = [float("inf")] * len(contexts)  # the least over windows: the answer is in none of them
+        for window, (score, first, last, *none) in enumerate(predictions):
             example = int(table["example"][window])
+            no_answer[example] = min([no_answer[example], *map(float, none)])
             if score > best[example][0]:
                 characters = table["first"][window][int(first)], table["last"][window][int(last)]
                 best[example] = (float(score), contexts[example][slice(*characters)])
-        return [text for _, text in best]
+        if not self.prepared.unanswerable:
+            return [text for _, text in best]
+        return ["" if none > score else text for (score, text), none in zip(best, no_answer, strict=True)]
 
     def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
         references = self._examples[split][1]
+        if self.prepared.unanswerable:
+            return scores_with_unanswerable(self.texts(split, predictions), references)
         pairs = list(zip(self.texts(split, predictions), references, strict=True))
         return {
             "f1": float(np.mean([answer_f1(text, answers) for text, answers in pairs])),

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.nn.functional as functional
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
@@ -36,8 +36,26 @@ class ClassifierHead(nn.Module):
         return logits
 
 
+def classification_scores(labels: Array, predicted: Array, classes: int) -> dict[str, float]:
+    """Accuracy, macro F1 over all classes, Matthews' correlation (0 where only one class is predicted), and with two
+    classes the F1 of the second, which is GLUE's positive one.
+
+    Args:
+        labels, predicted: int [rows], from 0.
+    """
+    every = np.arange(classes)
+    scores = {
+        "accuracy": float(accuracy_score(labels, predicted)),
+        "f1_macro": float(f1_score(labels, predicted, labels=every, average="macro", zero_division=0.0)),
+        "matthews": float(matthews_corrcoef(labels, predicted)),
+    }
+    if classes == 2:
+        scores["f1"] = float(f1_score(labels, predicted, pos_label=1, zero_division=0.0))
+    return scores
+
+
 class SequenceClassification(Family):
-    """Cross-entropy over classes; accuracy and macro-averaged F1."""
+    """Cross-entropy over classes; accuracy, macro-averaged F1, Matthews' correlation and, of two classes, the second's F1."""
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
@@ -85,8 +103,4 @@ class SequenceClassification(Family):
     def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
         labels = self._splits[split][1]
         predicted = np.stack(predictions).argmax(axis=1)
-        every = np.arange(len(self.prepared.label_names))
-        return {
-            "accuracy": float(accuracy_score(labels, predicted)),
-            "f1_macro": float(f1_score(labels, predicted, labels=every, average="macro", zero_division=0.0)),
-        }
+        return classification_scores(labels, predicted, len(self.prepared.label_names))

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from mlmclm.cli.main import main
+from mlmclm.tasks.registry import FOLDER
 from small_study import write_study
 
 Run = Callable[..., tuple[int, str]]
@@ -98,6 +99,24 @@ def test_a_mistake_in_the_study_file_is_named_with_what_is_allowed(
     assert "Traceback" not in printed
     for part in parts:
         assert part in printed
+
+
+def test_a_study_takes_tasks_from_the_users_folder(template: Path, tmp_path: Path, run: Run) -> None:
+    words = ["study", *changed(template, tmp_path, put("tasks", value=["sst2", "own"]))[1:], "--dry-run"]
+    code, printed = run(*words)
+    assert (code, "unknown task 'own'" in printed) == (2, True), printed
+    code, printed = run(*words, "--task-dir", tmp_path / "none")
+    assert (code, "--task-dir" in printed, "no such folder" in printed) == (2, True, True)
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    text = (FOLDER / "sst2.yaml").read_text()
+    (folder / "own.yaml").write_text(text.replace("name: sst2", "name: own"))
+    for verb in ("study", "sweep", "pretrain"):
+        code, printed = run(verb, *words[1:], "--task-dir", folder)
+        assert code == 0, printed
+    (folder / "own.yaml").write_text(text)
+    code, printed = run(*words, "--task-dir", folder)
+    assert (code, "own.yaml: the task 'sst2' is already declared by" in printed) == (2, True), printed
 
 
 def test_a_missing_study_or_data_folder_is_named(template: Path, tmp_path: Path, run: Run) -> None:

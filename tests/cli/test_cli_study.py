@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mlmclm.tasks.registry import FOLDER
 from small_study import run, start, write_study
 
 
@@ -190,3 +191,22 @@ def _times(store: Path) -> dict[str, int]:
         path for pattern in ("cells/*/*.json", "states/*/state.json") for path in store.glob(pattern)
     )
     return {str(path.relative_to(store)): path.stat().st_mtime_ns for path in files}
+
+
+@pytest.mark.slow
+def test_the_users_own_task_is_swept_by_rays_workers_and_reported(home: Path, tmp_path: Path) -> None:
+    """The workers are processes of their own, which are told of no folder."""
+    own = tmp_path / "own"
+    study = write_study(own, models=["1m-untrained"], tasks=["kind_of_film"])
+    text = (FOLDER / "sst2.yaml").read_text().replace("name: sst2", "name: kind_of_film")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "kind_of_film.yaml").write_text(text.replace("metric: accuracy", "metric: matthews"))
+    words = (study, "--store", tmp_path / "store", "--data", own / "data", "--task-dir", tmp_path / "tasks", "--json")
+    code, output, errors = run("study", *words, home=home)
+    assert code == 0, errors
+    assert "--task-dir" in (tmp_path / "store" / "studies" / "small" / "report.html").read_text()
+    results = [json.loads(path.read_text()) for path in (tmp_path / "store" / "cells").glob("*/*.json")]
+    assert {(result["task"], result["metric"]) for result in results} == {("kind_of_film", "matthews")}
+    assert len(results) == 4
+    code, again, errors = run("report", *words, home=home)
+    assert (code, json.loads(again)) == (0, json.loads(output)), errors

@@ -22,7 +22,7 @@ from report_study import MODELS, facts
 from mlmclm.analysis.results import Grid
 from mlmclm.analysis.study import Analysis, analyse
 from mlmclm.errors import EnvironmentFault
-from mlmclm.reports.facts import ModelFacts
+from mlmclm.reports.facts import ModelFacts, TaskFacts
 from mlmclm.reports.report import render_report, write_report
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -136,6 +136,30 @@ def test_the_numbers_of_the_figures_are_in_the_tables_too() -> None:
             assert f"{score * 100:.2f}" in page.text
     for score in found.overall["mean"]:
         assert f"{score * 100:.2f}" in page.text
+
+
+def test_correlations_below_zero_are_compared_and_shown_as_any_score() -> None:
+    """A made-up task whose untrained model is worse than chance: the same study, moved down by 0.6."""
+    made = synthetic_results(MODELS, tasks=("pydocs-kind",))
+    for result in made:
+        result["metric"] = "matthews"
+        result["scores"] = {split: {"matthews": score["accuracy"] - 0.6} for split, score in result["scores"].items()}
+    found = analyse(made, "2m-untrained")
+    before = analyse(synthetic_results(MODELS, tasks=("pydocs-kind",)), "2m-untrained")
+    assert found.best["learning_rates"].tolist() == before.best["learning_rates"].tolist()
+    assert found.best["test_mean"].tolist() == pytest.approx((before.best["test_mean"] - 0.6).tolist())
+    assert found.best["test_mean"].min() < 0 < found.best["test_mean"].max()
+    for column in ("sd_seeds", "sd_rates", "range_rates", "regret", "share_near_best", "gain_at_stake"):
+        same = pytest.approx(before.stability[column].tolist(), nan_ok=True, abs=1e-9)
+        assert found.stability[column].tolist() == same, column
+    # A coefficient of variation means nothing around 0 and below.
+    negative = found.stability["model"] == "2m-untrained"
+    assert found.stability["relative_sd_rates"][negative].isna().all()
+    tasks = (TaskFacts("pydocs-kind", "Kind of definition", "sequence-classification", "matthews", {}, "pydocs"),)
+    _, page = read(found, replace(facts(), tasks=tasks))
+    assert "Matthews correlation" in page.text
+    for score in found.best["test_mean"]:
+        assert f"{score * 100:.2f}".replace("-", "\N{MINUS SIGN}") in page.text
 
 
 def test_the_page_says_which_model_is_best_and_that_pretraining_helps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import signal
@@ -13,6 +14,7 @@ from sweep_cells import make_cell, make_cells, make_result
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.tasks.registry import get_task
 
 
 def test_a_result_is_found_under_its_key_and_is_not_missing(tmp_path: Path) -> None:
@@ -31,6 +33,20 @@ def test_a_result_filed_under_another_models_name_takes_the_asked_ones(tmp_path:
     ledger, cell = Ledger(tmp_path), make_cell()
     ledger.write({**make_result(cell), "model": "an older name"})
     assert ledger.results([cell])[0]["model"] == cell.model
+
+
+def test_a_result_has_the_main_metric_that_its_task_is_declared_with_now(tmp_path: Path) -> None:
+    ledger, cell = Ledger(tmp_path), make_cell()
+    result = make_result(cell)
+    both = {split: {"accuracy": 0.5, "matthews": 0.1} for split in ("validation", "test")}
+    declared = get_task("sst2").model_copy(update={"metric": "matthews"})
+    own = dataclasses.replace(cell, declaration=declared)
+    ledger.write(result)
+    assert ledger.results([own])[0]["metric"] == "accuracy", "an old result may lack the score"
+    ledger.path(cell_key(cell)).unlink()
+    ledger.write({**result, "scores": both})
+    assert ledger.results([cell])[0]["metric"] == "accuracy"
+    assert ledger.results([own])[0]["metric"] == "matthews"
 
 
 def test_a_result_that_is_there_is_never_overwritten(tmp_path: Path) -> None:

@@ -13,8 +13,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from mlmclm.tasks.question_answering import answer_f1, exact_match, normalise_answer, windows
+from mlmclm.tasks.question_answering import (
+    answer_f1,
+    exact_match,
+    normalise_answer,
+    scores_with_unanswerable,
+    windows,
+)
 from mlmclm.tasks.retrieval import ndcg_at_10
+from mlmclm.tasks.sequence_classification import classification_scores
+from mlmclm.tasks.sequence_regression import correlations
 from mlmclm.tasks.token_classification import TokenClassification, words_of_tokens
 from small_models import CITIES, FILL, NAMES
 
@@ -55,6 +63,55 @@ def test_squad_scores_equal_the_official_definition_on_random_answers() -> None:
         assert answer_f1(prediction, references) == max(official_f1(prediction, one) for one in references)
         exact = max(official_normalise(prediction) == official_normalise(one) for one in references)
         assert exact_match(prediction, references) == float(exact)
+
+
+def official_v2(predictions: dict[str, str], golds: dict[str, list[str]]) -> dict[str, float]:
+    """SQuAD's evaluate-v2.0 by its published definition, without its thresholds; shares in place of percentages."""
+
+    def compute_exact(gold: str, found: str) -> int:
+        return int(official_normalise(gold) == official_normalise(found))
+
+    def compute_f1(gold: str, found: str) -> float:
+        gold_tokens, found_tokens = official_normalise(gold).split(), official_normalise(found).split()
+        common = collections.Counter(gold_tokens) & collections.Counter(found_tokens)
+        same = sum(common.values())
+        if len(gold_tokens) == 0 or len(found_tokens) == 0:
+            return int(gold_tokens == found_tokens)
+        if same == 0:
+            return 0
+        precision, recall = same / len(found_tokens), same / len(gold_tokens)
+        return 2 * precision * recall / (precision + recall)
+
+    exact_scores, f1_scores = {}, {}
+    for name, answers in golds.items():
+        gold_answers = [answer for answer in answers if official_normalise(answer)]
+        if not gold_answers:
+            gold_answers = [""]
+        exact_scores[name] = max(compute_exact(answer, predictions[name]) for answer in gold_answers)
+        f1_scores[name] = max(compute_f1(answer, predictions[name]) for answer in gold_answers)
+    has_answer = [name for name, answers in golds.items() if answers]
+    no_answer = [name for name, answers in golds.items() if not answers]
+    scores = {}
+    for prefix, names in (("", list(golds)), ("has_answer_", has_answer), ("no_answer_", no_answer)):
+        if names:
+            scores[f"{prefix}exact_match"] = sum(exact_scores[name] for name in names) / len(names)
+            scores[f"{prefix}f1"] = sum(f1_scores[name] for name in names) / len(names)
+    return scores
+
+
+def test_squad_v2_scores_equal_the_official_definition_on_random_answers() -> None:
+    chance = random.Random(0)
+    words = [*NAMES[:3], *FILL[:4], "The", "an", "a", "U.S.", "(so)", "..."]
+    for questions in (1, 2, 50, 200):
+        texts = [" ".join(chance.choices(words, k=chance.randint(0, 3))) for _ in range(questions)]
+        golds = [
+            [" ".join(chance.choices(words, k=chance.randint(1, 3))) for _ in range(chance.choice((0, 0, 1, 3)))]
+            for _ in range(questions)
+        ]
+        names = [f"q{number}" for number in range(questions)]
+        expected = official_v2(dict(zip(names, texts, strict=True)), dict(zip(names, golds, strict=True)))
+        assert scores_with_unanswerable(texts, golds) == pytest.approx(expected)
+    assert {"no_answer_f1", "has_answer_exact_match"} <= set(expected)
 
 
 def test_squad_scores_take_the_best_reference() -> None:
@@ -155,3 +212,49 @@ def test_windows_cover_the_passage_and_share_the_stride(tokens: int, room: int, 
     for (_, stop), (start, _) in itertools.pairwise(found):
         assert stop - start >= min(stride, room - 1)
     assert all(stop < tokens for _, stop in found[:-1])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classification_scores_equal_their_definitions_on_random_predictions(classes: int) -> None:
+    generator = np.random.default_rng(classes)
+    for _ in range(20):
+        labels, predicted = generator.integers(0, classes, (2, 60))
+        table = np.zeros((classes, classes))
+        np.add.at(table, (labels, predicted), 1)
+        true, called, right = table.sum(axis=1), table.sum(axis=0), np.diag(table)
+        # Gorodkin's R_K, which is Matthews' correlation for two classes.
+        covariance = right.sum() * 60 - true @ called
+        matthews = covariance / math.sqrt((60**2 - called @ called) * (60**2 - true @ true))
+        f1 = 2 * right / (true + called)
+        scores = classification_scores(labels, predicted, classes)
+        assert scores["accuracy"] == pytest.approx(right.sum() / 60)
+        assert scores["f1_macro"] == pytest.approx(f1.mean())
+        assert scores["matthews"] == pytest.approx(matthews)
+        assert ("f1" in scores) == (classes == 2)
+        if classes == 2:
+            assert scores["f1"] == pytest.approx(f1[1])
+
+
+def test_a_constant_prediction_has_no_correlation_and_an_opposite_one_has_minus_one() -> None:
+    labels = np.array([0, 1, 1, 0, 1])
+    assert classification_scores(labels, np.ones(5, dtype=int), 2)["matthews"] == 0.0
+    assert classification_scores(labels, 1 - labels, 2)["matthews"] == pytest.approx(-1)
+    assert correlations(labels.astype(float), np.full(5, 2.5)) == {"spearman": 0.0, "pearson": 0.0}
+    assert correlations(labels.astype(float), -labels.astype(float))["pearson"] == pytest.approx(-1)
+
+
+def test_correlations_equal_their_definitions_with_ties() -> None:
+    def pearson(a: np.ndarray, b: np.ndarray) -> float:
+        a, b = a - a.mean(), b - b.mean()
+        return float(a @ b / math.sqrt((a @ a) * (b @ b)))
+
+    def ranks(values: np.ndarray) -> np.ndarray:
+        return np.array([(values < value).sum() + ((values == value).sum() + 1) / 2 for value in values])
+
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        labels = generator.integers(0, 11, 80) / 2  # many ties, as STS-B's labels have
+        predicted = (labels + generator.normal(size=80) * 2).round(1).astype(np.float32)
+        scores = correlations(labels, predicted)
+        assert scores["pearson"] == pytest.approx(pearson(labels, predicted.astype(np.float64)))
+        assert scores["spearman"] == pytest.approx(pearson(ranks(labels), ranks(predicted)))

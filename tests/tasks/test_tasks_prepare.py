@@ -13,7 +13,7 @@ from mlmclm.tasks import prepare
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.prepare import find_or_prepare, prepare_task
 from mlmclm.tasks.question_answering import QuestionAnswering
-from small_models import save_small_model, small_tokenizer, write_all, write_table
+from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_table
 
 PROTOCOL = Protocol(max_length=64, stride=8)
 
@@ -23,6 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data/ and model/."""
     folder = tmp_path_factory.mktemp("prepare")
     write_all(folder / "data")
+    write_questions(folder / "data", unanswerable=True)
     save_small_model(folder / "model")
     return folder
 
@@ -124,3 +125,43 @@ def test_pairs_are_joined_by_their_template(place: Path, monkeypatch: pytest.Mon
     made = prepared(place, "sst2", Protocol(max_length=100, stride=8))
     ids = made.table("test")["input_ids"][0].as_py()
     assert small_tokenizer().decode(ids[:-1]) == "Question: Anna Oslo\nContext: Oslo"
+
+
+def test_a_question_without_an_answer_points_at_the_closing_token_of_every_window(place: Path) -> None:
+    tight = Protocol(max_length=24, stride=10)
+    made = prepared(place, "squad_v2", tight)
+    assert made.unanswerable
+    assert not prepared(place, "squad_4k", tight).unanswerable
+    table, examples = made.table("test").to_pydict(), made.table("test_examples").to_pydict()
+    empty = {number for number, answers in enumerate(examples["answers"]) if not answers}
+    assert len(empty) == 14
+    closing = [
+        start == end == len(ids) - 1
+        for ids, start, end in zip(table["input_ids"], table["start"], table["end"], strict=True)
+    ]
+    answered = {example for example, none in zip(table["example"], closing, strict=True) if not none}
+    assert answered == set(range(40)) - empty
+
+
+def test_no_answer_wins_where_it_scores_higher_than_every_span_in_every_window(place: Path) -> None:
+    """The true spans and empties give 1; a single window that doubts the empty answer gives the span."""
+    protocol = Protocol(max_length=24, stride=10)
+    made = prepared(place, "squad_v2", protocol)
+    family = QuestionAnswering(made, protocol)
+    table, examples = made.table("test").to_pydict(), made.table("test_examples").to_pydict()
+    predictions = []
+    for row, ids in enumerate(table["input_ids"]):
+        none = table["start"][row] == len(ids) - 1
+        first, last = table["start"][row] - table["passage"][row], table["end"][row] - table["passage"][row]
+        predictions.append(np.array([0.0, 0, 0, 0.5] if none else [1.0, first, last, 0.9]))
+    scores = family.score("test", predictions)
+    assert len(scores) == 6
+    assert set(scores.values()) == {1.0}
+    for prediction in predictions:
+        prediction[3] = 2.0  # now nothing has an answer
+    scores = family.score("test", predictions)
+    assert (scores["no_answer_f1"], scores["has_answer_f1"]) == (1.0, 0.0)
+    assert scores["f1"] == sum(not answers for answers in examples["answers"]) / 40
+    example = next(n for n in range(40) if table["example"].count(n) > 1)
+    predictions[table["example"].index(example)][3] = -1.0
+    assert [n for n, text in enumerate(family.texts("test", predictions)) if text] == [example]

@@ -1,0 +1,143 @@
+"""`mlmclm tasks`: which tasks there are, and what a model would be given of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mlmclm.cli import options
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption, print_json
+from mlmclm.errors import UserError
+
+_DEFAULT_LENGTH = 512
+_SHOWN = 400
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb and its own."""
+    verbs = typer.Typer(rich_markup_mode="markdown")
+    verbs.callback(invoke_without_command=True)(tasks)
+    verbs.command("check")(check)
+    app.add_typer(verbs, name="tasks", help="The tasks that there are; `tasks check NAME` reads one and shows it.")
+
+
+def tasks(context: typer.Context, task_dir: TaskDirOption = None, as_json: JsonOption = False) -> None:
+    """Lists the tasks: the packaged ones, those of installed packages, and those of your own folders.
+
+    Example: mlmclm tasks --task-dir my_tasks
+    """
+    from mlmclm.tasks.registry import find_tasks
+
+    if context.invoked_subcommand is not None:
+        for option, name in (("task_dir", "--task-dir"), ("as_json", "--json")):
+            source = context.get_parameter_source(option)
+            if source is not None and source.name == "COMMANDLINE":
+                raise UserError(f"tasks: give {name} behind `{context.invoked_subcommand}`.")
+        return
+    found = [
+        {
+            "name": task.name,
+            "family": task.family,
+            "metric": task.metric,
+            "source": "/".join(part for part in (task.source, task.config_name, task.data_dir) if part),
+            "revision": task.revision,
+            "licence": task.licence,
+            "title": task.title,
+        }
+        for task in find_tasks(task_dir or ()).values()
+    ]
+    if as_json:
+        print_json({"tasks": found})
+        return
+    table = Table()
+    for column in ("task", "family", "metric", "source", "licence"):
+        table.add_column(column, no_wrap=column in ("task", "family", "metric"))
+    for task in found:
+        table.add_row(*(str(task[key]) for key in ("name", "family", "metric", "source", "licence")))
+    Console(highlight=False).print(table)
+
+
+def check(
+    name: Annotated[str, typer.Argument(help="The task, such as sst2.", show_default=False)],
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="Folder of a Hugging Face tokenizer.", show_default=False)
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Folder of a Hugging Face model, whose tokenizer it is.", show_default=False),
+    ] = None,
+    data: DataOption = None,
+    task_dir: TaskDirOption = None,
+    store: StoreOption = options.DEFAULT_STORE,
+    max_length: Annotated[
+        int | None,
+        typer.Option("--max-length", min=8, help="Tokens of the longest sequence; 512, or fewer if the model's are."),
+    ] = None,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="How many training examples to show.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Reads and checks a task's data, and shows it as a model would be given it.
+
+    A few training examples as decoded tokens, how often each label occurs, and, of up to 10,000 sequences of each split, quantiles of
+    their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows). The store
+    is used for the generated pydocs tasks only.
+
+    Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
+    """
+    from mlmclm.tasks.registry import get_task
+
+    place = options.place(store, data, task_dir)
+    task = get_task(name, place.task_dirs)
+    if (tokenizer is None) == (model is None):
+        raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
+    from mlmclm.files import read_json
+    from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
+    from mlmclm.models.sources import longest
+    from mlmclm.tasks.load import load_task
+    from mlmclm.tasks.look import look
+    from mlmclm.tasks.settings import TaskSettings
+
+    folder = model or tokenizer
+    assert folder is not None
+    if model is not None:
+        check_model_folder(model)
+    tokenizer_hash(folder)
+    if max_length is None:
+        most = longest(read_json(folder / "config.json")) if (folder / "config.json").is_file() else None
+        max_length = min(_DEFAULT_LENGTH, most or _DEFAULT_LENGTH)
+    check_length(folder, max_length)
+    stride = min(TaskSettings.model_fields["stride"].default, max_length // 4)
+    settings = TaskSettings(max_length=max_length, stride=stride)
+    loaded = load_task(task, store=place.store, data_root=place.data_root)
+    found = look(loaded, load_tokenizer(folder), settings, examples=examples)
+    if as_json:
+        print_json({**found.plain(), "max_length": max_length, "fingerprint": loaded.fingerprint})
+        return
+    output = Console(highlight=False)
+    output.print(f"{task.name}: {task.title} ({task.family}, {task.metric})", markup=False, soft_wrap=True)
+    output.print(", ".join(f"{split} {rows:,}" for split, rows in found.rows.items()), soft_wrap=True)
+    for example in found.examples:
+        output.print()
+        for part, value in example.items():
+            words = " ".join(f"{token}/{tag}" for token, tag in value) if part == "tags" else str(value)
+            shown = words if len(words) <= _SHOWN else f"{words[:_SHOWN]} ..."
+            output.print(f"{part}: {shown}", markup=False, soft_wrap=True)
+    output.print()
+    for split, counts in found.labels.items():
+        shares = ", ".join(
+            f"{label} {count:,g}" if isinstance(count, float) else f"{label} {count:,}"
+            for label, count in counts.items()
+        )
+        output.print(f"{split}: {shares}", markup=False, soft_wrap=True)
+    if found.lengths:
+        first = next(iter(found.lengths.values()))
+        cut = "in windows" if task.family == "question-answering" else "cut"
+        table = Table("tokens", "of", *first.quantiles, f"{cut} at {max_length}")
+        for split, lengths in found.lengths.items():
+            quantiles = (f"{tokens:,}" for tokens in lengths.quantiles.values())
+            table.add_row(split, f"{lengths.sequences:,}", *quantiles, f"{lengths.truncated:.1%}")
+        output.print(table)

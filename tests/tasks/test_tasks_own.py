@@ -1,0 +1,122 @@
+"""A user's own tasks: from folders and from installed packages, run where nothing is installed but the cell itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import Cell, cell_key, run_cell
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.models.folder import weights_hash
+from mlmclm.tasks import registry
+from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.registry import FOLDER, find_tasks, get_task, task_names
+from small_models import save_small_model, write_sentiment
+
+SHORT = Protocol(max_steps=3, max_length=32, stride=8, batch_size=4, max_evaluation_examples=10)
+
+
+def declare(folder: Path, name: str = "own", metric: str = "matthews") -> Path:
+    """A folder with sst2's declaration under another name and metric."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = (FOLDER / "sst2.yaml").read_text()
+    text = text.replace("name: sst2", f"name: {name}").replace("metric: accuracy", f"metric: {metric}")
+    (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+def test_a_folders_tasks_stand_beside_the_packaged_ones(tmp_path: Path) -> None:
+    first, second = declare(tmp_path / "a"), declare(tmp_path / "b", "another")
+    assert set(find_tasks([first, second])) - set(task_names()) == {"own", "another"}
+    assert get_task("own", [first]).metric == "matthews"
+    with pytest.raises(UserError, match="unknown task 'own'"):
+        get_task("own")
+    with pytest.raises(UserError, match=r"unknown task 'ownn'. Did you mean 'own'"):
+        get_task("ownn", [first])
+
+
+def test_a_name_that_is_taken_is_an_error_with_both_files(tmp_path: Path) -> None:
+    folder = declare(tmp_path / "a", "sst2")
+    with pytest.raises(
+        UserError, match=r"a/sst2\.yaml: the task 'sst2' is already declared by .*declarations/sst2\.yaml"
+    ):
+        find_tasks([folder])
+    folders = [declare(tmp_path / name) for name in ("b", "c")]
+    with pytest.raises(UserError, match=r"c/own\.yaml: the task 'own' is already declared by .*b/own\.yaml"):
+        find_tasks(folders)
+
+
+def test_a_folder_without_declarations_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--task-dir .*nowhere: no such folder"):
+        find_tasks([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match=r"there is no declaration of a task \(\*\.yaml\) in it"):
+        find_tasks([tmp_path])
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What is installed is read anew, before and after."""
+    registry._installed.cache_clear()
+    yield
+    registry._installed.cache_clear()
+
+
+def install(place: Path, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution of a package `own_package` with an entry point, as an installer leaves it."""
+    declare(place / "own_package" / "tasks", "of_package")
+    (place / "own_package" / "__init__.py").touch()
+    information = place / "own_package-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[mlmclm.tasks]\nmine = {value}\n")
+    monkeypatch.delitem(sys.modules, "own_package", raising=False)
+    monkeypatch.syspath_prepend(place)
+
+
+def test_an_installed_packages_tasks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    install(tmp_path, "own_package.tasks", monkeypatch)
+    assert get_task("of_package").metric == "matthews"
+    with pytest.raises(
+        UserError, match=r"of_package\.yaml: the task 'of_package' is already declared by .*own_package"
+    ):
+        find_tasks([declare(tmp_path / "a", "of_package")])
+
+
+def test_an_entry_point_that_names_no_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
+    install(tmp_path, "own_package.elsewhere", monkeypatch)
+    with pytest.raises(UserError, match=r"entry point 'mine' .*'own_package.elsewhere' is not a package"):
+        task_names()
+
+
+def test_a_cell_brings_its_declaration_to_a_worker_that_has_none(tmp_path: Path) -> None:
+    write_sentiment(tmp_path / "data", train=60, test=20)
+    folder = save_small_model(tmp_path / "model")
+    task = get_task("own", [declare(tmp_path / "tasks")])
+    made = prepare_task(task, folder, SHORT, tmp_path / "store", tmp_path / "data")
+    bare = Cell("m", folder, weights_hash(folder), "own", made.task_data, SHORT, 1e-3, 0)
+    cell = dataclasses.replace(bare, declaration=task)
+    assert cell_key(cell) == cell_key(bare)
+    sent = pickle.loads(pickle.dumps(cell))
+    result = run_cell(sent, store=tmp_path / "another", data_root=tmp_path / "data")
+    assert (result["task"], result["metric"], result["status"]) == ("own", "matthews", "ok")
+    assert set(result["scores"]["test"]) == {"accuracy", "f1_macro", "f1", "matthews"}
+    with pytest.raises(UserError, match="unknown task 'own'"):
+        run_cell(bare, store=tmp_path / "another", data_root=tmp_path / "data")
+
+
+def test_the_data_of_a_task_are_the_same_under_whatever_name(tmp_path: Path) -> None:
+    write_sentiment(tmp_path / "data", train=60, test=20)
+    folder = save_small_model(tmp_path / "model")
+    own = get_task("own", [declare(tmp_path / "tasks")])
+    found = {
+        prepare_task(task, folder, SHORT, tmp_path / "store", tmp_path / "data").task_data for task in (own, "sst2")
+    }
+    assert len(found) == 1
