@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
+from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family
 from mlmclm.tasks.prepare import find_or_prepare
@@ -47,7 +48,8 @@ class Cell:
     """Fingerprint of the task's data (`Prepared.task_data`)."""
     protocol: Protocol
     learning_rate: float
-    seed: int
+    seed: Seed
+    """One number for all streams, or one for each."""
 
 
 def cell_key(cell: Cell) -> str:
@@ -59,10 +61,15 @@ def cell_key(cell: Cell) -> str:
             "task_data": cell.task_data,
             "protocol": cell.protocol.model_dump(mode="json"),
             "learning_rate": float(cell.learning_rate),
-            "seed": cell.seed,
+            "seed": seed_value(cell.seed),
             "engine": ENGINE_VERSION,
         }
     )
+
+
+def streams_of(seed: Seed) -> dict[str, int]:
+    """What each stream of a cell is seeded with (63 bits); each depends on its own number alone."""
+    return {name: stream(number, name) for name, number in asdict(Seeds.of(seed)).items()}
 
 
 def run_cell(
@@ -93,7 +100,7 @@ def run_cell(
     torch.set_flush_denormal(True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     family = _family(cell, store, data_root, cache)
-    streams = {name: stream(cell.seed, name) for name in ("head", "order", "dropout")}
+    streams = streams_of(cell.seed)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(streams["dropout"])
         encoder = copy.deepcopy(_base(cell, cache))
@@ -103,7 +110,13 @@ def run_cell(
         encoder, head = encoder.to(device), head.to(device)
         started = time.perf_counter()
         trained = train(
-            encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, seed=cell.seed, on_step=on_step
+            encoder,
+            head,
+            family,
+            cell.protocol,
+            learning_rate=cell.learning_rate,
+            order=streams["order"],
+            on_step=on_step,
         )
         ended = time.perf_counter()
         scores = None
@@ -124,7 +137,7 @@ def run_cell(
         "task_data": cell.task_data,
         "protocol": cell.protocol.model_dump(mode="json"),
         "learning_rate": float(cell.learning_rate),
-        "seed": cell.seed,
+        "seed": seed_value(cell.seed),
         "streams": streams,
         "engine": ENGINE_VERSION,
         "status": "ok" if scores is not None else "diverged",

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import mlmclm.finetuning.cell
 import mlmclm.finetuning.loop
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json
@@ -22,6 +23,7 @@ from mlmclm.finetuning.batching import evaluation_batches, stream, training_rows
 from mlmclm.finetuning.cell import Cell, cell_key, run_cell
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.folder import weights_hash
+from mlmclm.seeds import Seeds
 from mlmclm.tasks.prepare import prepare_task
 from small_models import save_small_model, write_all
 
@@ -104,6 +106,56 @@ def test_another_seed_or_rate_gives_another_result_and_the_streams_are_recorded(
     assert len({*first["streams"].values(), *other["streams"].values()}) == 6
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """What the cells of a test drew: the heads as they begin, the rows of all steps, what dropout hid first."""
+    found: dict[str, list[Any]] = {"head": [], "order": [], "dropout": []}
+    original = mlmclm.finetuning.cell.train
+
+    def watched(encoder: Any, head: Any, family: Any, *arguments: Any, **named: Any) -> Any:
+        found["head"].append({name: value.clone() for name, value in head.state_dict().items()})
+        rows: list[Any] = []
+        found["order"].append(rows)
+        batch = family.batch
+        monkeypatch.setattr(family, "batch", lambda chosen: (rows.append(chosen.tolist()), batch(chosen))[1])
+        state = torch.get_rng_state()
+        found["dropout"].append(torch.nn.functional.dropout(torch.ones(1000), 0.5))
+        torch.set_rng_state(state)
+        return original(encoder, head, family, *arguments, **named)
+
+    monkeypatch.setattr(mlmclm.finetuning.cell, "train", watched)
+    return found
+
+
+@pytest.mark.parametrize("varied", ["head", "order", "dropout"])
+def test_a_stream_of_another_seed_leaves_what_the_others_draw_as_it_is(
+    place: Path, drawn: dict[str, list[Any]], varied: str
+) -> None:
+    held = {"head": 3, "order": 4, "dropout": 5}
+    results = [
+        run(place, make(place, "conll2003", seed=Seeds(**{**held, varied: number}))) for number in (held[varied], 6)
+    ]  # conll2003's head has dropout
+    heads = [torch.equal(value, drawn["head"][1][name]) for name, value in drawn["head"][0].items() if "weight" in name]
+    same = {
+        "head": all(heads),
+        "order": drawn["order"][0] == drawn["order"][1],
+        "dropout": torch.equal(*drawn["dropout"]),
+    }
+    assert len(drawn["order"][0]) == 8
+    assert same == {name: name != varied for name in same}
+    first, second = (result["streams"] for result in results)
+    assert {name: first[name] == second[name] for name in first} == same
+    assert results[0]["seed"] == held
+    assert results[0]["key"] != results[1]["key"]
+    assert results[0]["curve"] != results[1]["curve"]
+
+
+def test_three_equal_seeds_are_the_cell_of_one_seed(place: Path) -> None:
+    plain, apart = make(place, "conll2003", seed=2), make(place, "conll2003", seed=Seeds(2, 2, 2))
+    assert cell_key(plain) == cell_key(apart)
+    assert bits(run(place, plain)) == bits(run(place, apart))
+
+
 def test_the_result_has_the_agreed_form(place: Path) -> None:
     cell = make(place, "squad_4k")
     result = run(place, cell)
@@ -130,8 +182,14 @@ def test_the_key_says_what_matters_and_nothing_else(place: Path) -> None:
     changes: list[dict[str, Any]] = [
         {"weights": "0"}, {"task": "conll2003"}, {"task_data": "0"}, {"learning_rate": 1.1e-3}, {"seed": 1},
         {"protocol": SHORT.model_copy(update={"batch_size": 9})},
+        {"seed": Seeds(1, 0, 0)}, {"seed": Seeds(0, 1, 0)}, {"seed": Seeds(0, 0, 1)},
     ]  # fmt: skip
-    assert len({key, *(cell_key(dataclasses.replace(cell, **change)) for change in changes)}) == 7
+    assert len({key, *(cell_key(dataclasses.replace(cell, **change)) for change in changes)}) == 10
+
+
+def test_the_key_of_a_cell_is_what_it_was_when_the_first_results_were_filed() -> None:
+    cell = Cell("a", Path("a"), "weights of a", "sst2", "data of sst2", Protocol(max_steps=10), 1e-3, 0)
+    assert cell_key(cell) == "4c82dbbb7752a0d68bee12df418b9166dffcc89107e212a131de210680a3381b"
 
 
 @pytest.mark.parametrize(("task", "metric", "wanted"), [
