@@ -34,6 +34,9 @@ SCHEMA = 1
 MODELS_KEPT = 2
 """Base models that a worker keeps in memory."""
 
+CELL_THREADS = 1
+"""Torch's threads while a cell is computed: sums are taken in another order with another number of them."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -59,7 +62,7 @@ def cell_key(cell: Cell) -> str:
             "weights": cell.weights,
             "task": cell.task,
             "task_data": cell.task_data,
-            "protocol": cell.protocol.model_dump(mode="json"),
+            "protocol": cell.protocol.identity(),
             "learning_rate": float(cell.learning_rate),
             "seed": seed_value(cell.seed),
             "engine": ENGINE_VERSION,
@@ -135,7 +138,7 @@ def run_cell(
         "task": cell.task,
         "family": task.family,
         "task_data": cell.task_data,
-        "protocol": cell.protocol.model_dump(mode="json"),
+        "protocol": cell.protocol.identity(),
         "learning_rate": float(cell.learning_rate),
         "seed": seed_value(cell.seed),
         "streams": streams,
@@ -164,6 +167,8 @@ def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, An
     """The task, tokenised and opened."""
     key = ("task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol)
     if key not in cache:
+        if cell.protocol.length_share is not None:
+            raise UserError("length_share is not settled: make the cell with `protocol.at_context(context)`.")
         check_length(cell.model_folder, cell.protocol.max_length)
         prepared = find_or_prepare(cell.task, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
         cache[key] = FAMILIES[prepared.family](prepared, cell.protocol)

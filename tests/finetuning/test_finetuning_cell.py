@@ -25,6 +25,7 @@ from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.folder import weights_hash
 from mlmclm.seeds import Seeds
 from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.sequence_classification import SequenceClassification
 from small_models import save_small_model, write_all
 
 TASKS = ("sst2", "conll2003", "squad_4k", "reqa_squad")
@@ -182,9 +183,12 @@ def test_the_key_says_what_matters_and_nothing_else(place: Path) -> None:
     changes: list[dict[str, Any]] = [
         {"weights": "0"}, {"task": "conll2003"}, {"task_data": "0"}, {"learning_rate": 1.1e-3}, {"seed": 1},
         {"protocol": SHORT.model_copy(update={"batch_size": 9})},
+        {"protocol": SHORT.model_copy(update={"attention": "causal"})},
+        {"protocol": SHORT.model_copy(update={"pooling": "bos"})}, {"protocol": SHORT.model_copy(update={"pooling": "last"})},
+        {"protocol": SHORT.model_copy(update={"precision": "bf16"})},
         {"seed": Seeds(1, 0, 0)}, {"seed": Seeds(0, 1, 0)}, {"seed": Seeds(0, 0, 1)},
     ]  # fmt: skip
-    assert len({key, *(cell_key(dataclasses.replace(cell, **change)) for change in changes)}) == 10
+    assert len({key, *(cell_key(dataclasses.replace(cell, **change)) for change in changes)}) == 14
 
 
 def test_the_key_of_a_cell_is_what_it_was_when_the_first_results_were_filed() -> None:
@@ -213,6 +217,42 @@ def test_every_option_runs_in_every_family(place: Path, changes: dict[str, Any])
         result = run(place, make(place, task, protocol))
         assert result["status"] == "ok"
         assert all(0 <= value <= 1 for split in result["scores"].values() for value in split.values())
+
+
+def test_direction_and_pooling_decide_which_tokens_a_prediction_depends_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[np.ndarray[Any, Any]]] = []
+    original = SequenceClassification.score
+
+    def watched(self: SequenceClassification, split: str, predictions: Any) -> dict[str, float]:
+        if split == "validation":
+            sequences = self.evaluation_sequences(split)
+            groups: dict[int, list[np.ndarray[Any, Any]]] = {}
+            for row, prediction in enumerate(predictions):
+                groups.setdefault(int(sequences[row][0]), []).append(prediction)
+            found.append([np.stack(group).std(axis=0).max() for group in groups.values() if len(group) > 1])
+        return original(self, split, predictions)
+
+    monkeypatch.setattr(SequenceClassification, "score", watched)
+
+    def spread(**changes: Any) -> float:
+        """How far predictions of sentences with the same first token lie apart."""
+        protocol = Protocol.model_validate({**SHORT.model_dump(), "precision": "fp32", **changes})
+        assert run(place, make(place, "sst2", protocol))["status"] == "ok"
+        return float(max(found[-1]))
+
+    assert found == []
+    # The first token of a causal model sees nothing but itself.
+    assert spread(attention="causal", pooling="bos") < 1e-5
+    for changes in ({"pooling": "bos"}, {"attention": "causal", "pooling": "last"}, {"attention": "causal"}):
+        assert spread(**changes) > 1e-4, changes
+
+
+def test_a_length_that_is_not_settled_is_refused(place: Path) -> None:
+    cell = make(place, "sst2")
+    with pytest.raises(UserError, match="at_context"):
+        run(place, dataclasses.replace(cell, protocol=Protocol(length_share=0.5)))
 
 
 def test_a_loss_that_is_not_finite_ends_the_cell_at_once_and_is_a_result(
