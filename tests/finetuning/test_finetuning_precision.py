@@ -21,7 +21,9 @@ from mlmclm.tasks.family import Family
 from mlmclm.tasks.prepare import prepare_task
 from small_models import save_small_model, write_sentiment
 
-PURE = Protocol(max_steps=10, max_length=48, stride=8, batch_size=8, precision="bf16", clip_norm=None)
+STEPS = 4
+"""Few, for one weight that is rounded otherwise changes all gradients after it."""
+PURE = Protocol(max_steps=STEPS, max_length=48, stride=8, batch_size=8, precision="bf16", clip_norm=None)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +57,8 @@ def written_out(family: Family, rate: float, moments: torch.dtype) -> dict[str, 
     first = [torch.zeros_like(value, dtype=moments) for value in parameters]
     second = copy.deepcopy(first)
     rows = training_rows(family.train_size, 8, seed=5)
-    for step in range(10):
-        lr = rate if step == 0 else rate * (10 - step) / 9  # one step of warm-up, then linear to 0
+    for step in range(STEPS):
+        lr = rate if step == 0 else rate * (STEPS - step) / (STEPS - 1)  # one step of warm-up, then linear to 0
         batch = family.batch(next(rows))
         packing = Packing.of([len(ids) for ids in batch.sequences])
         hidden = encode(encoder, pack_ids(batch.sequences, packing), packing, causal=False)
@@ -84,8 +86,8 @@ def test_pure_bf16_is_adamw_whose_weights_and_moments_are_rounded_every_step(fam
     train(encoder, head, family, PURE, learning_rate=1e-3, order=5)
     found = weights(encoder, head)
     assert {value.dtype for value in found.values()} == {torch.bfloat16}
-    assert share_equal(found, written_out(family, 1e-3, torch.bfloat16)) > 0.99
-    assert share_equal(found, written_out(family, 1e-3, torch.float32)) < 0.95, "moments in fp32 would be told apart"
+    assert share_equal(found, written_out(family, 1e-3, torch.bfloat16)) > 0.999
+    assert share_equal(found, written_out(family, 1e-3, torch.float32)) < 0.98, "moments in fp32 would be told apart"
 
 
 def test_a_small_step_is_lost_in_pure_bf16_and_kept_by_fp32_weights(family: Family) -> None:
