@@ -60,6 +60,8 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     if item["type"] == "missing":
         return f"{where}: key {key!r} is missing."
     message = item["msg"].removeprefix("Value error, ")
+    if not location:  # of the whole, which would be long to show
+        return f"{where}: {message.rstrip('.')}."
     return f"{where}: {key}: {message} (got {item['input']!r})."
 
 

@@ -136,7 +136,7 @@ def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask]
             "vocabulary": prepared.corpus.vocabulary,
         },
         recipe={key: _plain(value) for key, value in recipe.identity().items()},
-        protocol={key: _plain(value) for key, value in space.protocol.model_dump(mode="json").items()},
+        protocol={key: _plain(value) for key, value in space.protocol.identity().items()},
         versions={name: metadata.version(name) for name in ("mlmclm", "torch", "transformers", "deepspeed", "ray")},
     )
 

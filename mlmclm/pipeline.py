@@ -285,20 +285,16 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     Raises:
         UserError: an unknown space or task, or a sequence longer than the models are trained for.
     """
-    from mlmclm.sweeps.space import Space, find_space
+    from mlmclm.sweeps.space import find_space
     from mlmclm.tasks.registry import find_tasks
 
-    space = find_space(study.space)
+    space = find_space(study.space, study.tasks).at_context(study.recipe.block_length)
     known = find_tasks(task_dirs)
-    if study.tasks is not None:
-        values = space.model_dump() | {"tasks": study.tasks}
-        values["per_task"] = {task: keys for task, keys in space.per_task.items() if task in study.tasks}
-        space = Space.model_validate(values)
     for task in space.tasks:
         if task not in known:
             raise unknown("task", task, known)
         length = space.protocol_for(task).max_length
-        if length is not None and length > study.recipe.block_length:
+        if length > study.recipe.block_length:
             raise UserError(
                 f"task {task!r}: max_length {length} is longer than the models' sequences (recipe.block_length {study.recipe.block_length})."
             )

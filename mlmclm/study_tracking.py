@@ -102,7 +102,7 @@ class StudyTracking:
             tasks=space.tasks,
             learning_rates=space.learning_rates,
             seeds=space.seeds,
-            settings=space.protocol.model_dump(mode="json"),
+            settings=space.protocol.identity(),
             artifacts=artifacts or (),
             time_ms=time_ms,
             status="RUNNING" if running else "FINISHED",

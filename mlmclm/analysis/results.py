@@ -10,6 +10,9 @@ from typing import Any
 import pandas as pd
 
 from mlmclm.errors import UserError
+from mlmclm.seeds import Seed, Seeds, read_seed
+
+SEED_COLUMNS = {"seed": "Int64", "seed_head": "int64", "seed_order": "int64", "seed_dropout": "int64"}
 
 CELL_COLUMNS = {
     "key": "object",
@@ -18,7 +21,7 @@ CELL_COLUMNS = {
     "family": "object",
     "metric": "object",
     "learning_rate": "float64",
-    "seed": "int64",
+    **SEED_COLUMNS,
     "status": "object",
     "validation": "float64",
     "test": "float64",
@@ -38,7 +41,8 @@ class Grid:
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     learning_rates: tuple[float, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[Seed, ...]
+    """Combinations of the streams' seeds, where these vary by themselves."""
 
 
 def table(rows: Sequence[Record], columns: dict[str, str]) -> pd.DataFrame:
@@ -54,8 +58,9 @@ def records(frame: pd.DataFrame) -> list[Record]:
 def results_table(results: Iterable[Record]) -> pd.DataFrame:
     """One row a cell from the result files' JSON, sorted by model, task, learning rate and seed.
 
-    Columns: key, model, task, family, metric, learning_rate, seed, status ("ok" or "diverged"), validation and test
-    (the task's main metric as a fraction, correlations from -1 to 1; NaN where the cell diverged or lacks the split), diverged_step, steps,
+    Columns: key, model, task, family, metric, learning_rate, seed (missing where the streams have seeds of their own),
+    seed_head, seed_order, seed_dropout, status ("ok" or "diverged"), validation and test (the task's main metric as a fraction,
+    correlations from -1 to 1; NaN where the cell diverged or lacks the split), diverged_step, steps,
     tokens, parameters. The same result given twice counts once. What a cell cost in time is left out: it is not a
     property of the result.
 
@@ -63,14 +68,14 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
         UserError: two different results for one (model, task, learning rate, seed), a result without a needed entry,
             or a score that is not finite.
     """
-    rows: dict[tuple[str, str, float, int], Record] = {}
+    rows: dict[tuple[str, str, float, Seeds], Record] = {}
     for result in results:
         row = _row(result)
-        place = (row["model"], row["task"], row["learning_rate"], row["seed"])
+        place = _place(row)
         if place in rows and rows[place]["key"] != row["key"]:
             model, task, rate, seed = place
             raise UserError(
-                f"two results for model {model!r}, task {task!r}, learning rate {rate:g}, seed {seed} (keys "
+                f"two results for model {model!r}, task {task!r}, learning rate {rate:g}, seed {seed.simplest()} (keys "
                 f"{rows[place]['key']} and {row['key']}): they come from different weights, data or protocols, so they "
                 "cannot be in one analysis."
             )
@@ -91,7 +96,7 @@ def _row(result: Record) -> Record:
             "family": result["family"],
             "metric": metric,
             "learning_rate": float(result["learning_rate"]),
-            "seed": int(result["seed"]),
+            **_seed_entries(result),
             "status": result["status"],
             "validation": _score(result, scores, "validation", metric),
             "test": _score(result, scores, "test", metric),
@@ -104,6 +109,30 @@ def _row(result: Record) -> Record:
         raise UserError(
             f"result {result.get('key', '(without a key)')}: no entry {error}; it is not the result of a cell."
         ) from error
+
+
+def _seed_entries(result: Record) -> Record:
+    try:
+        seed = read_seed(result["seed"])
+    except ValueError as error:
+        raise UserError(f"result {result['key']}: seed: {error} (got {result['seed']!r}).") from error
+    seeds = Seeds.of(seed)
+    return {
+        "seed": seed if isinstance(seed, int) else None,
+        "seed_head": seeds.head,
+        "seed_order": seeds.order,
+        "seed_dropout": seeds.dropout,
+    }
+
+
+def seeds_of(row: Record) -> Seeds:
+    """The seeds of a row of the table: what its cells are told apart by at a learning rate."""
+    return Seeds(row["seed_head"], row["seed_order"], row["seed_dropout"])
+
+
+def wanted_seeds(grid: Grid) -> set[Seeds]:
+    """The seeds that were asked for."""
+    return {Seeds.of(seed) for seed in grid.seeds}
 
 
 def _score(result: Record, scores: dict[str, dict[str, float]], split: str, metric: str) -> float:
@@ -127,7 +156,7 @@ def observed_grid(cells: pd.DataFrame) -> Grid:
         models=tuple(sorted(set(cells["model"]))),
         tasks=tuple(sorted(set(cells["task"]))),
         learning_rates=tuple(sorted(set(cells["learning_rate"]))),
-        seeds=tuple(sorted(set(cells["seed"]))),
+        seeds=tuple(seeds.simplest() for seeds in sorted({seeds_of(row) for row in records(cells)})),
     )
 
 
@@ -137,7 +166,7 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
 
     A cell outside the grid is present without being expected; `missing` counts expected cells without any result.
     """
-    expected = {(rate, seed) for rate in grid.learning_rates for seed in grid.seeds}
+    expected = {(rate, seed) for rate in grid.learning_rates for seed in wanted_seeds(grid)}
     by_pair = cells_by_pair(cells)
     rows = []
     for model, task in all_pairs(cells, grid):
@@ -151,7 +180,7 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
                 "present": len(group),
                 "scored": sum(scored(cell) for cell in group),
                 "diverged": sum(cell["status"] == "diverged" for cell in group),
-                "missing": len(asked - {(cell["learning_rate"], cell["seed"]) for cell in group}),
+                "missing": len(asked - {(cell["learning_rate"], seeds_of(cell)) for cell in group}),
             }
         )
     columns = {"model": "object", "task": "object"} | dict.fromkeys(
@@ -161,11 +190,15 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
 
 
 def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
-    """The rows of the cells table grouped by (model, task), each group by rising learning rate and seed."""
+    """The rows of a table of cells grouped by (model, task), each group by rising learning rate and seed."""
     groups: dict[tuple[str, str], list[Record]] = {}
-    for cell in sorted(records(cells), key=lambda row: (row["model"], row["task"], row["learning_rate"], row["seed"])):
+    for cell in sorted(records(cells), key=_place):
         groups.setdefault((cell["model"], cell["task"]), []).append(cell)
     return groups
+
+
+def _place(row: Record) -> tuple[str, str, float, Seeds]:
+    return row["model"], row["task"], row["learning_rate"], seeds_of(row)
 
 
 def all_pairs(cells: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
@@ -177,6 +210,6 @@ def all_pairs(cells: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
 def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
     """The cells of one (model, task) grouped by learning rate, rising."""
     rates: dict[float, list[Record]] = {}
-    for cell in sorted(group, key=lambda row: (row["learning_rate"], row["seed"])):
+    for cell in sorted(group, key=_place):
         rates.setdefault(cell["learning_rate"], []).append(cell)
     return rates

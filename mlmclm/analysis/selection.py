@@ -1,5 +1,7 @@
 """Which learning rate is best, and the score at it.
 
+A seed is a combination of seeds where a grid varies those of head, order and dropout by themselves.
+
 Two rules, both deciding on validation and reporting on test:
 
 - `mean` (default): the rate with the highest mean over seeds of the validation score; all seeds use it.
@@ -23,13 +25,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 import pandas as pd
 
 from mlmclm.analysis.intervals import NAN, deviation, mean, student
-from mlmclm.analysis.results import Grid, Record, all_pairs, by_rate, cells_by_pair, scored, table
+from mlmclm.analysis.results import (
+    SEED_COLUMNS,
+    Grid,
+    Record,
+    all_pairs,
+    by_rate,
+    cells_by_pair,
+    scored,
+    seeds_of,
+    table,
+    wanted_seeds,
+)
 from mlmclm.errors import unknown
+from mlmclm.seeds import Seeds
 
 Rule = Literal["mean", "per_seed"]
 RULES: tuple[Rule, ...] = ("mean", "per_seed")
@@ -40,7 +55,7 @@ CHOSEN_COLUMNS = {
     "task": "object",
     "family": "object",
     "metric": "object",
-    "seed": "int64",
+    **SEED_COLUMNS,
     "learning_rate": "float64",
     "validation": "float64",
     "test": "float64",
@@ -102,7 +117,7 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
                 "n": len(good),
             }
             row["diverged"] = sum(cell["status"] == "diverged" for cell in members)
-            row["missing"] = len(set(grid.seeds) - {cell["seed"] for cell in members})
+            row["missing"] = len(wanted_seeds(grid) - {seeds_of(cell) for cell in members})
             for split in ("validation", "test"):
                 values = [cell[split] for cell in good]
                 interval = student(values, confidence=confidence)
@@ -112,7 +127,7 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
     return table(rows, CURVE_COLUMNS)
 
 
-def best_rate(group: Sequence[Record], seeds: Sequence[int]) -> float | None:
+def best_rate(group: Sequence[Record], seeds: AbstractSet[Seeds]) -> float | None:
     """The best learning rate of one (model, task) by the rule `mean`; None where no cell has a score.
 
     Args:
@@ -122,7 +137,7 @@ def best_rate(group: Sequence[Record], seeds: Sequence[int]) -> float | None:
     scores = {
         rate: [cell["validation"] for cell in members if scored(cell)] for rate, members in by_rate(group).items()
     }
-    wanted = set(seeds) | {cell["seed"] for cell in group}
+    wanted = seeds | {seeds_of(cell) for cell in group}
     lost = {rate: len(wanted) - len(values) for rate, values in scores.items() if values}
     if not lost:
         return None
@@ -142,14 +157,14 @@ def chosen_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.
     for group in cells_by_pair(cells).values():
         good = [cell for cell in group if scored(cell)]
         if rule == "mean":
-            best = best_rate(group, grid.seeds)
+            best = best_rate(group, wanted_seeds(grid))
             rows += [cell for cell in good if cell["learning_rate"] == best]
         else:
-            for seed in sorted({cell["seed"] for cell in good}):
-                own = [cell for cell in good if cell["seed"] == seed]
+            for seeds in sorted({seeds_of(cell) for cell in good}):
+                own = [cell for cell in good if seeds_of(cell) == seeds]
                 best = _first_best({cell["learning_rate"]: cell["validation"] for cell in own})
                 rows += [cell for cell in own if cell["learning_rate"] == best]
-    return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], cell["seed"])), CHOSEN_COLUMNS)
+    return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], seeds_of(cell))), CHOSEN_COLUMNS)
 
 
 def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confidence: float = 0.95) -> pd.DataFrame:
@@ -170,7 +185,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
         test = [cell["test"] for cell in picked]
         interval = student(test, confidence=confidence)
         taken = Counter(cell["learning_rate"] for cell in picked)
-        diverged, missing = _lost_seeds(group, picked, grid.seeds, rule)
+        diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid), rule)
         rows.append(
             {
                 "model": model,
@@ -195,16 +210,18 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
     return table(rows, BEST_COLUMNS)
 
 
-def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: Sequence[int], rule: Rule) -> tuple[int, int]:
+def _lost_seeds(
+    group: Sequence[Record], picked: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule
+) -> tuple[int, int]:
     """Seeds without a score at the chosen rate (under `per_seed`: at any rate) as (diverged, not run)."""
     rates = (
         {cell["learning_rate"] for cell in picked}
         if rule == "mean" and picked
         else {cell["learning_rate"] for cell in group}
     )
-    lost = (set(seeds) | {cell["seed"] for cell in group}) - {cell["seed"] for cell in picked}
+    lost = (seeds | {seeds_of(cell) for cell in group}) - {seeds_of(cell) for cell in picked}
     diverged = {
-        cell["seed"] for cell in group if cell["status"] == "diverged" and cell["learning_rate"] in rates
+        seeds_of(cell) for cell in group if cell["status"] == "diverged" and cell["learning_rate"] in rates
     } & lost
     return len(diverged), len(lost - diverged)
 

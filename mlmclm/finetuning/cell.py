@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
+from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family
@@ -33,6 +34,9 @@ SCHEMA = 1
 """Of the result's form."""
 MODELS_KEPT = 2
 """Base models that a worker keeps in memory."""
+
+CELL_THREADS = 1
+"""Torch's threads while a cell is computed: sums are taken in another order with another number of them."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Cell:
     """Fingerprint of the task's data (`Prepared.task_data`)."""
     protocol: Protocol
     learning_rate: float
-    seed: int
+    seed: Seed
+    """One number for all streams, or one for each."""
     declaration: Task | None = field(default=None, compare=False)
     """The task's, which a worker may not have installed; None for the installed one of this name. `task_data` has what
     matters of it, and not which of the scores is the main one."""
@@ -66,12 +71,17 @@ def cell_key(cell: Cell) -> str:
             "weights": cell.weights,
             "task": cell.task,
             "task_data": cell.task_data,
-            "protocol": cell.protocol.model_dump(mode="json"),
+            "protocol": cell.protocol.identity(),
             "learning_rate": float(cell.learning_rate),
-            "seed": cell.seed,
+            "seed": seed_value(cell.seed),
             "engine": ENGINE_VERSION,
         }
     )
+
+
+def streams_of(seed: Seed) -> dict[str, int]:
+    """What each stream of a cell is seeded with (63 bits); each depends on its own number alone."""
+    return {name: stream(number, name) for name, number in asdict(Seeds.of(seed)).items()}
 
 
 def run_cell(
@@ -102,7 +112,7 @@ def run_cell(
     torch.set_flush_denormal(True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     family = _family(cell, store, data_root, cache)
-    streams = {name: stream(cell.seed, name) for name in ("head", "order", "dropout")}
+    streams = streams_of(cell.seed)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(streams["dropout"])
         encoder = copy.deepcopy(_base(cell, cache))
@@ -112,7 +122,13 @@ def run_cell(
         encoder, head = encoder.to(device), head.to(device)
         started = time.perf_counter()
         trained = train(
-            encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, seed=cell.seed, on_step=on_step
+            encoder,
+            head,
+            family,
+            cell.protocol,
+            learning_rate=cell.learning_rate,
+            order=streams["order"],
+            on_step=on_step,
         )
         ended = time.perf_counter()
         scores = None
@@ -131,9 +147,9 @@ def run_cell(
         "task": cell.task,
         "family": task.family,
         "task_data": cell.task_data,
-        "protocol": cell.protocol.model_dump(mode="json"),
+        "protocol": cell.protocol.identity(),
         "learning_rate": float(cell.learning_rate),
-        "seed": cell.seed,
+        "seed": seed_value(cell.seed),
         "streams": streams,
         "engine": ENGINE_VERSION,
         "status": "ok" if scores is not None else "diverged",
@@ -160,6 +176,8 @@ def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, An
     """The task, tokenised and opened."""
     key = ("task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol)
     if key not in cache:
+        if cell.protocol.length_share is not None:
+            raise UserError("length_share is not settled: make the cell with `protocol.at_context(context)`.")
         check_length(cell.model_folder, cell.protocol.max_length)
         prepared = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
         cache[key] = FAMILIES[prepared.family](prepared, cell.protocol)

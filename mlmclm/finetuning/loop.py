@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mlmclm.finetuning.batching import Array, evaluation_batches, stream, training_rows
+from mlmclm.finetuning.batching import Array, evaluation_batches, training_rows
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.packing import Packing
@@ -50,7 +50,7 @@ def train(
     protocol: Protocol,
     *,
     learning_rate: float,
-    seed: int,
+    order: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> Trained:
     """Fine-tunes in place; ends at the first loss or gradient that is not finite.
@@ -59,6 +59,7 @@ def train(
     caller seeds.
 
     Args:
+        order: what the stream `order` is seeded with.
         on_step: called with step (from 1), steps, loss.
     """
     device = next(encoder.parameters()).device
@@ -73,7 +74,7 @@ def train(
         eps=protocol.adam_epsilon,
         fused=True,
     )
-    rows = training_rows(family.train_size, protocol.batch_size, stream(seed, "order"))
+    rows = training_rows(family.train_size, protocol.batch_size, order)
     curve: list[list[float]] = []
     since: list[float] = []
     every = max(1, steps // CURVE_POINTS)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from mlmclm.configuration import parse
 from mlmclm.tasks.settings import TaskSettings
+
+FIRST_FIELDS = frozenset(
+    (
+        "max_length", "max_train_examples", "max_evaluation_examples", "max_evaluation_documents", "pooling", "classifier",
+        "head_dropout", "label_sub_tokens", "stride", "max_answer_tokens", "query_prefix", "document_prefix", "temperature",
+        "symmetric", "batch_size", "max_steps", "epochs", "warmup_ratio", "adam_beta1", "adam_beta2", "adam_epsilon",
+        "weight_decay", "clip_norm", "precision", "attention", "evaluation_batch_tokens",
+    )
+)  # fmt: skip
+"""What every cell's key holds; a field that came later is in it where it differs from its default."""
 
 
 class Protocol(TaskSettings):
@@ -32,7 +44,12 @@ class Protocol(TaskSettings):
     clip_norm: float | None = Field(default=1.0, gt=0)
     """Largest norm of the gradient (1.0 is Trainer's); None leaves it."""
     precision: Literal["bf16-autocast", "fp32", "bf16"] = "bf16-autocast"
+    """fp32 weights and optimiser with products in bfloat16, or all in fp32; `bf16` keeps weights, gradients and
+    optimiser states in bfloat16 too (study)."""
     attention: Literal["bidirectional", "causal"] = "bidirectional"
+    """What a token sees: the whole sequence, or nothing behind it."""
+    length_share: float | None = Field(default=None, gt=0, le=1)
+    """In place of `max_length`: this share of the model's context, rounded (study: 0.99); see `at_context`."""
     evaluation_batch_tokens: int = Field(default=4096, ge=64)
     """Tokens of an evaluation batch, which holds at least one sequence."""
 
@@ -42,6 +59,26 @@ class Protocol(TaskSettings):
             raise ValueError("give 'max_steps' or 'epochs'")
         return self
 
+    def at_context(self, context: int) -> Protocol:
+        """The protocol for a model of this context in tokens: `max_length` in place of `length_share`, and a `stride` of
+        at most a quarter of it (128 is that of 512).
+
+        Raises:
+            UserError: the settings don't go with that length.
+        """
+        if self.length_share is None:
+            return self
+        length = round(self.length_share * context)
+        where = f"length_share {self.length_share:g} of a context of {context} tokens (max_length {length})"
+        settled = {"length_share": None, "max_length": length, "stride": min(self.stride, max(1, length // 4))}
+        return parse(Protocol, {**self.model_dump(), **settled}, where=where)
+
+    def identity(self) -> dict[str, Any]:
+        """What a cell's key holds, and what reports show."""
+        defaults = type(self).model_construct().model_dump(mode="json")
+        values = self.model_dump(mode="json")
+        return {name: value for name, value in values.items() if name in FIRST_FIELDS or value != defaults[name]}
+
     def steps(self, examples: int) -> int:
         """Optimiser steps on a training split of so many rows."""
         limits = []
@@ -50,6 +87,12 @@ class Protocol(TaskSettings):
         if self.epochs is not None:
             limits.append(max(1, math.ceil(self.epochs * examples / self.batch_size)))
         return min(limits)
+
+
+def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a protocol with some changed; a `max_length` takes the place of a `length_share`."""
+    fixed = "max_length" in changes and "length_share" not in changes
+    return {**settings, **changes, **({"length_share": None} if fixed else {})}
 
 
 def learning_rate_at(peak: float, step: int, steps: int, warmup_ratio: float) -> float:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mlmclm.seeds import Seed
+
 Kind = Literal["pretrained", "continued", "untrained", "external"]
 Value = str | int | float | bool | None
 
@@ -92,7 +94,7 @@ class StudyFacts:
     models: tuple[ModelFacts, ...]
     tasks: tuple[TaskFacts, ...]
     learning_rates: tuple[float, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[Seed, ...]
     baseline: str | None = None
     corpus: Mapping[str, Value] = field(default_factory=dict)
     recipe: Mapping[str, Value] = field(default_factory=dict)

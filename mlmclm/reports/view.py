@@ -14,6 +14,7 @@ from mlmclm.analysis.selection import rate_text
 from mlmclm.analysis.study import Analysis
 from mlmclm.reports import figures, text, wording
 from mlmclm.reports.facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.seeds import seed_labels
 
 EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}
 
@@ -78,7 +79,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "settings": _settings(facts),
         "rule": analysis.rule,
         "confidence": f"{analysis.confidence * 100:g} %",
-        "grid": f"{text.rates(analysis.grid.learning_rates)} × seeds {', '.join(map(str, analysis.grid.seeds))}",
+        "grid": f"{text.rates(analysis.grid.learning_rates)} × seeds {', '.join(seed_labels(analysis.grid.seeds))}",
     }
 
 

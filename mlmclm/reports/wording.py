@@ -8,9 +8,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mlmclm.analysis.comparison import against
-from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.analysis.study import Analysis
 from mlmclm.reports import text
+from mlmclm.seeds import Seeds
+
+STREAM_WORDS = {"head": "the head's initial weights", "order": "the order of the data", "dropout": "dropout"}
 
 
 @dataclass(frozen=True)
@@ -169,11 +172,27 @@ def _pairs(rows: list[Record], total: int) -> str:
     return f"{len(rows)} of {total} model-task pairs ({named}; marked in the table of scores)"
 
 
+def _noise(grid: Grid) -> str:
+    """What of a cell's chance the grid's seeds vary, and what that means for an interval."""
+    if all(isinstance(seed, int) for seed in grid.seeds):
+        return "fine-tuning seeds only"
+    seeds = [Seeds.of(seed) for seed in grid.seeds]
+    numbers = {name: {getattr(each, name) for each in seeds} for name in STREAM_WORDS}
+    varied = [words for name, words in STREAM_WORDS.items() if len(numbers[name]) > 1]
+    held = [words for name, words in STREAM_WORDS.items() if len(numbers[name]) == 1]
+    noise = f"{text.listing(varied)} only" if varied else "no seed"
+    if held:
+        noise += f"; {text.listing(held)} {'was' if len(held) == 1 else 'were'} held"
+    if any(len(numbers[name]) not in (1, len(seeds)) for name in STREAM_WORDS):
+        noise += ". Combinations share seeds, so their scores are not independent and intervals are too narrow"
+    return noise
+
+
 def limits(analysis: Analysis) -> list[str]:
     """What the intervals never cover, whatever the results."""
     percent = f"{analysis.confidence * 100:g} %"
     return [
-        f"The {percent} intervals cover the noise of fine-tuning seeds only.",
+        f"The {percent} intervals cover the noise of {_noise(analysis.grid)}.",
         "Each model was pretrained once: another pretraining seed would move its scores by an unknown amount.",
         "Test sets are finite and shared by all models: their sampling noise is in no interval.",
         "The mean over tasks weighs every task the same, although their metrics differ.",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.seeds import Seeds
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 
@@ -69,5 +70,8 @@ def learning_rate_label(learning_rate: float) -> str:
 
 
 def cell_name(cell: Cell) -> str:
-    """What the cell is called in logs, in Ray and in MLflow: `2m-clm-600/pydocs-qa/lr1e-03/s0`."""
-    return f"{cell.model}/{cell.task}/lr{learning_rate_label(cell.learning_rate)}/s{cell.seed}"
+    """What the cell is called in logs, in Ray and in MLflow: `2m-clm-600/pydocs-qa/lr1e-03/s0`, or `.../h0-o1-d0`
+    where the streams have seeds of their own."""
+    seed = Seeds.of(cell.seed).simplest()
+    label = f"s{seed}" if isinstance(seed, int) else str(seed)
+    return f"{cell.model}/{cell.task}/lr{learning_rate_label(cell.learning_rate)}/{label}"

@@ -6,11 +6,11 @@ A file is written whole or not at all, by the worker that computed the cell. Wha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import UserError
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import canonical_json, disk_fault, write_atomic
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps.cells import unique_by_key
@@ -65,6 +65,23 @@ class Ledger:
         path = self.path(result["key"])
         if not path.exists():
             write_atomic(path, canonical_json(result) + "\n")
+
+    def complete(self, cell: Cell, compute: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+        """A cell's result, computed and filed where it isn't there; and whether it was computed now.
+
+        Raises:
+            UserError: the file that is there is damaged.
+            EnvironmentFault: the disk is full or not writable.
+        """
+        key = cell_key(cell)
+        found = self.find(key)
+        if found is not None:
+            return found, False
+        self.write(compute(cell))
+        filed = self.find(key)
+        if filed is None:
+            raise EnvironmentFault(f"{self.path(key)}: written, but not there. Was it removed?")
+        return filed, True
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """The cells without a result, each key once, in order. Damaged files are found when they are read."""

@@ -5,49 +5,44 @@ A space is a YAML file, either one of the packaged ones (`tune_spaces/NAME.yaml`
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from mlmclm.configuration import Frozen, load_config, parse
-from mlmclm.errors import UserError, unknown
-from mlmclm.finetuning.protocol import Protocol
-
-PACKAGED = "mlmclm.tune_spaces"
-"""Where the wheel puts the checkout's top-level folder `tune_spaces/`."""
-
-LearningRate = Annotated[float, Field(gt=0, lt=1)]
-Seed = Annotated[int, Field(ge=0)]
+from mlmclm.configuration import load_config, parse, read_yaml
+from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
+from mlmclm.sweeps.protocols import LearningRates, SeedList, TaskProtocols, with_protocol, without_duplicates
 
 
-class Space(Frozen):
+class Space(TaskProtocols):
     """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`.
 
-    `per_task` overrides keys of `protocol` for single tasks, for instance `conll2003: {epochs: 1, max_steps: null}`.
+    A seed is one number for a cell's three streams of chance, or a mapping with one for each. `seeds` is a list of them, or
+    a list for each stream, whose combinations are meant: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
+
+    `protocol` is a mapping, the name of a packaged protocol, or a mapping with such a name as `base` and what is different;
+    a named one brings its learning rates and seeds where the space has none. `per_task` overrides keys of `protocol` for
+    single tasks, for instance `conll2003: {epochs: 1, max_steps: null}`.
+
     `cpus_per_cell` and `gpus_per_cell` are what one running cell reserves of the cluster; a fraction of a GPU lets
     several cells share it (its memory is then shared too, unguarded). `max_concurrent` bounds the number of cells at
     once.
     """
 
     description: str = ""
-    tasks: tuple[str, ...] = Field(min_length=1)
-    learning_rates: tuple[LearningRate, ...] = Field(min_length=1)
-    seeds: tuple[Seed, ...] = Field(min_length=1)
-    protocol: Protocol
-    per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)]
+    learning_rates: LearningRates
+    seeds: SeedList
     cpus_per_cell: float = Field(default=1, gt=0)
     gpus_per_cell: float = Field(default=0, ge=0)
     max_concurrent: int | None = Field(default=None, ge=1)
 
-    @field_validator("tasks", "learning_rates", "seeds")
+    @model_validator(mode="before")
     @classmethod
-    def _no_duplicates(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        twice = sorted({value for value in values if values.count(value) > 1})
-        if twice:
-            raise ValueError(f"{', '.join(map(str, twice))} is listed more than once")
-        return values
+    def _named_protocol(cls, values: Any) -> Any:
+        return with_protocol(values)
 
     @field_validator("gpus_per_cell")
     @classmethod
@@ -56,57 +51,43 @@ class Space(Frozen):
             raise ValueError("is a fraction below 1 or a whole number of GPUs")
         return value
 
-    @model_validator(mode="after")
-    def _overrides_fit(self) -> Space:
-        for task in self.per_task:
-            if task not in self.tasks:
-                raise ValueError(str(unknown("task", task, self.tasks, where="per_task")))
-            try:
-                self.protocol_for(task)
-            except UserError as error:  # pydantic adds the file's name to a ValueError only
-                raise ValueError(str(error)) from error
-        return self
+    def _known_tasks(self) -> tuple[str, ...]:
+        return self.tasks
 
-    def protocol_for(self, task: str) -> Protocol:
-        """The protocol of one task: the common one with the task's overrides.
+    def at_context(self, context: int) -> Space:
+        """The space for models of this context in tokens: lengths that are a share of it become numbers.
 
         Raises:
-            UserError: an override names a key that a protocol doesn't have, or a value that it doesn't allow.
+            UserError: the settings don't go with that length.
         """
-        overrides = self.per_task.get(task)
-        if not overrides:
-            return self.protocol
-        return parse(Protocol, {**self.protocol.model_dump(), **overrides}, where=f"per_task.{task}")
-
-
-def spaces_folder() -> Path:
-    """The folder of the packaged spaces: inside the installed package, or `tune_spaces/` of the checkout."""
-    found = importlib.util.find_spec(PACKAGED)
-    for location in (found.submodule_search_locations or []) if found else []:
-        if Path(location).is_dir():
-            return Path(location)
-    checkout = Path(__file__).resolve().parents[2] / "tune_spaces"
-    if checkout.is_dir():
-        return checkout
-    raise UserError("The packaged search spaces are not installed: give the path of a YAML file instead.")
+        shares = {task: self.protocol_for(task) for task, changes in self.per_task.items() if "length_share" in changes}
+        lengths = {
+            task: {"length_share": None, "max_length": settled.max_length, "stride": settled.stride}
+            for task, protocol in shares.items()
+            for settled in [protocol.at_context(context)]
+        }
+        per_task = {task: {**changes, **lengths.get(task, {})} for task, changes in self.per_task.items()}
+        return self.model_copy(update={"protocol": self.protocol.at_context(context), "per_task": per_task})
 
 
 def space_names() -> list[str]:
     """The names of the packaged spaces, sorted."""
-    return sorted(path.stem for path in spaces_folder().glob("*.yaml"))
+    return names_in(spaces_folder())
 
 
-def find_space(name_or_path: str | Path) -> Space:
+def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None) -> Space:
     """The space of a packaged name (`quickstart`) or of a YAML file.
 
-    Whatever ends in .yaml or .yml, or has a folder in it, is a path.
+    Args:
+        tasks: in place of the space's own, whose settings for other tasks are then left out.
 
     Raises:
         UserError: no such name (with the nearest one) or file, an unknown key, or a value that is not allowed.
     """
-    text = str(name_or_path)
-    if text.endswith((".yaml", ".yml")) or len(Path(text).parts) > 1:
-        return load_config(Space, Path(text))
-    if text not in space_names():
-        raise unknown("search space", text, space_names())
-    return load_config(Space, spaces_folder() / f"{text}.yaml")
+    path = packaged_or_own("search space", name_or_path, spaces_folder())
+    space = load_config(Space, path)
+    if tasks is None:
+        return space
+    values = read_yaml(path)
+    own = {task: changes for task, changes in (values.get("per_task") or {}).items() if task in tasks}
+    return parse(Space, values | {"tasks": list(tasks), "per_task": own}, where=str(path))

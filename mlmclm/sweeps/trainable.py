@@ -11,7 +11,7 @@ from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.finetuning.cell import Cell, cell_key, run_cell
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, run_cell
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 
@@ -46,7 +46,7 @@ class SweepWorker(tune.Trainable):
         """
         if cells is None or store is None:
             raise TypeError("cells and store are needed: pass them by tune.with_parameters")
-        torch.set_num_threads(1)
+        torch.set_num_threads(CELL_THREADS)
         self._cells, self._store, self._data_root = cells, store, data_root
         self._cache: dict[Any, Any] = {}
         self._weights = ""
@@ -76,11 +76,8 @@ class SweepWorker(tune.Trainable):
         return {"outcome": outcome, "done": True}
 
     def _run(self) -> str:
-        ledger = Ledger(self._store)
-        if ledger.find(cell_key(self._cell)) is not None:
-            return REUSED
-        ledger.write(self.compute(self._cell))
-        return COMPUTED
+        _, computed = Ledger(self._store).complete(self._cell, self.compute)
+        return COMPUTED if computed else REUSED
 
     def compute(self, cell: Cell) -> dict[str, Any]:
         """The cell's result (see `run_cell`)."""

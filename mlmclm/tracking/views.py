@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from mlmclm.files import stable_hash
+from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.tracking.records import Point, RunRecord, Status
 
 KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"
@@ -47,7 +49,7 @@ def sweep_record(
     models: Sequence[str],
     tasks: Sequence[str],
     learning_rates: Sequence[float],
-    seeds: Sequence[int],
+    seeds: Sequence[Seed],
     settings: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
     time_ms: int = 0,
@@ -64,7 +66,7 @@ def sweep_record(
         "mlmclm.models": ", ".join(models),
         "mlmclm.tasks": ", ".join(tasks),
         "mlmclm.learning_rates": ", ".join(f"{rate:g}" for rate in learning_rates),
-        "mlmclm.seeds": ", ".join(map(str, seeds)),
+        "mlmclm.seeds": ", ".join(seed_labels(seeds)),
     }
     factors = (
         f"{len(models)} models",
@@ -138,15 +140,17 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
         metrics += _single_points({f"{split}_{name}": value for name, value in scores.items()}, finished)
     cost = {f"cost_{name}": value for name, value in result["cost"].items() if isinstance(value, int | float)}
     metrics += _single_points({**cost, "steps": result["steps"], "tokens": result["tokens"]}, finished)
-    rate, seed = result["learning_rate"], result["seed"]
+    rate, seed = result["learning_rate"], read_seed(result["seed"])
+    own = {} if isinstance(seed, int) else {f"seed_{name}": str(value) for name, value in asdict(seed).items()}
     return RunRecord(
         key=cell_record_key(result["model"], result["key"]),
-        name=f"lr{rate:.3g} s{seed}",
+        name=f"lr{rate:.3g} {f's{seed}' if isinstance(seed, int) else seed}",
         parent_key=group_key(study, result["model"], result["task"]),
         params={
             "learning_rate": f"{rate:g}",
             "model": str(result["model"]),
             "seed": str(seed),
+            **own,
             "task": str(result["task"]),
             **dict(flatten(result["protocol"], "settings.")),
         },

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import random
 import statistics
 from typing import Any
 
+import pandas as pd
 import pytest
 from analysis_study import cell, synthetic_results
 from scipy import stats
@@ -15,6 +17,7 @@ from scipy import stats
 from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
 from mlmclm.analysis.selection import best_table, chosen_table, curve_table, rate_text
 from mlmclm.errors import UserError
+from mlmclm.seeds import Seed, Seeds, seed_value
 
 TASK = "pydocs-kind"
 Scores = dict[float, list[tuple[float, float] | None]]
@@ -98,6 +101,36 @@ def test_a_best_rate_at_the_edge_of_what_was_tried_is_flagged() -> None:
     assert best({1e-4: low})["edge"] == "only"
     # A higher rate that diverged bounds the optimum.
     assert best({1e-4: low, 1e-3: high, 1e-2: [None, None]})["edge"] == ""
+
+
+def test_a_combination_of_the_streams_seeds_counts_as_a_seed() -> None:
+    streams: list[Seed] = [0, Seeds(0, 1, 0), Seeds(0, 2, 0)]
+    scores = {1e-4: (0.5, 0.6, 0.7), 1e-3: (0.8, 0.9)}
+    made = [
+        cell("m", TASK, rate, 0, score, score) | {"seed": seed_value(seed), "key": f"{rate} {seed}"}
+        for rate, own in scores.items()
+        for seed, score in zip(streams, own, strict=False)
+    ]
+    cells = results_table(reversed(made))
+    assert cells["seed"].isna().tolist() == [False, True, True, False, True]
+    assert cells["seed_order"].tolist() == [0, 1, 2, 0, 1]
+    grid = observed_grid(cells)
+    assert grid.seeds == tuple(streams)
+    row = records(best_table(cells, grid))[0]
+    assert (row["learning_rate"], row["n"], row["missing"]) == (1e-4, 3, 0)
+    assert row["test_sd"] == pytest.approx(statistics.stdev([0.5, 0.6, 0.7]))
+    curve = records(curve_table(cells, grid))
+    assert [(point["n"], point["missing"]) for point in curve] == [(3, 0), (2, 1)]
+    assert coverage_table(cells, grid)["missing"].tolist() == [1]
+    own = records(best_table(cells, grid, rule="per_seed"))[0]
+    assert own["learning_rates"] == "1e-4 (1), 1e-3 (2)"
+    buffer = io.BytesIO()
+    cells.to_parquet(buffer)
+    assert len(pd.read_parquet(buffer)) == 5
+    with pytest.raises(UserError, match="seed h0-o1-d0"):
+        results_table([*made, made[1] | {"key": "another"}])
+    with pytest.raises(UserError, match="seed: no seed for order, dropout"):
+        results_table([made[0] | {"seed": {"head": 1}}])
 
 
 def test_per_seed_takes_each_seeds_own_best_rate() -> None:

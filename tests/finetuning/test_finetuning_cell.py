@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import mlmclm.finetuning.cell
 import mlmclm.finetuning.loop
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json
@@ -22,7 +23,9 @@ from mlmclm.finetuning.batching import evaluation_batches, stream, training_rows
 from mlmclm.finetuning.cell import Cell, cell_key, run_cell
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.folder import weights_hash
+from mlmclm.seeds import Seeds
 from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.sequence_classification import SequenceClassification
 from small_models import save_small_model, write_all, write_questions, write_similarities
 
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
@@ -107,6 +110,56 @@ def test_another_seed_or_rate_gives_another_result_and_the_streams_are_recorded(
     assert len({*first["streams"].values(), *other["streams"].values()}) == 6
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """What the cells of a test drew: the heads as they begin, the rows of all steps, what dropout hid first."""
+    found: dict[str, list[Any]] = {"head": [], "order": [], "dropout": []}
+    original = mlmclm.finetuning.cell.train
+
+    def watched(encoder: Any, head: Any, family: Any, *arguments: Any, **named: Any) -> Any:
+        found["head"].append({name: value.clone() for name, value in head.state_dict().items()})
+        rows: list[Any] = []
+        found["order"].append(rows)
+        batch = family.batch
+        monkeypatch.setattr(family, "batch", lambda chosen: (rows.append(chosen.tolist()), batch(chosen))[1])
+        state = torch.get_rng_state()
+        found["dropout"].append(torch.nn.functional.dropout(torch.ones(1000), 0.5))
+        torch.set_rng_state(state)
+        return original(encoder, head, family, *arguments, **named)
+
+    monkeypatch.setattr(mlmclm.finetuning.cell, "train", watched)
+    return found
+
+
+@pytest.mark.parametrize("varied", ["head", "order", "dropout"])
+def test_a_stream_of_another_seed_leaves_what_the_others_draw_as_it_is(
+    place: Path, drawn: dict[str, list[Any]], varied: str
+) -> None:
+    held = {"head": 3, "order": 4, "dropout": 5}
+    results = [
+        run(place, make(place, "conll2003", seed=Seeds(**{**held, varied: number}))) for number in (held[varied], 6)
+    ]  # conll2003's head has dropout
+    heads = [torch.equal(value, drawn["head"][1][name]) for name, value in drawn["head"][0].items() if "weight" in name]
+    same = {
+        "head": all(heads),
+        "order": drawn["order"][0] == drawn["order"][1],
+        "dropout": torch.equal(*drawn["dropout"]),
+    }
+    assert len(drawn["order"][0]) == 8
+    assert same == {name: name != varied for name in same}
+    first, second = (result["streams"] for result in results)
+    assert {name: first[name] == second[name] for name in first} == same
+    assert results[0]["seed"] == held
+    assert results[0]["key"] != results[1]["key"]
+    assert results[0]["curve"] != results[1]["curve"]
+
+
+def test_three_equal_seeds_are_the_cell_of_one_seed(place: Path) -> None:
+    plain, apart = make(place, "conll2003", seed=2), make(place, "conll2003", seed=Seeds(2, 2, 2))
+    assert cell_key(plain) == cell_key(apart)
+    assert bits(run(place, plain)) == bits(run(place, apart))
+
+
 def test_the_result_has_the_agreed_form(place: Path) -> None:
     cell = make(place, "squad_4k")
     result = run(place, cell)
@@ -133,8 +186,17 @@ def test_the_key_says_what_matters_and_nothing_else(place: Path) -> None:
     changes: list[dict[str, Any]] = [
         {"weights": "0"}, {"task": "conll2003"}, {"task_data": "0"}, {"learning_rate": 1.1e-3}, {"seed": 1},
         {"protocol": SHORT.model_copy(update={"batch_size": 9})},
+        {"protocol": SHORT.model_copy(update={"attention": "causal"})},
+        {"protocol": SHORT.model_copy(update={"pooling": "bos"})}, {"protocol": SHORT.model_copy(update={"pooling": "last"})},
+        {"protocol": SHORT.model_copy(update={"precision": "bf16"})},
+        {"seed": Seeds(1, 0, 0)}, {"seed": Seeds(0, 1, 0)}, {"seed": Seeds(0, 0, 1)},
     ]  # fmt: skip
-    assert len({key, *(cell_key(dataclasses.replace(cell, **change)) for change in changes)}) == 7
+    assert len({key, *(cell_key(dataclasses.replace(cell, **change)) for change in changes)}) == 14
+
+
+def test_the_key_of_a_cell_is_what_it_was_when_the_first_results_were_filed() -> None:
+    cell = Cell("a", Path("a"), "weights of a", "sst2", "data of sst2", Protocol(max_steps=10), 1e-3, 0)
+    assert cell_key(cell) == "4c82dbbb7752a0d68bee12df418b9166dffcc89107e212a131de210680a3381b"
 
 
 @pytest.mark.parametrize(("task", "metric", "wanted"), [
@@ -160,6 +222,41 @@ def test_every_option_runs_in_every_family(place: Path, changes: dict[str, Any])
         assert result["status"] == "ok"
         scores = [(name, value) for split in result["scores"].values() for name, value in split.items()]
         assert all((-1 if name in CORRELATIONS else 0) <= value <= 1 for name, value in scores)
+
+
+def test_direction_and_pooling_decide_which_tokens_a_prediction_depends_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[float] = []
+    original = SequenceClassification.score
+
+    def watched(self: SequenceClassification, split: str, predictions: Any) -> dict[str, float]:
+        if split == "validation":
+            sequences = self.evaluation_sequences(split)
+            groups: dict[int, list[np.ndarray[Any, Any]]] = {}
+            for row, prediction in enumerate(predictions):
+                groups.setdefault(int(sequences[row][0]), []).append(prediction)
+            found.append(max(np.ptp(np.stack(group), axis=0).max() for group in groups.values() if len(group) > 1))
+        return original(self, split, predictions)
+
+    monkeypatch.setattr(SequenceClassification, "score", watched)
+
+    def spread(**changes: Any) -> float:
+        """How far predictions of sentences with the same first token lie apart."""
+        protocol = Protocol.model_validate({**SHORT.model_dump(), "precision": "fp32", **changes})
+        assert run(place, make(place, "sst2", protocol))["status"] == "ok"
+        return float(found[-1])
+
+    # The first token of a causal model sees nothing but itself.
+    assert spread(attention="causal", pooling="bos") < 1e-5
+    for changes in ({"pooling": "bos"}, {"attention": "causal", "pooling": "last"}, {"attention": "causal"}):
+        assert spread(**changes) > 1e-4, changes
+
+
+def test_a_length_that_is_not_settled_is_refused(place: Path) -> None:
+    cell = make(place, "sst2")
+    with pytest.raises(UserError, match="at_context"):
+        run(place, dataclasses.replace(cell, protocol=Protocol(length_share=0.5)))
 
 
 def test_a_loss_that_is_not_finite_ends_the_cell_at_once_and_is_a_result(

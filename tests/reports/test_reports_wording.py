@@ -10,7 +10,8 @@ from analysis_study import TASKS, cell, synthetic_results
 
 from mlmclm.analysis.study import analyse
 from mlmclm.reports import text
-from mlmclm.reports.wording import baseline_sentence, cautions, headline
+from mlmclm.reports.wording import baseline_sentence, cautions, headline, limits
+from mlmclm.seeds import Seeds, seed_value
 
 
 def single(scores: dict[str, float | None]) -> list[dict[str, Any]]:
@@ -63,6 +64,19 @@ def test_the_baseline_sentence_has_every_outcome() -> None:
 
 def test_nothing_to_be_careful_about_is_an_empty_list() -> None:
     assert cautions(analyse(synthetic_results({"a": 0.8, "b": 0.7}))) == []
+
+
+def test_limits_say_which_streams_the_seeds_vary() -> None:
+    def say(*seeds: Any) -> str:
+        made = synthetic_results({"a": 0.8, "b": 0.7}, seeds=len(seeds))
+        return limits(analyse([result | {"seed": seed_value(seeds[result["seed"]])} for result in made]))[0]
+
+    assert say(0, 1) == "The 95 % intervals cover the noise of fine-tuning seeds only."
+    order = "the order of the data only; the head's initial weights and dropout were held"
+    assert say(0, Seeds(0, 1, 0), Seeds(0, 2, 0)) == f"The 95 % intervals cover the noise of {order}."
+    crossed = say(0, Seeds(0, 1, 0), Seeds(1, 0, 0), Seeds(1, 1, 0))
+    assert "the head's initial weights and the order of the data only; dropout was held" in crossed
+    assert crossed.endswith("their scores are not independent and intervals are too narrow.")
 
 
 def test_every_weakness_of_the_grid_is_a_caution() -> None:

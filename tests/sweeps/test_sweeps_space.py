@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.seeds import Seeds
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand, learning_rate_label
 from mlmclm.sweeps.space import Space, find_space, space_names
 from mlmclm.tasks.registry import task_names
@@ -53,6 +55,14 @@ def test_a_rate_written_without_a_point_is_a_number(tmp_path: Path) -> None:
         (("seeds: [0]", "sedes: [0]"), "unknown key 'sedes'. Did you mean 'seeds'?"),
         (("seeds: [0]", "seeds: [0, 0]"), "seeds: 0 is listed more than once"),
         (("seeds: [0]", "seeds: [-1]"), "seeds"),
+        (("[0]", "[true]"), "seeds.0: a seed is a whole number from 0 on"),
+        (("[0]", "{head: [0], ordre: [0], dropout: [0]}"), "seeds: unknown stream 'ordre'. Did you mean 'order'?"),
+        (("[0]", "{head: [0], order: [0]}"), "seeds: no seeds for dropout"),
+        (("[0]", "{head: [0], order: 1, dropout: [0]}"), "seeds: order is a list of seeds"),
+        (("[0]", "{head: [0], order: [0], dropout: [-1]}"), "seeds: a seed is a whole number from 0 on"),
+        (("[0]", "{head: [0], order: [1, 1], dropout: [0]}"), "seeds: h0-o1-d0 is listed more than once"),
+        (("[0]", "[0, {head: 0, order: 0, dropout: 0}]"), "seeds: 0 is listed more than once"),
+        (("[0]", "[{head: 0, order: 0}]"), "seeds.0: no seed for dropout"),
         (("[1e-4]", "[0]"), "learning_rates"),
         (("[1e-4]", "[]"), "learning_rates"),
         (("max_steps: 10", "max_step: 10"), "protocol.max_step"),
@@ -68,6 +78,18 @@ def test_a_wrong_space_is_one_message_with_the_file_and_the_key(
         space_from(tmp_path, MINIMAL.replace(*change))
     assert "space.yaml" in str(caught.value)
     assert message in str(caught.value)
+
+
+def test_seeds_of_streams_are_a_sweep_of_their_combinations(tmp_path: Path) -> None:
+    streams = "{head: [0], order: [0, 1, 2], dropout: [0, 7]}"
+    space = space_from(tmp_path, MINIMAL.replace("seeds: [0]", f"seeds: {streams}"))
+    assert space.seeds == (0, Seeds(0, 0, 7), Seeds(0, 1, 0), Seeds(0, 1, 7), Seeds(0, 2, 0), Seeds(0, 2, 7))
+    assert Space.model_validate(space.model_dump()) == space
+    cells = expand(space, [SweepModel("a", tmp_path, "hash of a")], {"sst2": "x"})
+    assert len({cell_key(cell) for cell in cells}) == 6
+    assert [cell_name(cell) for cell in cells[:2]] == ["a/sst2/lr1e-04/s0", "a/sst2/lr1e-04/h0-o0-d7"]
+    plain = expand(space_from(tmp_path, MINIMAL), [SweepModel("a", tmp_path, "hash of a")], {"sst2": "x"})
+    assert cell_key(plain[0]) == cell_key(cells[0])
 
 
 def test_overrides_apply_to_their_task_only(tmp_path: Path) -> None:

@@ -36,6 +36,15 @@ def test_a_cells_learning_rate_is_its_first_parameter_in_alphabetical_order() ->
     assert "settings.epochs" not in params
 
 
+def test_streams_seeds_are_parameters_behind_the_learning_rate() -> None:
+    record = views.cell_record("s", make_result(seed={"head": 0, "order": 3, "dropout": 0}))
+    assert sorted(record.params)[:3] == ["learning_rate", "model", "seed"]
+    seeds = {name: value for name, value in record.params.items() if name.startswith("seed")}
+    assert seeds == {"seed": "h0-o3-d0", "seed_head": "0", "seed_order": "3", "seed_dropout": "0"}
+    assert record.name == "lr0.001 h0-o3-d0"
+    assert views.cell_record("s", make_result()).name == "lr0.001 s2"
+
+
 def test_a_cells_metrics_are_its_scores_curve_and_cost_at_times_within_its_run() -> None:
     record = views.cell_record("s", make_result())
     values = {(name, step): value for name, value, step, _ in record.metrics}

@@ -1,0 +1,232 @@
+"""`mlmclm finetune`: one cell of a grid by itself, without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mlmclm.cli import options
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, print_json
+from mlmclm.errors import UserError
+
+if TYPE_CHECKING:
+    from mlmclm.finetuning.cell import Cell
+    from mlmclm.finetuning.protocol import Protocol
+    from mlmclm.tasks.declaration import Task
+
+DEFAULT_PROTOCOL = "standard"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("finetune")(finetune)
+
+
+def _stream(name: str, what: str) -> Any:
+    return typer.Option(f"--{name}-seed", min=0, help=f"Of {what} alone.", show_default=False)
+
+
+def finetune(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model's folder, or its name in a study of the store (NAME or STUDY/NAME).", show_default=False
+        ),
+    ],
+    task: Annotated[str, typer.Argument(help="A task's name.", show_default=False)],
+    learning_rate: Annotated[float, typer.Option("--lr", help="Peak learning rate.", show_default=False)],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of head, order and dropout.")] = 0,
+    head_seed: Annotated[int | None, _stream("head", "the head's initial weights")] = None,
+    order_seed: Annotated[int | None, _stream("order", "the order of the data")] = None,
+    dropout_seed: Annotated[int | None, _stream("dropout", "dropout")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            "--protocol",
+            metavar="NAME|FILE",
+            help=f"How to fine-tune: a packaged protocol or a file like them; {DEFAULT_PROTOCOL!r} by default.",
+            show_default=False,
+        ),
+    ] = None,
+    space: Annotated[
+        str | None,
+        typer.Option("--space", metavar="NAME|FILE", help="Fine-tune as this search space does.", show_default=False),
+    ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--bidirectional", help="What a token sees, in place of the protocol's.", show_default=False
+        ),
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option("--pooling", help="mean, bos or last, in place of the protocol's.", show_default=False),
+    ] = None,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read the data, show the cell and its key, and train nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tunes one model on one task at one learning rate with one seed, and prints the scores.
+
+    It is a cell as a sweep computes it, on one thread of the CPU or on the GPU: what a sweep has computed is found here, and the
+    other way round. The result is a file of the store, named by a hash of all that can change it.
+
+    Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
+    """
+    from mlmclm.finetuning.cell import Cell
+    from mlmclm.seeds import Seeds
+    from mlmclm.sweeps.find_model import find_model
+    from mlmclm.sweeps.ledger import Ledger
+    from mlmclm.tasks.registry import get_task
+
+    if not 0 < learning_rate < 1:
+        raise UserError(f"--lr {learning_rate:g}: a learning rate is between 0 and 1.")
+    place = options.place(store, data)
+    declared = get_task(task)
+    found = find_model(model, place.store)
+    settings = _settings(protocol, space, task, found.folder, causal=causal, pooling=pooling)
+    streams = [seed if own is None else own for own in (head_seed, order_seed, dropout_seed)]
+    cell = Cell(
+        model=found.name,
+        model_folder=found.folder,
+        weights=found.weights,
+        task=task,
+        task_data=_task_data(declared, found.folder, settings, place.store, place.data_root, dry_run=dry_run),
+        protocol=settings,
+        learning_rate=learning_rate,
+        seed=Seeds(*streams).simplest(),
+    )
+    ledger = Ledger(place.store)
+    if dry_run:
+        _show_plan(cell, ledger, as_json=as_json)
+        return
+    result, computed = ledger.complete(cell, lambda cell: _compute(cell, store=place.store, data_root=place.data_root))
+    _show(cell, result, ledger, computed=computed, as_json=as_json)
+
+
+def _settings(
+    protocol: str | None, space: str | None, task: str, folder: Path, *, causal: bool | None, pooling: str | None
+) -> Protocol:
+    """The protocol of the cell, at the model's context."""
+    from mlmclm.configuration import parse
+    from mlmclm.files import read_json
+    from mlmclm.finetuning.protocol import Protocol
+    from mlmclm.models.sources import longest
+    from mlmclm.sweeps.protocols import find_protocol
+    from mlmclm.sweeps.space import find_space
+
+    if protocol is not None and space is not None:
+        raise UserError("--protocol and --space: give one of them.")
+    if space is not None:
+        chosen = find_space(space).protocol_for(task)
+    else:
+        chosen = find_protocol(protocol or DEFAULT_PROTOCOL).protocol_for(task)
+    changes: dict[str, Any] = {}
+    if causal is not None:
+        changes["attention"] = "causal" if causal else "bidirectional"
+    if pooling is not None:
+        changes["pooling"] = pooling
+    if changes:
+        chosen = parse(Protocol, chosen.model_dump() | changes, where="options")
+    if chosen.length_share is None:
+        return chosen
+    context = longest(read_json(folder / "config.json"))
+    if context is None:
+        raise UserError(f"{folder}: config.json doesn't say the model's context; use a protocol with a max_length.")
+    return chosen.at_context(context)
+
+
+def _task_data(
+    task: Task, folder: Path, settings: Protocol, store: Path, data_root: Path | None, *, dry_run: bool
+) -> str:
+    """The fingerprint of the task's data, which are then tokenised too, but for a dry run."""
+    from mlmclm.models.folder import check_length
+    from mlmclm.pipeline import bars
+    from mlmclm.tasks.load import load_task
+    from mlmclm.tasks.prepare import prepare_data
+
+    check_length(folder, settings.max_length)
+    with bars() as progress:
+        data = load_task(task, store=store, data_root=data_root, progress=progress)
+    if not dry_run:
+        prepare_data(data, folder, settings, store)
+    return data.fingerprint
+
+
+def _compute(cell: Cell, *, store: Path, data_root: Path | None) -> dict[str, Any]:
+    import torch
+
+    from mlmclm.finetuning.cell import CELL_THREADS, run_cell
+    from mlmclm.progress import Bar
+    from mlmclm.sweeps.cells import cell_name
+
+    torch.set_num_threads(CELL_THREADS)
+    with Bar(cell_name(cell), unit="steps") as bar:
+        return run_cell(
+            cell,
+            store=store,
+            data_root=data_root,
+            on_step=lambda step, steps, loss: bar.update(step, steps, note=f"loss {loss:.3f}"),
+        )
+
+
+def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
+    from mlmclm.finetuning.cell import cell_key
+    from mlmclm.seeds import seed_value
+    from mlmclm.sweeps.cells import cell_name
+
+    key = cell_key(cell)
+    there = ledger.find(key) is not None
+    if as_json:
+        print_json(
+            {
+                "key": key,
+                "file": str(ledger.path(key)),
+                "there": there,
+                "model": cell.model,
+                "folder": str(cell.model_folder),
+                "weights": cell.weights,
+                "task": cell.task,
+                "task_data": cell.task_data,
+                "learning_rate": cell.learning_rate,
+                "seed": seed_value(cell.seed),
+                "protocol": cell.protocol.identity(),
+            }
+        )
+        return
+    output = Console(highlight=False)
+    output.print(f"{cell_name(cell)}: nothing is trained now (--dry-run)", soft_wrap=True)
+    output.print(f"key: {key}", soft_wrap=True)
+    output.print(f"result: {ledger.path(key)} ({'there' if there else 'to be computed'})", soft_wrap=True)
+    output.print(f"model: {cell.model_folder} (weights {cell.weights})", soft_wrap=True)
+    output.print(f"task: {cell.task} (data {cell.task_data})", soft_wrap=True)
+    for name, value in cell.protocol.identity().items():
+        output.print(f"protocol.{name}: {value}", soft_wrap=True, markup=False)
+
+
+def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as_json: bool) -> None:
+    from rich.table import Table
+
+    from mlmclm.sweeps.cells import cell_name
+    from mlmclm.sweeps.ledger import named
+
+    path = ledger.path(result["key"])
+    if as_json:
+        print_json({**named(result, cell), "file": str(path), "computed": computed})
+        return
+    output = Console(highlight=False)
+    if result["status"] == "diverged":
+        output.print(f"{cell_name(cell)}: diverged at step {result['diverged_step']}", soft_wrap=True)
+    else:
+        table = Table("metric", "validation", "test", title=cell_name(cell))
+        for name, value in result["scores"]["test"].items():
+            marked = f"[bold]{name}[/bold]" if name == result["metric"] else name
+            table.add_row(marked, f"{result['scores']['validation'][name]:.4f}", f"{value:.4f}")
+        output.print(table)
+    output.print(f"result: {path} ({'computed now' if computed else 'was there'})", soft_wrap=True)

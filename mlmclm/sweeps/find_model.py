@@ -1,0 +1,34 @@
+"""A model by its folder, or by the name that a study of the store gave it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlmclm.errors import UserError, unknown
+from mlmclm.models.folder import weights_hash
+from mlmclm.sweeps.cells import SweepModel
+
+
+def find_model(model: str, store: Path) -> SweepModel:
+    """The model of a folder, or of a name in `store/studies/*/models/`; `STUDY/NAME` is that of one study.
+
+    Raises:
+        UserError: there is none (with the nearest name), or several studies have different ones of that name.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return SweepModel(folder.name or folder.resolve().name, folder, weights_hash(folder))
+    by_name: dict[str, dict[Path, str]] = {}
+    for link in sorted((store / "studies").glob("*/models/*")):
+        study, target = link.parent.parent.name, link.resolve()
+        for name in (link.name, f"{study}/{link.name}"):
+            by_name.setdefault(name, {}).setdefault(target, study)
+    if model not in by_name:
+        names = [name for name in by_name if "/" not in name]
+        raise unknown("model", model, names, where=f"no such folder, and in the store {store}")
+    found = by_name[model]
+    if len(found) > 1:
+        studies = ", ".join(f"{study}/{model}" for study in sorted(found.values()))
+        raise UserError(f"{store}: several studies have a model {model!r}; name one of {studies}.")
+    target = next(iter(found))
+    return SweepModel(Path(model).name, target, weights_hash(target))

@@ -1,0 +1,164 @@
+"""`mlmclm finetune`: one cell by the command line is the cell of a sweep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlmclm.cli.main import main
+from mlmclm.finetuning.cell import cell_key, run_cell
+from mlmclm.models.folder import weights_hash
+from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.space import find_space
+from mlmclm.tasks.prepare import prepare_task
+from small_models import save_small_model, write_entities, write_sentiment
+
+Run = Callable[..., tuple[int, str, str]]
+SPACE = {
+    "tasks": ["sst2", "conll2003"],
+    "learning_rates": [1e-3],
+    "seeds": {"head": [0], "order": [0, 1], "dropout": [0]},
+    "protocol": {"max_steps": 4, "max_length": 48, "stride": 8, "batch_size": 8, "max_evaluation_examples": 20},
+    "per_task": {"conll2003": {"max_steps": 3}},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, model/, and space.yaml."""
+    folder = tmp_path_factory.mktemp("finetune")
+    write_sentiment(folder / "data", train=80, test=30)
+    write_entities(folder / "data", train=80, test=30)
+    save_small_model(folder / "model")
+    (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
+    return folder
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], place: Path, tmp_path: Path) -> Run:
+    """Runs `mlmclm finetune` in this process: exit code, output, errors."""
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        every = ["finetune", *words, "--store", tmp_path / "store", "--data", place / "data"]
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in every])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def sweep_cells(place: Path, store: Path) -> list[Any]:
+    """The cells that a sweep of the space would compute."""
+    space, folder = find_space(place / "space.yaml"), place / "model"
+    data = {
+        task: prepare_task(task, folder, space.protocol_for(task), store, place / "data").task_data
+        for task in space.tasks
+    }
+    return expand(space, [SweepModel("m", folder, weights_hash(folder))], data)
+
+
+def test_a_cell_is_that_of_a_sweep_to_the_last_bit_and_is_found_by_it(place: Path, run: Run, tmp_path: Path) -> None:
+    words = (place / "model", "conll2003", "--lr", "1e-3", "--space", place / "space.yaml", "--order-seed", "1")
+    code, output, errors = run(*words, "--json")
+    assert code == 0, errors
+    found = json.loads(output)
+    cells = sweep_cells(place, tmp_path / "store")
+    (cell,) = (cell for cell in cells if cell.task == "conll2003" and cell_key(cell) == found["key"])
+    ledger = Ledger(tmp_path / "store")
+    assert [left for left in cells if left not in ledger.missing(cells)] == [cell]
+    computed = run_cell(cell, store=tmp_path / "store", data_root=place / "data")
+    for name in ("scores", "curve", "streams", "seed", "steps", "tokens"):
+        assert found[name] == computed[name], name
+    assert found["seed"] == {"head": 0, "order": 1, "dropout": 0}
+    assert (found["computed"], found["file"], found["steps"]) == (True, str(ledger.path(found["key"])), 3)
+    code, again, _ = run(*words, "--json")
+    assert (code, json.loads(again)) == (0, {**found, "computed": False})
+
+
+def test_what_a_sweep_has_computed_is_printed_and_not_computed_again(
+    place: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = next(cell for cell in sweep_cells(place, tmp_path / "store") if cell.task == "sst2" and cell.seed == 0)
+    result = run_cell(cell, store=tmp_path / "store", data_root=place / "data")
+    Ledger(tmp_path / "store").write(result)
+    monkeypatch.setattr("mlmclm.finetuning.cell.run_cell", None)
+    code, output, errors = run(place / "model", "sst2", "--lr", "0.001", "--space", place / "space.yaml")
+    assert code == 0, errors
+    assert f"{result['scores']['test']['accuracy']:.4f}" in output
+    assert f"{result['key']}.json" in output
+    assert "was there" in output
+
+
+def test_a_dry_run_shows_the_key_and_trains_nothing(place: Path, run: Run, tmp_path: Path) -> None:
+    words = (place / "model", "sst2", "--lr", "1e-3", "--seed", "3", "--space", place / "space.yaml", "--dry-run")
+    code, output, errors = run(*words, "--json")
+    assert code == 0, errors
+    plan = json.loads(output)
+    assert not (tmp_path / "store" / "cells").exists()
+    assert not (tmp_path / "store" / "prepared").exists()
+    assert (plan["seed"], plan["there"], plan["protocol"]["max_steps"]) == (3, False, 4)
+    code, output, _ = run(*words)
+    assert plan["key"] in output
+    assert "protocol.max_steps: 4" in output
+    code, output, errors = run(*words[:-1], "--json")
+    assert code == 0, errors
+    assert json.loads(output)["key"] == plan["key"]
+
+
+def test_direction_pooling_and_protocol_are_the_cells_own(place: Path, run: Run) -> None:
+    def plan(*words: str) -> dict[str, Any]:
+        code, output, errors = run(place / "model", "sst2", "--lr", "1e-3", "--dry-run", "--json", *words)
+        assert code == 0, errors
+        return dict(json.loads(output))
+
+    own = place / "short.yaml"
+    own.write_text("protocol: {max_steps: 5, stride: 8, length_share: 0.5}\n")
+    plain = plan("--protocol", str(own))
+    assert (plain["protocol"]["max_length"], plain["protocol"]["max_steps"]) == (64, 5)  # half of 128 positions
+    assert plan("--protocol", str(own), "--bidirectional", "--pooling", "mean")["key"] == plain["key"]
+    others = [("--causal",), ("--pooling", "bos"), ("--pooling", "last"), ("--causal", "--pooling", "last")]
+    plans = [plan("--protocol", str(own), *words) for words in others]
+    assert len({plain["key"], *(each["key"] for each in plans)}) == 5
+    assert (plans[3]["protocol"]["attention"], plans[3]["protocol"]["pooling"]) == ("causal", "last")
+
+
+def test_a_model_is_found_by_the_name_that_a_study_gave_it(place: Path, run: Run, tmp_path: Path) -> None:
+    other = save_small_model(tmp_path / "other", seed=1)
+    for study, name, folder in (("a", "1m-clm-30", place / "model"), ("b", "1m-clm-30", other), ("b", "only", other)):
+        link = tmp_path / "store" / "studies" / study / "models" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder, target_is_directory=True)
+    words = ("sst2", "--lr", "1e-3", "--space", place / "space.yaml", "--dry-run", "--json")
+    assert json.loads(run("only", *words)[1])["weights"] == weights_hash(other)
+    found = json.loads(run("a/1m-clm-30", *words)[1])
+    assert (found["model"], found["weights"]) == ("1m-clm-30", weights_hash(place / "model"))
+    code, _, errors = run("1m-clm-30", *words)
+    assert code == 2
+    assert "name one of a/1m-clm-30, b/1m-clm-30" in " ".join(errors.split())
+    code, _, errors = run("1m-clm-3", *words)
+    assert code == 2
+    assert "Did you mean '1m-clm-30'?" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("sst2", "--lr", "2"), "--lr 2: a learning rate is between 0 and 1"),
+        (("sst3", "--lr", "1e-3"), "unknown task 'sst3'. Did you mean 'sst2'?"),
+        (("sst2", "--lr", "1e-3", "--protocol", "stdy"), "unknown protocol 'stdy'. Did you mean 'study'?"),
+        (("sst2", "--lr", "1e-3", "--protocol", "study", "--space", "paper"), "--protocol and --space"),
+        (("sst2", "--lr", "1e-3", "--space", "paper", "--pooling", "max"), "options: pooling"),
+    ],
+)
+def test_a_mistake_is_one_message(place: Path, run: Run, words: tuple[str, ...], message: str) -> None:
+    code, _, errors = run(place / "model", *words)
+    assert code == 2, errors
+    assert message in " ".join(errors.split())
+    assert "Traceback" not in errors

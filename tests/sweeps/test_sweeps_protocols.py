@@ -1,0 +1,133 @@
+"""Protocols: what the packaged ones say, and what a space that names one makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlmclm.errors import UserError
+from mlmclm.finetuning.protocol import FIRST_FIELDS, Protocol
+from mlmclm.seeds import Seeds
+from mlmclm.sweeps.protocols import find_protocol, protocol_names
+from mlmclm.sweeps.space import Space, find_space
+from mlmclm.tasks.registry import task_names
+
+SPACE: dict[str, Any] = {"tasks": ["sst2", "conll2003"], "protocol": "study"}
+
+
+def space_of(tmp_path: Path, content: dict[str, Any], tasks: list[str] | None = None) -> Space:
+    path = tmp_path / "space.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return find_space(path, tasks)
+
+
+def test_the_study_protocol_has_the_published_numbers() -> None:
+    study = find_protocol("study")
+    assert study.learning_rates == (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+    assert study.seeds == (0, 1, 2, 3, 4)
+    found = study.protocol_for("sst2")
+    assert (found.batch_size, found.max_steps, found.epochs) == (32, 1000, None)
+    assert (found.adam_beta1, found.adam_beta2, found.adam_epsilon, found.weight_decay) == (0.9, 0.95, 1e-5, 0.1)
+    assert (found.warmup_ratio, found.precision, found.attention) == (0.1, "bf16", "bidirectional")
+    assert found.at_context(2048).max_length == 2028  # round(0.99 x 2048)
+    assert found.at_context(512).max_length == 507
+    # CoNLL-2003 has 14,041 training sentences.
+    assert study.protocol_for("conll2003").steps(14_041) == 439
+
+
+def test_the_standard_protocol_differs_from_the_study_s_in_the_precision_only() -> None:
+    assert protocol_names() == ["standard", "study"]
+    study, standard = find_protocol("study"), find_protocol("standard")
+    assert (standard.learning_rates, standard.seeds) == (study.learning_rates, study.seeds)
+    for task in task_names():
+        same = {**study.protocol_for(task).model_dump(), "precision": "bf16-autocast"}
+        assert standard.protocol_for(task).model_dump() == same
+
+
+def test_a_space_takes_what_it_does_not_say_from_the_protocol_that_it_names(tmp_path: Path) -> None:
+    study = find_protocol("study")
+    space = space_of(tmp_path, SPACE)
+    assert (space.learning_rates, space.seeds, space.protocol) == (study.learning_rates, study.seeds, study.protocol)
+    assert space.protocol_for("conll2003").epochs == 1
+    changed = {
+        **SPACE, "seeds": {"head": [0], "order": [1, 2], "dropout": [0]}, "protocol": {"base": "study", "batch_size": 8},
+        "per_task": {"conll2003": {"batch_size": 4}, "sst2": {"max_steps": 7}},
+    }  # fmt: skip
+    space = space_of(tmp_path, changed)
+    assert space.seeds == (Seeds(0, 1, 0), Seeds(0, 2, 0))
+    assert (space.protocol_for("sst2").batch_size, space.protocol_for("sst2").max_steps) == (8, 7)
+    own = space.protocol_for("conll2003")
+    assert (own.batch_size, own.epochs, own.max_steps, own.precision) == (4, 1, None, "bf16")
+
+
+def test_a_protocol_of_the_users_own_is_named_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("learning_rates: [1e-3]\nprotocol: {max_steps: 5}\nper_task: {sst2: {max_steps: 6}}\n")
+    space = space_of(tmp_path, {**SPACE, "protocol": str(path), "seeds": [4]})
+    assert (space.learning_rates, space.seeds) == ((1e-3,), (4,))
+    assert (space.protocol_for("sst2").max_steps, space.protocol_for("conll2003").max_steps) == (6, 5)
+    with pytest.raises(UserError, match="key 'seeds' is missing"):
+        space_of(tmp_path, {**SPACE, "protocol": str(path)})
+
+
+def test_a_study_s_tasks_in_place_of_the_space_s_keep_the_protocol_s_settings_for_them(tmp_path: Path) -> None:
+    content = {**SPACE, "tasks": ["sst2"], "per_task": {"sst2": {"max_steps": 7}}}
+    space = space_of(tmp_path, content, ["conll2003", "squad_4k"])
+    assert space.tasks == ("conll2003", "squad_4k")
+    assert space.protocol_for("conll2003").epochs == 1
+    assert set(space.per_task) == {"conll2003"}
+
+
+def test_a_length_that_is_a_share_of_the_context_becomes_a_number(tmp_path: Path) -> None:
+    content = {
+        "tasks": ["sst2", "conll2003", "squad_4k"], "protocol": "study",
+        "per_task": {"conll2003": {"length_share": 0.5}, "squad_4k": {"max_length": 40, "stride": 8}},
+    }  # fmt: skip
+    space = space_of(tmp_path, content).at_context(128)
+    lengths = {task: space.protocol_for(task).max_length for task in space.tasks}
+    assert lengths == {"sst2": 127, "conll2003": 64, "squad_4k": 40}
+    assert all(space.protocol_for(task).length_share is None for task in space.tasks)
+    fixed = space_of(tmp_path, {**SPACE, "protocol": {"base": "study", "max_length": 60, "stride": 16}}).at_context(128)
+    assert fixed.protocol_for("sst2").max_length == 60
+    assert [find_protocol("study").protocol.at_context(context).stride for context in (128, 2048)] == [31, 128]
+    with pytest.raises(UserError, match=r"length_share 0.99 of a context of 6 tokens \(max_length 6\): max_length"):
+        space_of(tmp_path, SPACE).at_context(6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"protocol": "stdy"}, "protocol: unknown protocol 'stdy'. Did you mean 'study'? Allowed: standard, study."),
+        ({"protocol": "none/mine.yaml"}, "none/mine.yaml: no such file"),
+        ({"protocol": {"base": 3}}, "protocol.base is the name of a protocol"),
+        (
+            {"protocol": {"base": "study", "batch": 3}},
+            "unknown key 'protocol.batch'. Did you mean 'protocol.batch_size'?",
+        ),
+        ({"protocol": {"base": "study", "pooling": "max"}}, "protocol.pooling"),
+        ({"protocol": {"base": "study", "length_share": 1.5}}, "protocol.length_share"),
+        ({"per_task": {"ss2": {}}}, "per_task: unknown task 'ss2'. Did you mean 'sst2'?"),
+        ({"per_task": {"sst2": 3}}, "per_task.sst2"),
+        ({"learning_rates": [1e-3, 1e-3]}, "learning_rates: 0.001 is listed more than once"),
+    ],
+)
+def test_what_is_wrong_with_a_named_protocol_is_said(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        space_of(tmp_path, {**SPACE, **change})
+    assert message in str(caught.value)
+    assert "space.yaml" in str(caught.value)
+
+
+def test_a_task_misspelt_in_a_protocol_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("protocol: {max_steps: 5}\nper_task: {conl2003: {max_steps: 6}}\n")
+    with pytest.raises(UserError, match=r"mine\.yaml: per_task: unknown task 'conl2003'. Did you mean 'conll2003'?"):
+        find_protocol(path)
+
+
+def test_a_later_setting_is_part_of_the_key_where_it_is_not_the_default() -> None:
+    assert set(Protocol().identity()) == FIRST_FIELDS
+    assert set(Protocol(length_share=0.5).identity()) == {*FIRST_FIELDS, "length_share"}
