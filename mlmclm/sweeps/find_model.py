@@ -25,7 +25,7 @@ def find_model(model: str, store: Path) -> SweepModel:
             by_name.setdefault(name, {}).setdefault(target, study)
     if model not in by_name:
         names = [name for name in by_name if "/" not in name]
-        raise unknown("model", model, names, where=f"no such folder, and in the store {store}")
+        raise unknown("model", model, names, where=f"{model} is no folder; studies of {store}")
     found = by_name[model]
     if len(found) > 1:
         studies = ", ".join(f"{study}/{model}" for study in sorted(found.values()))
