@@ -42,7 +42,7 @@ def write_section(title: str, lines: Sequence[str]) -> None:
     """Replaces the section `title` of RESULTS.md, or adds it; the others stay as they are."""
     text = RESULTS.read_text(encoding="utf-8") if RESULTS.is_file() else "# Measured\n"
     head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    kept = [section for section in sections if section.partition("\n")[0] != title]
-    body = "\n".join((title, "", *lines, "", ""))
-    RESULTS.write_text("## ".join((head.rstrip() + "\n\n", *kept, body)).rstrip() + "\n", encoding="utf-8")
+    kept = [section.strip() for section in sections if section.partition("\n")[0] != title]
+    parts = [head.strip(), *(f"## {section}" for section in (*kept, "\n".join((title, "", *lines))))]
+    RESULTS.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print("\n".join(lines))
