@@ -115,7 +115,7 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     assert curve(disturbed) == curve(undisturbed)
 
 
-@pytest.mark.parametrize("fault", ["cut short", "a byte flipped"])
+@pytest.mark.parametrize("fault", [pytest.param("cut short", marks=pytest.mark.slow), "a byte flipped"])
 def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
     undisturbed: Prepared, study_path: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
