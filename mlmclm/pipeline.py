@@ -94,14 +94,7 @@ def prepare(
         UserError: anything that is wrong with the corpus, the tokenizer, a model's name or a model to continue from.
     """
     plan = make_plan(study.parsed, study.recipe)  # before any work: a wrong name costs nothing
-    beginning = prepare_initial(
-        study.initial,
-        {name.size for name in study.parsed},
-        study.tokenizer,
-        block_length=study.recipe.block_length,
-        store=place.store,
-        data_root=place.data_root,
-    )
+    beginning = prepare_initial(**_beginning_of(study, place))
     with bars() as progress:
         corpus = prepare_corpus(
             study.corpus,
@@ -128,24 +121,25 @@ def find_prepared(study: StudyFile, place: Place) -> Prepared | None:
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
 
 
-def find_study_corpus(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedCorpus | None:
-    """A study's corpus where it is prepared.
+def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | None:
+    """A study's corpus where it is prepared, even if files of it are missing or short."""
+    return _find(study, place, damaged=True)[1]
 
-    Args:
-        damaged: also where files of it are missing or short.
-    """
-    return _find(study, place, damaged=damaged)[1]
+
+def _beginning_of(study: StudyFile, place: Place) -> dict[str, Any]:
+    """What `prepare_initial` and `find_initial` are asked."""
+    return {
+        "initial": study.initial,
+        "used": {name.size for name in study.parsed},
+        "tokenizer": study.tokenizer,
+        "block_length": study.recipe.block_length,
+        "store": place.store,
+        "data_root": place.data_root,
+    }
 
 
 def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, PreparedCorpus | None]:
-    beginning = find_initial(
-        study.initial,
-        {name.size for name in study.parsed},
-        study.tokenizer,
-        block_length=study.recipe.block_length,
-        store=place.store,
-        data_root=place.data_root,
-    )
+    beginning = find_initial(**_beginning_of(study, place))
     if beginning is None:
         return None, None
     corpus = find_corpus(

@@ -26,7 +26,7 @@ def verify(
     from mlmclm.pipeline import bars, find_study_corpus
 
     study, place = load_study(file), options.place(store, data)
-    corpus = find_study_corpus(study, place, damaged=True)
+    corpus = find_study_corpus(study, place)
     if corpus is None:
         raise UserError(f"{file}: its corpus is not prepared yet: run `mlmclm data {file}`.")
     with bars() as progress:
