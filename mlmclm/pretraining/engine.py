@@ -38,6 +38,11 @@ logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 # On the CPU DeepSpeed compiles a shared-memory all-reduce that only its inference engine uses: half a minute, and a C++ compiler.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
+LARGEST_BUCKET = 50_000_000
+"""Elements that ZeRO reduces or gathers at once; its default of 5e8 allocates gigabytes that a small model never fills."""
+BUCKET_MULTIPLE = 2
+"""DeepSpeed wants buckets that begin at a multiple of 4 bytes in 16-bit elements."""
+
 
 def _send_partitions(
     *, partitioned_param_groups: Sequence[Sequence[Tensor]], dp_process_group: Sequence[Any], **_: Any
@@ -60,12 +65,6 @@ def _sum_over_workers(gradients: Sequence[Tensor]) -> None:
     the exchange itself."""
     for wait in [distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
         wait.wait()
-
-
-LARGEST_BUCKET = 50_000_000
-"""Elements that ZeRO reduces or gathers at once; its default of 5e8 allocates gigabytes that a small model never fills."""
-BUCKET_MULTIPLE = 2
-"""DeepSpeed wants buckets that begin at a multiple of 4 bytes in 16-bit elements."""
 
 
 def effective_stage(recipe: Recipe, world: int) -> int:
