@@ -188,3 +188,11 @@ def write_all(root: Path) -> Path:
     write_questions(root)
     write_retrieval(root)
     return root
+
+
+def write_place(folder: Path) -> None:
+    """`data/` with all that is written here, SQuAD v2's questions among it, and `model/`."""
+    write_all(folder / "data")
+    write_similarities(folder / "data")
+    write_questions(folder / "data", unanswerable=True)
+    save_small_model(folder / "model")

@@ -13,7 +13,7 @@ import pytest
 
 from mlmclm.cli.main import main
 from mlmclm.tasks.registry import FOLDER, task_names
-from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_similarities
+from small_models import small_tokenizer, write_place
 
 Run = Callable[..., tuple[int, str]]
 
@@ -36,10 +36,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data/ and model/."""
     folder = tmp_path_factory.mktemp("tasks")
-    write_all(folder / "data")
-    write_similarities(folder / "data")
-    write_questions(folder / "data", unanswerable=True)
-    save_small_model(folder / "model")
+    write_place(folder)
     return folder
 
 

@@ -26,7 +26,7 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.seeds import Seeds
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.sequence_classification import SequenceClassification
-from small_models import save_small_model, write_all, write_questions, write_similarities
+from small_models import save_small_model, write_place
 
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
 CORRELATIONS = ("matthews", "spearman", "pearson")
@@ -37,10 +37,7 @@ SHORT = Protocol(max_steps=8, max_length=48, stride=8, batch_size=8, max_evaluat
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data/, model/ and store/."""
     folder = tmp_path_factory.mktemp("cell")
-    write_all(folder / "data")
-    write_similarities(folder / "data")
-    write_questions(folder / "data", unanswerable=True)
-    save_small_model(folder / "model")
+    write_place(folder)
     return folder
 
 
