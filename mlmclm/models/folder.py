@@ -140,6 +140,25 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A class of transformers with a folder's weights in fp32, and what didn't fit; safetensors only, no remote code.
+
+    Args:
+        more: for the class's `from_pretrained`.
+    """
+    with quiet(), torch.random.fork_rng(devices=[]):
+        model, info = kind.from_pretrained(
+            str(folder),
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **more,
+        )
+    return model, info
+
+
 def load_encoder(folder: Path) -> PreTrainedModel:
     """The base model in fp32 with this package's attention, in evaluation mode; safetensors only, no remote code.
 
@@ -147,16 +166,7 @@ def load_encoder(folder: Path) -> PreTrainedModel:
         UserError: the folder is not a model, or weights of the base model are missing.
     """
     kind = check_model_folder(folder)["model_type"]
-    with quiet(), torch.random.fork_rng(devices=[]):
-        model, info = AutoModel.from_pretrained(
-            str(folder),
-            dtype=torch.float32,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **({"add_pooling_layer": False} if kind in POOLED else {}),
-        )
+    model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if kind in POOLED else {}))
     if info["missing_keys"]:
         raise UserError(f"{folder}: the weights lack {', '.join(sorted(info['missing_keys'])[:5])}.")
     use_attention(model)

@@ -44,7 +44,7 @@ from mlmclm.models.architectures import (
     weights_of,
 )
 from mlmclm.models.build import build
-from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, quiet
+from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, read_model
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.models.sources import fetch
 
@@ -220,15 +220,7 @@ def _new_ids(known: dict[str, int], tokenizer: PreTrainedTokenizerFast, source: 
 
 def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            model, info = kind.from_pretrained(
-                str(folder),
-                dtype=torch.float32,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+        model, info = read_model(kind, folder)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: the model cannot be read ({' '.join(str(error).split())[:300]}).") from error
     homeless = [key for key in info["unexpected_keys"] if POOLING.match(key) is None]
@@ -236,8 +228,7 @@ def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
     for words, keys in problems.items():
         if keys:
             raise UserError(f"{folder}: {words} {', '.join(sorted(keys)[:5])}; a whole language model is needed.")
-    whole: PreTrainedModel = model
-    return whole
+    return model
 
 
 def _grow(model: PreTrainedModel, known: list[int], new: list[int], folder: Path) -> None:
