@@ -19,7 +19,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from mlmclm.models.packing import Packing, near, packed_attention
+from mlmclm.models.packed_attention import near, packed_attention
+from mlmclm.models.packing import Packing
 
 NAME = "mlmclm"
 COMPILED = "mlmclm-compiled"

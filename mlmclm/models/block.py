@@ -20,7 +20,8 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from mlmclm.models import kernels
-from mlmclm.models.packing import Heads, Packing, attend, attend_backward
+from mlmclm.models.packed_attention import Heads, attend, attend_backward
+from mlmclm.models.packing import Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
 """Classes of transformers whose block is exactly the one computed here (where `fits` says so)."""

@@ -9,10 +9,11 @@ import torch
 from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel, PreTrainedModel
 
 import mlmclm.models.encoder
-import mlmclm.models.packing
+import mlmclm.models.packed_attention
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids, pool
-from mlmclm.models.packing import Packing, cut_into_groups, packed_attention
+from mlmclm.models.packed_attention import packed_attention
+from mlmclm.models.packing import Packing, cut_into_groups
 
 VOCABULARY = 97
 RAGGED = [5, 1, 33, 17, 64, 2, 48, 9, 30, 31, 7, 3, 80, 12, 21, 40, 6, 18]
@@ -87,7 +88,7 @@ def test_packed_states_and_gradients_equal_the_padded_models(
     if way == "transformers":
         monkeypatch.setattr(mlmclm.models.encoder, "fits", lambda model: False)
     elif way == "block in parts":
-        monkeypatch.setattr(mlmclm.models.packing, "SCORES_AT_ONCE", 5000)
+        monkeypatch.setattr(mlmclm.models.packed_attention, "SCORES_AT_ONCE", 5000)
     both = model(kind, key_value_heads=key_value_heads).train()
     rows = sequences(RAGGED)
     expected = padded(both, rows, causal=causal)

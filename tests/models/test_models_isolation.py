@@ -24,13 +24,12 @@ import mlmclm.models.attention
 import mlmclm.models.build
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.models.build import PretrainingModel
+from mlmclm.models.packed_attention import _on_gpu, packed_attention
 from mlmclm.models.packing import (
     ROUND_LENGTH,
     Packing,
-    _on_gpu,
     cut_finely,
     cut_into_groups,
-    packed_attention,
     round_up,
 )
 

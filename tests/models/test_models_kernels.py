@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mlmclm.models import kernels
-from mlmclm.models.packing import TILE, Heads, Packing, attend, attend_backward
+from mlmclm.models.packed_attention import TILE, Heads, attend, attend_backward
+from mlmclm.models.packing import Packing
 
 TYPES = [torch.float32, torch.bfloat16]
 
