@@ -25,11 +25,19 @@ FIGURE = Path(__file__).with_name("curves.png")
 SHARES = (8, 4, 2, 1)
 """Points are at the budget divided by these."""
 RECIPES = {"CLM": "clm-{steps}", "MLM 40 %": "mlm40-{steps}", "CLM 25 %, then MLM 40 %": "clm-{quarter}-mlm40-{steps}"}
-TASKS = ("sst2", "conll2003")
 BLOCK, BATCH = 128, 32
+PROBE = {
+    "description": "The probe tasks, fine-tuned on all they have to train on, three learning rates, five seeds.",
+    "tasks": ["sst2", "conll2003"],
+    "learning_rates": [5e-4, 1e-3, 2e-3],
+    "seeds": [0, 1, 2, 3, 4],
+    "protocol": {"batch_size": 16, "max_steps": 300, "max_length": 128, "stride": 32, "max_evaluation_examples": 1000},
+    "cpus_per_cell": 1,
+}
+TASKS: list[str] = PROBE["tasks"]  # type: ignore[assignment]
 
 
-def study(size: str, steps: int) -> tuple[dict[str, object], dict[tuple[str, int], str]]:
+def study(size: str, steps: int, space: Path) -> tuple[dict[str, object], dict[tuple[str, int], str]]:
     """The study file, and the name of each (recipe, steps)."""
     from mlmclm.studies.names import format_steps
 
@@ -50,8 +58,7 @@ def study(size: str, steps: int) -> tuple[dict[str, object], dict[tuple[str, int
             "warmup_steps": steps // 40, "decay_steps": steps // 20, "checkpoint_every": 500, "evaluate_every": 250,
             "evaluation_blocks": 192, "zero_stage": 0,
         },
-        "space": "english",
-        "tasks": list(TASKS),
+        "space": str(space),
     }  # fmt: skip
     return content, names
 
@@ -85,10 +92,11 @@ def main(
     store: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("store-curves"),
 ) -> None:
     """Runs the study, draws the figure and writes the section of RESULTS.md."""
-    content, names = study(size, steps)
     store.mkdir(parents=True, exist_ok=True)
-    file = store / "curves.yaml"
+    file, space = store / "curves.yaml", store / "probe.yaml"
+    content, names = study(size, steps, space)
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    space.write_text(yaml.safe_dump(PROBE, sort_keys=False), encoding="utf-8")
     subprocess.run(
         [sys.executable, "-m", "mlmclm", "study", str(file), "--data", str(data), "--store", str(store)], check=True
     )
