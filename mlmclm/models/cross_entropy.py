@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlmclm.models import kernels
+from mlmclm.models import kernels, tiles
 
 CHUNK = 1024
 """Positions whose logits exist at once."""
@@ -84,13 +84,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 continue
             logits[count:] = 0
             grad_hidden[start : start + count] = (logits @ matrix)[:count]
-            part = logits.t() @ rows
-            if hidden.device.type == "cpu":
-                kernels.accumulate(grad_weight, part, first=start == 0)
-            elif start == 0:
-                grad_weight.copy_(part)
-            else:
-                grad_weight += part
+            tiles.add_weight_gradient(logits, rows, grad_weight, first=start == 0)
         if needed:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return total

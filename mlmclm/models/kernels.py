@@ -28,18 +28,16 @@ Array = npt.NDArray[Any]
 
 ROWS = 256
 """Rows whose sums are taken together, whatever the number of threads."""
-_TILE = 32
-"""Rows and columns that are transposed together, within the first-level cache."""
 ANY_DISTANCE = 1 << 40
 """Further apart than any two positions."""
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it saves."""
-_SUMS = {"reassoc", "contract", "nsz", "arcp"}
+SUMS = {"reassoc", "contract", "nsz", "arcp"}
 """Liberties of loops that sum: without `nnan` and `ninf`, so that what is not finite stays so."""
-_FAST = {"contract", "nsz", "arcp"}
+FAST = {"contract", "nsz", "arcp"}
 
 
-def _compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
+def compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
     """numba's `njit` with compiled code kept on disk where some folder for it can be written to."""
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -89,11 +87,11 @@ def _maximum(_: Any, first: Any, second: Any) -> Any:
     return first(first, first), generate
 
 
-def _wide(value: Any) -> Any:
+def wide(value: Any) -> Any:
     """An array's element as a float: fp32 for the bits of a bfloat16."""
 
 
-@overload(_wide)
+@overload(wide)
 def _overload_wide(value: Any) -> Any:
     def of_bits(value: Any) -> Any:
         return _float_of_bits(np.uint32(value) << np.uint32(16))
@@ -104,11 +102,11 @@ def _overload_wide(value: Any) -> Any:
     return of_bits if value == types.uint16 else same
 
 
-def _put(row: Any, index: Any, value: Any) -> None:
+def put(row: Any, index: Any, value: Any) -> None:
     """Writes a float into an array, as bfloat16 to the nearest, ties to even."""
 
 
-@overload(_put)
+@overload(put)
 def _overload_put(row: Any, index: Any, value: Any) -> Any:
     def as_bits(row: Any, index: Any, value: Any) -> None:
         bits = _bits_of_float(np.float32(value))
@@ -135,11 +133,11 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 """For the loops: beside a whole number numba computes fp32 in float64."""
 
 
-def _exp(value: Any) -> Any:
+def exp(value: Any) -> Any:
     """e^value; in fp32 the value is taken to lie between -87 and 88."""
 
 
-@overload(_exp, jit_options={"fastmath": _FAST})
+@overload(exp, jit_options={"fastmath": FAST})
 def _overload_exp(value: Any) -> Any:
     def double(value: Any) -> Any:
         return math.exp(value)
@@ -157,39 +155,39 @@ def _overload_exp(value: Any) -> Any:
     return double if value == types.float64 else single
 
 
-@_compiled(_SUMS)
-def _largest(row: Array) -> Any:
-    largest = _wide(row[0])
+@compiled(SUMS)
+def largest_of(row: Array) -> Any:
+    largest = wide(row[0])
     for i in range(row.shape[0]):
-        largest = _maximum(largest, _wide(row[i]))
+        largest = _maximum(largest, wide(row[i]))
     return largest
 
 
 # The loops. Their arrays have one row a token (or position), in order, unless said otherwise.
 
 
-@_compiled(_SUMS)
+@compiled(SUMS)
 def _add(x: Array, y: Array, total: Array) -> None:
     for t in range(x.shape[0]):
         first, second, out = x[t], y[t], total[t]
         for i in range(x.shape[1]):
-            _put(out, i, _wide(first[i]) + _wide(second[i]))
+            put(out, i, wide(first[i]) + wide(second[i]))
 
 
-@_compiled(_SUMS)
+@compiled(SUMS)
 def _norm(x: Array, inverse: Array, normed: Array, weight: Array, epsilon: float) -> None:
     for t in range(x.shape[0]):
         row, out = x[t], normed[t]
-        squares = _wide(row[0]) * _ZERO
+        squares = wide(row[0]) * _ZERO
         for i in range(x.shape[1]):
-            squares += _wide(row[i]) * _wide(row[i])
+            squares += wide(row[i]) * wide(row[i])
         inverse[t] = 1 / np.sqrt(squares / x.shape[1] + epsilon)
         scale = inverse[t]
         for i in range(x.shape[1]):
-            _put(out, i, _wide(row[i]) * scale * _wide(weight[i]))
+            put(out, i, wide(row[i]) * scale * wide(weight[i]))
 
 
-@_compiled(_SUMS)
+@compiled(SUMS)
 def _norm_backward(
     grad: Array, x: Array, inverse: Array, residual: Array, total: Array, weight: Array, sums: Array
 ) -> None:
@@ -198,45 +196,45 @@ def _norm_backward(
         scale = inverse[t]
         projection = scale * _ZERO
         for i in range(x.shape[1]):
-            part = _wide(upstream[i]) * _wide(row[i]) * scale
+            part = wide(upstream[i]) * wide(row[i]) * scale
             sums[i] += part
-            projection += part * _wide(weight[i])
+            projection += part * wide(weight[i])
         projection *= scale / np.float32(x.shape[1])
         for i in range(x.shape[1]):
-            value = _wide(upstream[i]) * _wide(weight[i]) - projection * _wide(row[i])
-            _put(out, i, value * scale + _wide(other[i]))
+            value = wide(upstream[i]) * wide(weight[i]) - projection * wide(row[i])
+            put(out, i, value * scale + wide(other[i]))
 
 
-@_compiled(_FAST)
+@compiled(FAST)
 def _gated(gate_up: Array, product: Array) -> None:
     half = product.shape[1]
     for t in range(product.shape[0]):
         gate, up, out = gate_up[t, :half], gate_up[t, half:], product[t]
         for i in range(half):
-            value = _wide(gate[i])
-            _put(out, i, value / (_ONE + _exp(-value)) * _wide(up[i]))
+            value = wide(gate[i])
+            put(out, i, value / (_ONE + exp(-value)) * wide(up[i]))
 
 
-@_compiled(_FAST)
+@compiled(FAST)
 def _gated_backward(gate_up: Array, grad: Array, product: Array, grad_gate_up: Array) -> None:
     half = product.shape[1]
     for t in range(product.shape[0]):
         gate, up, upstream, out = gate_up[t, :half], gate_up[t, half:], grad[t], product[t]
         grad_gate, grad_up = grad_gate_up[t, :half], grad_gate_up[t, half:]
         for i in range(half):
-            value, factor, above = _wide(gate[i]), _wide(up[i]), _wide(upstream[i])
-            share = _ONE / (_ONE + _exp(-value))
+            value, factor, above = wide(gate[i]), wide(up[i]), wide(upstream[i])
+            share = _ONE / (_ONE + exp(-value))
             active = value * share
-            _put(out, i, active * factor)
-            _put(grad_up, i, above * active)
-            _put(grad_gate, i, above * factor * (share + active * (_ONE - share)))
+            put(out, i, active * factor)
+            put(grad_up, i, above * active)
+            put(grad_gate, i, above * factor * (share + active * (_ONE - share)))
 
 
 @lru_cache
 def _turning(half: int, heads: int) -> tuple[Callable[..., None], Callable[..., None]]:
     """`to_blocks` and `from_blocks` for vectors of which 2 * `half` elements turn, compiled with these numbers."""
 
-    @_compiled(_FAST)
+    @compiled(FAST)
     def to_blocks(index: Array, rows: Array, cos: Array, sin: Array, blocks: Array, first: int, scale: float) -> None:
         for t in range(index.shape[0]):
             for h in range(heads):
@@ -244,13 +242,13 @@ def _turning(half: int, heads: int) -> tuple[Callable[..., None], Callable[..., 
                 if n < 0:
                     continue
                 for i in range(half):
-                    a, b = _wide(rows[t, head, i]) * scale, _wide(rows[t, head, half + i]) * scale
-                    _put(blocks, (n, i), a * cos[t, i] - b * sin[t, i])
-                    _put(blocks, (n, half + i), b * cos[t, i] + a * sin[t, i])
+                    a, b = wide(rows[t, head, i]) * scale, wide(rows[t, head, half + i]) * scale
+                    put(blocks, (n, i), a * cos[t, i] - b * sin[t, i])
+                    put(blocks, (n, half + i), b * cos[t, i] + a * sin[t, i])
                 for i in range(2 * half, blocks.shape[1]):
-                    _put(blocks, (n, i), _wide(rows[t, head, i]) * scale)
+                    put(blocks, (n, i), wide(rows[t, head, i]) * scale)
 
-    @_compiled(_FAST)
+    @compiled(FAST)
     def from_blocks(index: Array, rows: Array, cos: Array, sin: Array, blocks: Array, first: int, scale: float) -> None:
         for t in range(index.shape[0]):
             for h in range(heads):
@@ -260,16 +258,16 @@ def _turning(half: int, heads: int) -> tuple[Callable[..., None], Callable[..., 
                         rows[t, head, i] = 0
                     continue
                 for i in range(half):
-                    a, b = _wide(blocks[n, i]) * scale, _wide(blocks[n, half + i]) * scale
-                    _put(rows, (t, head, i), a * cos[t, i] + b * sin[t, i])
-                    _put(rows, (t, head, half + i), b * cos[t, i] - a * sin[t, i])
+                    a, b = wide(blocks[n, i]) * scale, wide(blocks[n, half + i]) * scale
+                    put(rows, (t, head, i), a * cos[t, i] + b * sin[t, i])
+                    put(rows, (t, head, half + i), b * cos[t, i] - a * sin[t, i])
                 for i in range(2 * half, blocks.shape[1]):
-                    _put(rows, (t, head, i), _wide(blocks[n, i]) * scale)
+                    put(rows, (t, head, i), wide(blocks[n, i]) * scale)
 
     return to_blocks, from_blocks
 
 
-@_compiled(_SUMS)
+@compiled(SUMS)
 def _softmax(scores: Array, keys: Array, length: int, origin: int, causal: bool, window: int, like: Array) -> None:
     values = np.empty(scores.shape[2], like.dtype)
     for n in range(scores.shape[0]):
@@ -278,68 +276,47 @@ def _softmax(scores: Array, keys: Array, length: int, origin: int, causal: bool,
             stop = min(keys[n], position + (1 if causal else window))
             start = max(0, min(position - window + 1, stop - 1))  # padding sees a key too
             row = scores[n, r, start:stop]
-            largest = _largest(row)
+            largest = largest_of(row)
             total = largest * _ZERO
             for i in range(stop - start):
-                values[i] = _exp(_wide(row[i]) - largest)
+                values[i] = exp(wide(row[i]) - largest)
                 total += values[i]
             share = _ONE / total
             for i in range(stop - start):
-                _put(row, i, values[i] * share)
+                put(row, i, values[i] * share)
             scores[n, r, :start] = 0
             scores[n, r, stop:] = 0
 
 
-@_compiled(_SUMS)
+@compiled(SUMS)
 def _softmax_backward(grad: Array, weights: Array) -> None:
     for n in range(grad.shape[0]):
         for r in range(grad.shape[1]):
             row, weight = grad[n, r], weights[n, r]
-            dot = _wide(row[0]) * _ZERO
+            dot = wide(row[0]) * _ZERO
             for i in range(row.shape[0]):
-                dot += _wide(row[i]) * _wide(weight[i])
+                dot += wide(row[i]) * wide(weight[i])
             for i in range(row.shape[0]):
-                _put(row, i, (_wide(row[i]) - dot) * _wide(weight[i]))
+                put(row, i, (wide(row[i]) - dot) * wide(weight[i]))
 
 
-@_compiled(_SUMS)
+@compiled(SUMS)
 def _cross_entropy(logits: Array, labels: Array, losses: Array, vocabulary: int) -> None:
     values = np.empty(vocabulary, losses.dtype)
     for n in range(logits.shape[0]):
         row = logits[n, :vocabulary]
-        largest = _largest(row)
-        chosen = _wide(row[labels[n]])
+        largest = largest_of(row)
+        chosen = wide(row[labels[n]])
         total = largest * _ZERO
         for i in range(row.shape[0]):
-            values[i] = _exp(_wide(row[i]) - largest)
+            values[i] = exp(wide(row[i]) - largest)
             total += values[i]
         losses[n] = math.log(total) + largest - chosen
         share = _ONE / total
         own = values[labels[n]] * share - _ONE
         for i in range(row.shape[0]):
-            _put(row, i, values[i] * share)
-        _put(row, labels[n], own)
-
-
-@_compiled(_FAST)
-def _accumulate(total: Array, part: Array, first: bool) -> None:
-    for t in range(total.shape[0]):
-        if first:
-            for i in range(total.shape[1]):
-                _put(total, (t, i), _wide(part[t, i]))
-        else:
-            for i in range(total.shape[1]):
-                _put(total, (t, i), _wide(total[t, i]) + _wide(part[t, i]))
-
-
-@_compiled(_FAST)
-def _transpose(turned: Array, x: Array) -> None:
-    for start in range(0, turned.shape[0], _TILE):
-        stop = min(start + _TILE, turned.shape[0])
-        for other in range(0, turned.shape[1], _TILE):
-            for i in range(start, stop):
-                for j in range(other, min(other + _TILE, turned.shape[1])):
-                    _put(turned, (i, j), _wide(x[j, i]))
+            put(row, i, values[i] * share)
+        put(row, labels[n], own)
 
 
 # What the rest of the package calls.
@@ -441,18 +418,6 @@ def cross_entropy(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
     return losses.sum()
 
 
-def accumulate(total: Tensor, part: Tensor, *, first: bool) -> None:
-    """total += part, both [rows, columns]; the `first` part takes the place of what is there."""
-    _over_rows(_accumulate, [total, part], first)
-
-
-def transpose(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [rows, columns] as contiguous [columns, rows] of another type."""
-    turned = torch.empty(x.shape[1], x.shape[0], dtype=dtype)
-    _transpose(_array(turned), _array(x))
-    return turned
-
-
 def _angles(rows: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     if turn is not None:
         return turn
@@ -469,7 +434,7 @@ def _scalar(like: Tensor, value: float) -> Any:
     return value if like.dtype == torch.float64 else np.float32(value)
 
 
-def _array(x: Any) -> Any:
+def as_array(x: Any) -> Any:
     """A tensor's memory as an array, bfloat16 as its bits; what isn't a tensor as it is."""
     if not isinstance(x, Tensor):
         return x
@@ -484,12 +449,12 @@ def _over_rows(
     Args:
         sums: a row for every `ROWS` rows, which the loop adds to, its last argument.
     """
-    arrays, rest = [_array(tensor) for tensor in tensors], [_array(other) for other in others]
+    arrays, rest = [as_array(tensor) for tensor in tensors], [as_array(other) for other in others]
     rows, threads = len(arrays[0]), torch.get_num_threads()
     if threads == 1 or max(tensor.numel() for tensor in tensors) < SMALL:
         threads = 1
     step = ROWS if sums is not None else max(1, -(-rows // threads))
-    partial = None if sums is None else _array(sums)
+    partial = None if sums is None else as_array(sums)
 
     def work(start: int) -> None:
         more = [] if partial is None else [partial[start // step]]
@@ -500,6 +465,16 @@ def _over_rows(
             work(start)
     else:
         list(_pool(threads).map(work, range(0, rows, step)))
+
+
+def over_threads(work: Callable[[int, int], None], count: int, elements: int) -> None:
+    """Calls work(first, last) for ranges that make up `count`, on as many threads as torch has; few elements are one thread's."""
+    threads = torch.get_num_threads() if elements >= SMALL else 1
+    step = max(1, -(-count // threads))
+    if step >= count:
+        work(0, count)
+    else:
+        list(_pool(threads).map(lambda first: work(first, min(first + step, count)), range(0, count, step)))
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mlmclm.models import kernels
+from mlmclm.models import kernels, tile_attention
 from mlmclm.models.packing import Group, Packing
 
 TILE = 128
@@ -125,8 +125,12 @@ class Kept:
     width: int
     causal: bool
     turn: tuple[Tensor, Tensor] | None
+    window: int | None
+    normalised: bool
+    """Softmax's weights are not kept but the logarithms of its denominators (`tile_attention`)."""
     tensors: tuple[Tensor, ...]
-    """scale * q, k, v in blocks; softmax weights of each tile; dropout masks of each tile, if any."""
+    """scale * q, k, v in blocks; softmax weights of each tile; dropout masks of each tile, if any. If `normalised`, q, k, v, the
+    output in blocks and the logarithms, fp32 in the order of q's rows."""
 
     def without_tensors(self) -> Kept:
         """The same without tensors, which autograd wants to hold itself."""
@@ -164,11 +168,23 @@ def attend(
     k = kernels.to_blocks(key.rows, key.first, key_places, slots * key_heads, 1.0, turn)
     v = kernels.to_blocks(value.rows, value.first, key_places, slots * key_heads, 1.0, None)
     attended = torch.empty_like(q)
+    output = q.new_empty(len(query.rows), heads, width)
+    counts = (heads, key_heads, key_heads)
+    if not dropout and tile_attention.fits(q.dtype, width):
+        normalisers = torch.empty(len(q))
+        for group in packing.groups:
+            qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
+            out = _queries(group, heads, qs, attended)
+            tile_attention.forward(
+                qs, ks, vs, group.keys, causal, window, out, _queries(group, heads, qs[:, :, 0], normalisers)
+            )
+        kernels.from_blocks(attended, output, 0, places, 1.0, None)
+        return output, Kept(counts, width, causal, turn, window, True, (q, k, v, attended, normalisers))
     weights: list[Tensor] = []
     masks: list[Tensor] = []
     for group in packing.groups:
         qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
-        out = attended[group.start * heads : (group.start + group.sequences * group.length) * heads].view(qs.shape)
+        out = _queries(group, heads, qs, attended)
         keys = group.keys.repeat_interleave(key_heads)  # [sequences * key heads]
         for tile in _tiles(group, heads // key_heads, causal):
             rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
@@ -182,10 +198,8 @@ def attend(
             weights.append(weight)
             if mask is not None:
                 masks.append(mask)
-    output = q.new_empty(len(query.rows), heads, width)
     kernels.from_blocks(attended, output, 0, places, 1.0, None)
-    counts = (heads, key_heads, key_heads)
-    return output, Kept(counts, width, causal, turn, (q, k, v, *weights, *masks))
+    return output, Kept(counts, width, causal, turn, window, False, (q, k, v, *weights, *masks))
 
 
 def attend_backward(
@@ -199,16 +213,29 @@ def attend_backward(
     q, k, v, *rest = kept.tensors
     tiles = [(group, tile) for group in packing.groups for tile in _tiles(group, heads // key_heads, kept.causal)]
     weights, masks = rest[: len(tiles)], rest[len(tiles) :]
-    places, key_places = packing.places(heads), packing.places(key_heads)
+    places = packing.places(heads)
     upstream = kernels.to_blocks(grad, 0, places, len(q), 1.0, None)
     grad_q = torch.empty_like(q)
+    if kept.normalised:
+        attended, normalisers = rest
+        grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
+        for group in packing.groups:
+            qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
+            tile_attention.backward(
+                qs, ks, vs, group.keys, kept.causal, kept.window,
+                _queries(group, heads, qs, attended), _queries(group, heads, qs[:, :, 0], normalisers),
+                _queries(group, heads, qs, upstream),
+                *_blocks(group, heads, key_heads, width, grad_q, grad_k, grad_v),
+            )  # fmt: skip
+        _scatter(grad_q, grad_k, grad_v, packing, scale, kept, query, key, value)
+        return
     # A tile's share of these is added to those before it, in fp32.
     sums = torch.promote_types(k.dtype, torch.float32) if len(tiles) > len(packing.groups) else k.dtype
     grad_k, grad_v = torch.empty_like(k, dtype=sums), torch.empty_like(v, dtype=sums)
     for index, (group, tile) in enumerate(tiles):
         qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
         gq, gk, gv = _blocks(group, heads, key_heads, width, grad_q, grad_k, grad_v)
-        up = upstream[group.start * heads : (group.start + group.sequences * group.length) * heads].view(qs.shape)
+        up = _queries(group, heads, qs, upstream)
         rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
         weight = weights[index]
         for part in _parts(weight):
@@ -221,6 +248,15 @@ def attend_backward(
             kernels.softmax_backward(grad_weight, weight[part])
             _product(grad_weight, ks[part, seen], gq[part, rows])
             _gather_up(gk[part], torch.bmm(grad_weight.transpose(1, 2), qs[part, rows]), tile)
+    _scatter(grad_q, grad_k, grad_v, packing, scale, kept, query, key, value)
+
+
+def _scatter(
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, packing: Packing, scale: float, kept: Kept,
+    query: Heads, key: Heads, value: Heads,
+) -> None:  # fmt: skip
+    """Gradients in blocks to where they belong in rows."""
+    places, key_places = packing.places(query.number), packing.places(key.number)
     kernels.from_blocks(grad_q, query.rows, query.first, places, scale, kept.turn)
     kernels.from_blocks(grad_k, key.rows, key.first, key_places, 1.0, kept.turn)
     kernels.from_blocks(grad_v, value.rows, value.first, key_places, 1.0, None)
@@ -256,6 +292,11 @@ def _blocks(
         k[group.start * key_heads : end * key_heads].view(batch, group.length, width),
         v[group.start * key_heads : end * key_heads].view(batch, group.length, width),
     )
+
+
+def _queries(group: Group, heads: int, like: Tensor, rows: Tensor) -> Tensor:
+    """A group's part of what has a row for each query, in the shape of another part."""
+    return rows[group.start * heads : (group.start + group.sequences * group.length) * heads].view(like.shape)
 
 
 def _parts(weights: Tensor) -> list[slice]:

@@ -1,0 +1,344 @@
+"""Attention by tile instructions (`mlmclm.models.tiles`), a sequence's head at a time, so that scores never leave a core's cache.
+
+Forward, SIDE queries at a time: their scores with all keys that they see, softmax, and its product with the values; the logarithms
+of softmax's denominators are kept. Backward, SIDE keys at a time: softmax's weights again, from scores and those logarithms, and by
+them the gradients (as in Dao et al. 2022, arXiv 2205.14135), with keys as rows: so no large matrix has to be transposed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlmclm.models.kernels import (
+    ANY_DISTANCE,
+    SUMS,
+    Array,
+    as_array,
+    compiled,
+    exp,
+    largest_of,
+    over_threads,
+    wide,
+)
+from mlmclm.models.tiles import (
+    BLOCK,
+    LINE,
+    SHAPES,
+    SIDE,
+    available,
+    configure,
+    multiply_panel,
+    pack_columns,
+    pack_left,
+    pack_rows,
+    pair,
+    put_turned_floats,
+    release,
+    round_row,
+)
+
+QUERIES = 512
+"""Queries whose scores' gradients are kept at once."""
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+@compiled(set())
+def _scratch(rows: int, columns: int) -> Array:
+    """fp32 [rows, columns + some], whose rows begin with a line of the cache."""
+    wider = (columns + 15) // 16 * 16 + LINE // 4
+    whole = np.empty(rows * wider + 16, np.float32)
+    skip = (-whole.ctypes.data % 64) // 4
+    return whole[skip : skip + rows * wider].reshape(rows, wider)
+
+
+@compiled(set())
+def _whole(source: Array, room: Array) -> int:
+    """Address of a matrix with rows of zeros behind its own, up to those of `room`, where it is copied if it has fewer."""
+    rows = source.shape[0]
+    if rows == room.shape[0]:
+        return source.ctypes.data
+    for r in range(room.shape[0]):
+        target = room[r]
+        if r < rows:
+            target[:] = source[r]
+        else:
+            target[:] = 0
+    return room.ctypes.data
+
+
+@compiled(SUMS)
+def _round(source: int, source_stride: int, target: int, target_stride: int, rows: int, columns: int) -> None:
+    """Rows of floats as rows of bfloat16."""
+    for r in range(rows):
+        for i in range(0, columns, SIDE):
+            round_row(source + r * source_stride + 4 * i, target + r * target_stride + 2 * i)
+
+
+@compiled(set())
+def _bits(rows: int, columns: int) -> Array:
+    """The same for bfloat16, without anything between rows."""
+    return _scratch(1, rows * columns // 2 + 1).view(np.uint16)[0, : rows * columns].reshape(rows, columns)
+
+
+@compiled(SUMS)
+def _raise(scores: Array, top: Any) -> Any:
+    """e^(score - top) in their place, and the sum of it."""
+    total = _ZERO
+    for i in range(scores.shape[0]):
+        value = exp(scores[i] - top)
+        scores[i] = value
+        total += value
+    return total
+
+
+@compiled(SUMS)
+def _slopes(scores: Array, gradients: Array, normalisers: Array, dots: Array) -> None:
+    """Softmax's weights in place of scores, and the gradients of scores in place of those of weights."""
+    for i in range(scores.shape[0]):
+        value = exp(scores[i] - normalisers[i])
+        scores[i] = value
+        gradients[i] = value * (gradients[i] - dots[i])
+
+
+@compiled(SUMS)
+def _forward(
+    q: Array, k: Array, v: Array, keys: Array, sharing: int, causal: bool, window: int, shapes: int,
+    out: Array, normalisers: Array, first: int, last: int,
+) -> None:  # fmt: skip
+    """Args: q, out [n, rows, width]; k, v [n, length, width]; keys [n / sharing]; normalisers fp32 [n, rows]."""
+    rows, length, width = q.shape[1], k.shape[1], k.shape[2]
+    tall, long = (rows + SIDE - 1) // SIDE * SIDE, (length + SIDE - 1) // SIDE * SIDE
+    depth, steps = long // SIDE, width // SIDE
+    key_columns, value_rows = _bits(long, width), _bits(long, width)
+    room, padded = _bits(tall, width), _bits(long, width)
+    scores, sums, weights = _scratch(SIDE, long), _scratch(SIDE, width), _bits(SIDE, long + LINE // 2)
+    shares = np.empty(SIDE, np.float32)
+    configure(shapes)
+    for n in range(first, last):
+        pack_columns(_whole(k[n], padded), 2 * width, width, 0, depth, key_columns.ctypes.data)
+        pack_rows(_whole(v[n], padded), 2 * width, long, 0, steps, value_rows.ctypes.data)
+        queries = _whole(q[n], room)
+        real = keys[n // sharing]
+        for begin in range(0, rows, SIDE):
+            end = min(begin + SIDE, rows)
+            low, high = length, 0
+            for r in range(begin, end):
+                position = r % length
+                stop = min(real, position + (1 if causal else window))
+                low, high = min(low, max(0, min(position - window + 1, stop - 1))), max(high, stop)
+            low, high = low // SIDE, (high + SIDE - 1) // SIDE
+            multiply_panel(
+                queries + 2 * begin * width, 2 * width, 2 * SIDE,
+                key_columns.ctypes.data + low * steps * BLOCK, steps * BLOCK, steps, high - low,
+                scores.ctypes.data, scores.strides[0], False,
+            )  # fmt: skip
+            low, high = low * SIDE, high * SIDE
+            for r in range(begin, begin + SIDE):
+                row = scores[r - begin, : high - low]
+                position = r % length
+                stop = min(real, position + (1 if causal else window))
+                start = max(0, min(position - window + 1, stop - 1)) - low  # padding sees a key too
+                stop -= low
+                if r < end:
+                    seen = row[start:stop]
+                    top = largest_of(seen)
+                    total = _raise(seen, top)
+                    shares[r - begin] = _ONE / total
+                    normalisers[n, r] = top + np.float32(math.log(total))
+                    row[:start] = 0
+                    row[stop:] = 0
+                else:
+                    row[:] = 0
+            _round(scores.ctypes.data, scores.strides[0], weights.ctypes.data, weights.strides[0], SIDE, high - low)
+            multiply_panel(
+                weights.ctypes.data, weights.strides[0], 2 * SIDE,
+                value_rows.ctypes.data + low // SIDE * BLOCK, depth * BLOCK, (high - low) // SIDE, steps,
+                sums.ctypes.data, sums.strides[0], False,
+            )  # fmt: skip
+            for r in range(end - begin):
+                row, share = sums[r, :width], shares[r]
+                for i in range(width):
+                    row[i] *= share
+            _round(sums.ctypes.data, sums.strides[0], out[n, begin:].ctypes.data, out.strides[1], end - begin, width)
+    release()
+
+
+@compiled(SUMS)
+def _backward(
+    q: Array, k: Array, v: Array, keys: Array, sharing: int, causal: bool, window: int, shapes: int,
+    out: Array, normalisers: Array, grad: Array, grad_q: Array, grad_k: Array, grad_v: Array, first: int, last: int,
+) -> None:  # fmt: skip
+    rows, length, width = q.shape[1], k.shape[1], k.shape[2]
+    tall, long = (rows + SIDE - 1) // SIDE * SIDE, (length + SIDE - 1) // SIDE * SIDE
+    depth, height, steps = long // SIDE, tall // SIDE, width // SIDE
+    query_room, grad_room = _bits(tall, width), _bits(tall, width)
+    key_room, value_room = _bits(long, width), _bits(long, width)
+    query_columns, query_rows = _bits(tall, width), _bits(tall, width)
+    grad_columns, grad_rows = _bits(tall, width), _bits(tall, width)
+    key_left = _bits(long, width)
+    chunk = min(tall, QUERIES)
+    kept = _bits(long, chunk)  # the scores' gradients, packed
+    scores, grad_scores = _scratch(SIDE, chunk), _scratch(SIDE, chunk)
+    weights, rounded = _bits(SIDE, chunk + LINE // 2), _bits(SIDE, chunk + LINE // 2)
+    key_sums, value_sums = _scratch(long, width), _scratch(long, width)
+    sums, turned = _scratch(SIDE, SIDE), _scratch(SIDE, width)
+    dots, lows, highs = np.empty(tall, np.float32), np.empty(height, np.int64), np.empty(height, np.int64)
+    configure(shapes)
+    for n in range(first, last):
+        real = keys[n // sharing]
+        queries, upstream = _whole(q[n], query_room), _whole(grad[n], grad_room)
+        key_rows, value_rows = _whole(k[n], key_room), _whole(v[n], value_room)
+        pack_columns(queries, 2 * width, width, 0, height, query_columns.ctypes.data)
+        pack_rows(queries, 2 * width, tall, 0, steps, query_rows.ctypes.data)
+        pack_columns(upstream, 2 * width, width, 0, height, grad_columns.ctypes.data)
+        pack_rows(upstream, 2 * width, tall, 0, steps, grad_rows.ctypes.data)
+        pack_left(key_rows, 2 * width, long, 0, steps, key_left.ctypes.data)
+        for r in range(rows):
+            above, result = grad[n, r], out[n, r]
+            dot = _ZERO
+            for i in range(width):
+                dot += wide(above[i]) * wide(result[i])
+            dots[r] = dot
+        key_sums[:] = 0
+        value_sums[:] = 0
+        for begin in range(0, tall, chunk):
+            end = min(begin + chunk, tall)
+            lows[:], highs[:] = depth, 0
+            for j in range((real + SIDE - 1) // SIDE):
+                # Queries that see some of these keys; those behind the last real one have no gradient.
+                low, high = begin, min(end, rows)
+                if rows == length:
+                    low = max(low, j * SIDE if causal else j * SIDE - window + 1)
+                    high = min(high, real, (j + 1) * SIDE + window - 1)
+                if low >= high:
+                    continue
+                low, high = low // SIDE, (high + SIDE - 1) // SIDE
+                count = (high - low) * SIDE
+                for i in range(low, high):
+                    lows[i], highs[i] = min(lows[i], j), j + 1
+                multiply_panel(
+                    key_rows + 2 * j * SIDE * width, 2 * width, 2 * SIDE,
+                    query_columns.ctypes.data + low * steps * BLOCK, steps * BLOCK, steps, high - low,
+                    scores.ctypes.data, scores.strides[0], False,
+                )  # fmt: skip
+                multiply_panel(
+                    value_rows + 2 * j * SIDE * width, 2 * width, 2 * SIDE,
+                    grad_columns.ctypes.data + low * steps * BLOCK, steps * BLOCK, steps, high - low,
+                    grad_scores.ctypes.data, grad_scores.strides[0], False,
+                )  # fmt: skip
+                for r in range(SIDE):
+                    key = j * SIDE + r
+                    weight, slope = scores[r, :count], grad_scores[r, :count]
+                    for base in range(0, tall, length) if rows != length else range(1):
+                        # Of the queries of one head, those that see the key.
+                        start, stop = low * SIDE, min(high * SIDE, rows)
+                        if rows != length:
+                            start, stop = max(start, base), min(stop, base + length)
+                        top = base + key + window
+                        inner = max(start, base + key if causal else base + key - window + 1)
+                        outer = min(stop, top)
+                        if key >= real or inner >= outer:
+                            inner, outer = stop, stop
+                        start, stop, inner, outer = (
+                            max(start - low * SIDE, 0), stop - low * SIDE, inner - low * SIDE, outer - low * SIDE,
+                        )  # fmt: skip
+                        if start >= stop:
+                            continue
+                        weight[start:inner] = 0
+                        slope[start:inner] = 0
+                        weight[outer:stop] = 0
+                        slope[outer:stop] = 0
+                        at, until = low * SIDE + inner, low * SIDE + outer
+                        _slopes(weight[inner:outer], slope[inner:outer], normalisers[n, at:until], dots[at:until])
+                    weight[max(0, rows - low * SIDE) :] = 0
+                    slope[max(0, rows - low * SIDE) :] = 0
+                _round(scores.ctypes.data, scores.strides[0], weights.ctypes.data, weights.strides[0], SIDE, count)
+                _round(
+                    grad_scores.ctypes.data,
+                    grad_scores.strides[0],
+                    rounded.ctypes.data,
+                    rounded.strides[0],
+                    SIDE,
+                    count,
+                )
+                multiply_panel(
+                    weights.ctypes.data, weights.strides[0], 2 * SIDE,
+                    grad_rows.ctypes.data + low * BLOCK, height * BLOCK, high - low, steps,
+                    value_sums[j * SIDE].ctypes.data, value_sums.strides[0], True,
+                )  # fmt: skip
+                multiply_panel(
+                    rounded.ctypes.data, rounded.strides[0], 2 * SIDE,
+                    query_rows.ctypes.data + low * BLOCK, height * BLOCK, high - low, steps,
+                    key_sums[j * SIDE].ctypes.data, key_sums.strides[0], True,
+                )  # fmt: skip
+                line = rounded.ctypes.data
+                for i in range(low, high):
+                    place = kept.ctypes.data + ((i - begin // SIDE) * depth + j) * BLOCK
+                    for p in range(16):
+                        row = line + 2 * p * rounded.strides[0] + 2 * SIDE * (i - low)
+                        pair(row, row + rounded.strides[0], place + 64 * p, place + BLOCK // 2 + 64 * p)
+            for i in range(begin // SIDE, end // SIDE):
+                low, count = lows[i], highs[i] - lows[i]
+                for s in range(steps):
+                    if count > 0:
+                        multiply_panel(
+                            key_left.ctypes.data + (s * depth + low) * BLOCK, 2 * SIDE, BLOCK,
+                            kept.ctypes.data + ((i - begin // SIDE) * depth + low) * BLOCK, BLOCK, count, 1,
+                            sums.ctypes.data, sums.strides[0], False,
+                        )  # fmt: skip
+                    else:
+                        sums[:] = 0
+                    for a in range(2):
+                        for b in range(2):
+                            put_turned_floats(
+                                sums[16 * a].ctypes.data + 64 * b, sums.strides[0],
+                                turned[16 * b].ctypes.data + 4 * (s * SIDE + 16 * a), turned.strides[0], False,
+                            )  # fmt: skip
+                _round(
+                    turned.ctypes.data, turned.strides[0], grad_q[n, i * SIDE :].ctypes.data, grad_q.strides[1],
+                    min(SIDE, rows - i * SIDE), width,
+                )  # fmt: skip
+        _round(key_sums.ctypes.data, key_sums.strides[0], grad_k[n].ctypes.data, 2 * width, length, width)
+        _round(value_sums.ctypes.data, value_sums.strides[0], grad_v[n].ctypes.data, 2 * width, length, width)
+    release()
+
+
+def fits(dtype: torch.dtype, width: int) -> bool:
+    """Whether attention of this type and head width is computed here."""
+    return dtype == torch.bfloat16 and width % SIDE == 0 and available()
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, causal: bool, window: int | None, out: Tensor, normalisers: Tensor
+) -> None:
+    """softmax(q k') v into `out`, and the logarithms of softmax's denominators into `normalisers` [n, rows], fp32.
+
+    Args:
+        q, out: bfloat16 [n, rows, width]; row r is a query at position r modulo length.
+        k, v: [n, length, width].
+        keys: int64 [sequences], of which n is a multiple: how many keys are real.
+        causal: a query sees no later position.
+        window: a query sees no position at this distance or more.
+    """
+    arrays = [as_array(tensor) for tensor in (q, k, v, keys)]
+    settings = (len(q) // len(keys), causal, ANY_DISTANCE if window is None else window, SHAPES)
+    written = [as_array(tensor) for tensor in (out, normalisers)]
+    over_threads(
+        lambda first, last: _forward(*arrays, *settings, *written, first, last), len(q), q.numel() * k.shape[1]
+    )
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, causal: bool, window: int | None, out: Tensor, normalisers: Tensor,
+    grad: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor,
+) -> None:  # fmt: skip
+    """Gradients of `forward`'s input, given that of its output; what is said about queries that are padding is left out."""
+    arrays = [as_array(tensor) for tensor in (q, k, v, keys)]
+    settings = (len(q) // len(keys), causal, ANY_DISTANCE if window is None else window, SHAPES)
+    more = [as_array(tensor) for tensor in (out, normalisers, grad, grad_q, grad_k, grad_v)]
+    over_threads(lambda first, last: _backward(*arrays, *settings, *more, first, last), len(q), q.numel() * k.shape[1])
