@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from llvmlite import ir
-from numba import njit, types
+from llvmlite import binding, ir
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from torch import Tensor
@@ -35,6 +35,16 @@ SMALL = 1 << 15
 SUMS = {"reassoc", "contract", "nsz", "arcp"}
 """Liberties of loops that sum: without `nnan` and `ninf`, so that what is not finite stays so."""
 FAST = {"contract", "nsz", "arcp"}
+
+
+def _use_whole_vectors() -> None:
+    """Loops in vectors of 512 bits on CPUs with tiles: LLVM takes 256 for some, which cost others their frequency."""
+    features = binding.get_host_cpu_features()
+    if config.CPU_FEATURES is None and features.get("amx-tile"):
+        config.CPU_FEATURES = features.flatten() + ",-prefer-256-bit"
+
+
+_use_whole_vectors()
 
 
 def compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
@@ -64,6 +74,27 @@ def _float_of_bits(_: Any, bits: Any) -> Any:
 def _bits_of_float(_: Any, value: Any) -> Any:
     return types.uint32(types.float32), lambda context, builder, signature, values: builder.bitcast(
         values[0], ir.IntType(32)
+    )
+
+
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite doesn't name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+@intrinsic
+def _rounded_bits(_: Any, value: Any) -> Any:
+    """The bits of the nearest bfloat16, ties to even."""
+    return types.uint16(types.float32), lambda context, builder, signature, values: builder.bitcast(
+        builder.fptrunc(values[0], BFloat()), ir.IntType(16)
     )
 
 
@@ -109,10 +140,7 @@ def put(row: Any, index: Any, value: Any) -> None:
 @overload(put)
 def _overload_put(row: Any, index: Any, value: Any) -> Any:
     def as_bits(row: Any, index: Any, value: Any) -> None:
-        bits = _bits_of_float(np.float32(value))
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        # Rounding would carry some NaNs over into infinity or zero.
-        row[index] = np.uint16(rounded) if value == value else np.uint16(0x7FC0)
+        row[index] = _rounded_bits(np.float32(value))
 
     def same(row: Any, index: Any, value: Any) -> None:
         row[index] = value

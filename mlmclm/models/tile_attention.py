@@ -23,6 +23,7 @@ from mlmclm.models.kernels import (
     exp,
     largest_of,
     over_threads,
+    put,
     wide,
 )
 from mlmclm.models.tiles import (
@@ -48,11 +49,17 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @compiled(set())
+def _at(x: Array) -> Any:
+    """Its address, with a sign: beside whole numbers that have one, numba would compute others in float64."""
+    return np.int64(x.ctypes.data)
+
+
+@compiled(set())
 def _scratch(rows: int, columns: int) -> Array:
     """fp32 [rows, columns + some], whose rows begin with a line of the cache."""
     wider = (columns + 15) // 16 * 16 + LINE // 4
     whole = np.empty(rows * wider + 16, np.float32)
-    skip = (-whole.ctypes.data % 64) // 4
+    skip = (-_at(whole) % 64) // 4
     return whole[skip : skip + rows * wider].reshape(rows, wider)
 
 
@@ -61,14 +68,14 @@ def _whole(source: Array, room: Array) -> int:
     """Address of a matrix with rows of zeros behind its own, up to those of `room`, where it is copied if it has fewer."""
     rows = source.shape[0]
     if rows == room.shape[0]:
-        return source.ctypes.data
+        return _at(source)
     for r in range(room.shape[0]):
         target = room[r]
         if r < rows:
             target[:] = source[r]
         else:
             target[:] = 0
-    return room.ctypes.data
+    return _at(room)
 
 
 @compiled(SUMS)
@@ -85,24 +92,42 @@ def _bits(rows: int, columns: int) -> Array:
     return _scratch(1, rows * columns // 2 + 1).view(np.uint16)[0, : rows * columns].reshape(rows, columns)
 
 
-@compiled(SUMS)
-def _raise(scores: Array, top: Any) -> Any:
-    """e^(score - top) in their place, and the sum of it."""
-    total = _ZERO
-    for i in range(scores.shape[0]):
-        value = exp(scores[i] - top)
-        scores[i] = value
-        total += value
-    return total
+@compiled(set())
+def _seen(row: int, length: int, real: int, causal: bool, window: int) -> tuple[int, int]:
+    """The first and the last key (and one) that a query sees; padding sees one too."""
+    position = row % length
+    stop = min(real, position + (1 if causal else window))
+    return max(0, min(position - window + 1, stop - 1)), stop
 
 
 @compiled(SUMS)
-def _slopes(scores: Array, gradients: Array, normalisers: Array, dots: Array) -> None:
-    """Softmax's weights in place of scores, and the gradients of scores in place of those of weights."""
-    for i in range(scores.shape[0]):
-        value = exp(scores[i] - normalisers[i])
-        scores[i] = value
-        gradients[i] = value * (gradients[i] - dots[i])
+def _soften(scores: Array, rows: int, columns: int, weights: Array, shares: Array, normalisers: Array) -> None:
+    """e^(score - largest) of each row as bfloat16; 1 / sum of it; logarithm of softmax's denominator."""
+    for r in range(rows):
+        row, weight = scores[r, :columns], weights[r, :columns]
+        top = largest_of(row)
+        total = _ZERO
+        for i in range(columns):
+            value = exp(row[i] - top)
+            put(weight, i, value)
+            total += value
+        shares[r] = _ONE / total
+        normalisers[r] = top + np.float32(math.log(total))
+
+
+@compiled(SUMS)
+def _slopes(
+    scores: Array, grads: Array, normalisers: Array, dots: Array, weights: Array, slopes: Array
+) -> None:  # fmt: skip
+    """Softmax's weights from scores, and the gradients of scores from those of weights, as bfloat16; a row for each key."""
+    columns = normalisers.shape[0]
+    for r in range(SIDE):
+        score, grad = scores[r, :columns], grads[r, :columns]
+        weight, slope = weights[r, :columns], slopes[r, :columns]
+        for i in range(columns):
+            value = exp(score[i] - normalisers[i])
+            put(weight, i, value)
+            put(slope, i, value * (grad[i] - dots[i]))
 
 
 @compiled(SUMS)
@@ -120,51 +145,47 @@ def _forward(
     shares = np.empty(SIDE, np.float32)
     configure(shapes)
     for n in range(first, last):
-        pack_columns(_whole(k[n], padded), 2 * width, width, 0, depth, key_columns.ctypes.data)
-        pack_rows(_whole(v[n], padded), 2 * width, long, 0, steps, value_rows.ctypes.data)
+        pack_columns(_whole(k[n], padded), 2 * width, width, 0, depth, _at(key_columns))
+        pack_rows(_whole(v[n], padded), 2 * width, long, 0, steps, _at(value_rows))
         queries = _whole(q[n], room)
         real = keys[n // sharing]
         for begin in range(0, rows, SIDE):
             end = min(begin + SIDE, rows)
             low, high = length, 0
             for r in range(begin, end):
-                position = r % length
-                stop = min(real, position + (1 if causal else window))
-                low, high = min(low, max(0, min(position - window + 1, stop - 1))), max(high, stop)
+                start, stop = _seen(r, length, real, causal, window)
+                low, high = min(low, start), max(high, stop)
             low, high = low // SIDE, (high + SIDE - 1) // SIDE
             multiply_panel(
                 queries + 2 * begin * width, 2 * width, 2 * SIDE,
-                key_columns.ctypes.data + low * steps * BLOCK, steps * BLOCK, steps, high - low,
-                scores.ctypes.data, scores.strides[0], False,
+                _at(key_columns) + low * steps * BLOCK, steps * BLOCK, steps, high - low,
+                _at(scores), scores.strides[0], False,
             )  # fmt: skip
             low, high = low * SIDE, high * SIDE
-            for r in range(begin, begin + SIDE):
-                row = scores[r - begin, : high - low]
-                position = r % length
-                stop = min(real, position + (1 if causal else window))
-                start = max(0, min(position - window + 1, stop - 1)) - low  # padding sees a key too
-                stop -= low
-                if r < end:
-                    seen = row[start:stop]
-                    top = largest_of(seen)
-                    total = _raise(seen, top)
-                    shares[r - begin] = _ONE / total
-                    normalisers[n, r] = top + np.float32(math.log(total))
-                    row[:start] = 0
-                    row[stop:] = 0
-                else:
-                    row[:] = 0
-            _round(scores.ctypes.data, scores.strides[0], weights.ctypes.data, weights.strides[0], SIDE, high - low)
+            hidden = False
+            for r in range(begin, end):
+                start, stop = _seen(r, length, real, causal, window)
+                if start > low or stop < high:
+                    hidden = True
+                    scores[r - begin, : start - low] = -np.inf
+                    scores[r - begin, stop - low : high - low] = -np.inf
+            _soften(scores, end - begin, high - low, weights, shares, normalisers[n, begin:end])
+            if hidden:
+                for r in range(begin, end):
+                    start, stop = _seen(r, length, real, causal, window)
+                    weights[r - begin, : start - low] = 0
+                    weights[r - begin, stop - low : high - low] = 0
+            weights[end - begin :] = 0
             multiply_panel(
-                weights.ctypes.data, weights.strides[0], 2 * SIDE,
-                value_rows.ctypes.data + low // SIDE * BLOCK, depth * BLOCK, (high - low) // SIDE, steps,
-                sums.ctypes.data, sums.strides[0], False,
+                _at(weights), weights.strides[0], 2 * SIDE,
+                _at(value_rows) + low // SIDE * BLOCK, depth * BLOCK, (high - low) // SIDE, steps,
+                _at(sums), sums.strides[0], False,
             )  # fmt: skip
             for r in range(end - begin):
                 row, share = sums[r, :width], shares[r]
                 for i in range(width):
                     row[i] *= share
-            _round(sums.ctypes.data, sums.strides[0], out[n, begin:].ctypes.data, out.strides[1], end - begin, width)
+            _round(_at(sums), sums.strides[0], _at(out[n, begin:]), out.strides[1], end - begin, width)
     release()
 
 
@@ -184,7 +205,7 @@ def _backward(
     chunk = min(tall, QUERIES)
     kept = _bits(long, chunk)  # the scores' gradients, packed
     scores, grad_scores = _scratch(SIDE, chunk), _scratch(SIDE, chunk)
-    weights, rounded = _bits(SIDE, chunk + LINE // 2), _bits(SIDE, chunk + LINE // 2)
+    weights, slopes = _bits(SIDE, chunk + LINE // 2), _bits(SIDE, chunk + LINE // 2)
     key_sums, value_sums = _scratch(long, width), _scratch(long, width)
     sums, turned = _scratch(SIDE, SIDE), _scratch(SIDE, width)
     dots, lows, highs = np.empty(tall, np.float32), np.empty(height, np.int64), np.empty(height, np.int64)
@@ -193,11 +214,11 @@ def _backward(
         real = keys[n // sharing]
         queries, upstream = _whole(q[n], query_room), _whole(grad[n], grad_room)
         key_rows, value_rows = _whole(k[n], key_room), _whole(v[n], value_room)
-        pack_columns(queries, 2 * width, width, 0, height, query_columns.ctypes.data)
-        pack_rows(queries, 2 * width, tall, 0, steps, query_rows.ctypes.data)
-        pack_columns(upstream, 2 * width, width, 0, height, grad_columns.ctypes.data)
-        pack_rows(upstream, 2 * width, tall, 0, steps, grad_rows.ctypes.data)
-        pack_left(key_rows, 2 * width, long, 0, steps, key_left.ctypes.data)
+        pack_columns(queries, 2 * width, width, 0, height, _at(query_columns))
+        pack_rows(queries, 2 * width, tall, 0, steps, _at(query_rows))
+        pack_columns(upstream, 2 * width, width, 0, height, _at(grad_columns))
+        pack_rows(upstream, 2 * width, tall, 0, steps, _at(grad_rows))
+        pack_left(key_rows, 2 * width, long, 0, steps, _at(key_left))
         for r in range(rows):
             above, result = grad[n, r], out[n, r]
             dot = _ZERO
@@ -218,93 +239,81 @@ def _backward(
                 if low >= high:
                     continue
                 low, high = low // SIDE, (high + SIDE - 1) // SIDE
-                count = (high - low) * SIDE
                 for i in range(low, high):
                     lows[i], highs[i] = min(lows[i], j), j + 1
                 multiply_panel(
                     key_rows + 2 * j * SIDE * width, 2 * width, 2 * SIDE,
-                    query_columns.ctypes.data + low * steps * BLOCK, steps * BLOCK, steps, high - low,
-                    scores.ctypes.data, scores.strides[0], False,
+                    _at(query_columns) + low * steps * BLOCK, steps * BLOCK, steps, high - low,
+                    _at(scores), scores.strides[0], False,
                 )  # fmt: skip
                 multiply_panel(
                     value_rows + 2 * j * SIDE * width, 2 * width, 2 * SIDE,
-                    grad_columns.ctypes.data + low * steps * BLOCK, steps * BLOCK, steps, high - low,
-                    grad_scores.ctypes.data, grad_scores.strides[0], False,
+                    _at(grad_columns) + low * steps * BLOCK, steps * BLOCK, steps, high - low,
+                    _at(grad_scores), grad_scores.strides[0], False,
                 )  # fmt: skip
-                for r in range(SIDE):
-                    key = j * SIDE + r
-                    weight, slope = scores[r, :count], grad_scores[r, :count]
-                    for base in range(0, tall, length) if rows != length else range(1):
-                        # Of the queries of one head, those that see the key.
-                        start, stop = low * SIDE, min(high * SIDE, rows)
-                        if rows != length:
-                            start, stop = max(start, base), min(stop, base + length)
-                        top = base + key + window
+                origin, limit = low * SIDE, min(high * SIDE, rows)
+                _slopes(scores, grad_scores, normalisers[n, origin:limit], dots[origin:limit], weights, slopes)
+                weights[:, limit - origin : high * SIDE - origin] = 0
+                slopes[:, limit - origin : high * SIDE - origin] = 0
+                first_key, last_key = j * SIDE, (j + 1) * SIDE - 1
+                hidden = (
+                    rows != length
+                    or last_key >= real
+                    or (last_key > origin if causal else last_key - origin >= window)
+                    or limit - 1 - first_key >= window
+                )
+                for key in range(first_key, last_key + 1 if hidden else first_key):
+                    weight, slope = weights[key - first_key], slopes[key - first_key]
+                    for base in range(origin // length * length, limit, length):
+                        # Of one head's queries, those that see the key.
+                        start, stop = max(origin, base), min(limit, base + length)
                         inner = max(start, base + key if causal else base + key - window + 1)
-                        outer = min(stop, top)
+                        outer = min(stop, base + key + window)
                         if key >= real or inner >= outer:
                             inner, outer = stop, stop
-                        start, stop, inner, outer = (
-                            max(start - low * SIDE, 0), stop - low * SIDE, inner - low * SIDE, outer - low * SIDE,
-                        )  # fmt: skip
-                        if start >= stop:
-                            continue
-                        weight[start:inner] = 0
-                        slope[start:inner] = 0
-                        weight[outer:stop] = 0
-                        slope[outer:stop] = 0
-                        at, until = low * SIDE + inner, low * SIDE + outer
-                        _slopes(weight[inner:outer], slope[inner:outer], normalisers[n, at:until], dots[at:until])
-                    weight[max(0, rows - low * SIDE) :] = 0
-                    slope[max(0, rows - low * SIDE) :] = 0
-                _round(scores.ctypes.data, scores.strides[0], weights.ctypes.data, weights.strides[0], SIDE, count)
-                _round(
-                    grad_scores.ctypes.data,
-                    grad_scores.strides[0],
-                    rounded.ctypes.data,
-                    rounded.strides[0],
-                    SIDE,
-                    count,
-                )
+                        weight[start - origin : inner - origin] = 0
+                        slope[start - origin : inner - origin] = 0
+                        weight[outer - origin : stop - origin] = 0
+                        slope[outer - origin : stop - origin] = 0
                 multiply_panel(
-                    weights.ctypes.data, weights.strides[0], 2 * SIDE,
-                    grad_rows.ctypes.data + low * BLOCK, height * BLOCK, high - low, steps,
-                    value_sums[j * SIDE].ctypes.data, value_sums.strides[0], True,
+                    _at(weights), weights.strides[0], 2 * SIDE,
+                    _at(grad_rows) + low * BLOCK, height * BLOCK, high - low, steps,
+                    _at(value_sums[j * SIDE]), value_sums.strides[0], True,
                 )  # fmt: skip
                 multiply_panel(
-                    rounded.ctypes.data, rounded.strides[0], 2 * SIDE,
-                    query_rows.ctypes.data + low * BLOCK, height * BLOCK, high - low, steps,
-                    key_sums[j * SIDE].ctypes.data, key_sums.strides[0], True,
+                    _at(slopes), slopes.strides[0], 2 * SIDE,
+                    _at(query_rows) + low * BLOCK, height * BLOCK, high - low, steps,
+                    _at(key_sums[j * SIDE]), key_sums.strides[0], True,
                 )  # fmt: skip
-                line = rounded.ctypes.data
+                line = _at(slopes)
                 for i in range(low, high):
-                    place = kept.ctypes.data + ((i - begin // SIDE) * depth + j) * BLOCK
+                    place = _at(kept) + ((i - begin // SIDE) * depth + j) * BLOCK
                     for p in range(16):
-                        row = line + 2 * p * rounded.strides[0] + 2 * SIDE * (i - low)
-                        pair(row, row + rounded.strides[0], place + 64 * p, place + BLOCK // 2 + 64 * p)
+                        row = line + 2 * p * slopes.strides[0] + 2 * SIDE * (i - low)
+                        pair(row, row + slopes.strides[0], place + 64 * p, place + BLOCK // 2 + 64 * p)
             for i in range(begin // SIDE, end // SIDE):
                 low, count = lows[i], highs[i] - lows[i]
                 for s in range(steps):
                     if count > 0:
                         multiply_panel(
-                            key_left.ctypes.data + (s * depth + low) * BLOCK, 2 * SIDE, BLOCK,
-                            kept.ctypes.data + ((i - begin // SIDE) * depth + low) * BLOCK, BLOCK, count, 1,
-                            sums.ctypes.data, sums.strides[0], False,
+                            _at(key_left) + (s * depth + low) * BLOCK, 2 * SIDE, BLOCK,
+                            _at(kept) + ((i - begin // SIDE) * depth + low) * BLOCK, BLOCK, count, 1,
+                            _at(sums), sums.strides[0], False,
                         )  # fmt: skip
                     else:
                         sums[:] = 0
                     for a in range(2):
                         for b in range(2):
                             put_turned_floats(
-                                sums[16 * a].ctypes.data + 64 * b, sums.strides[0],
-                                turned[16 * b].ctypes.data + 4 * (s * SIDE + 16 * a), turned.strides[0], False,
+                                _at(sums[16 * a]) + 64 * b, sums.strides[0],
+                                _at(turned[16 * b]) + 4 * (s * SIDE + 16 * a), turned.strides[0], False,
                             )  # fmt: skip
                 _round(
-                    turned.ctypes.data, turned.strides[0], grad_q[n, i * SIDE :].ctypes.data, grad_q.strides[1],
+                    _at(turned), turned.strides[0], _at(grad_q[n, i * SIDE :]), grad_q.strides[1],
                     min(SIDE, rows - i * SIDE), width,
                 )  # fmt: skip
-        _round(key_sums.ctypes.data, key_sums.strides[0], grad_k[n].ctypes.data, 2 * width, length, width)
-        _round(value_sums.ctypes.data, value_sums.strides[0], grad_v[n].ctypes.data, 2 * width, length, width)
+        _round(_at(key_sums), key_sums.strides[0], _at(grad_k[n]), 2 * width, length, width)
+        _round(_at(value_sums), value_sums.strides[0], _at(grad_v[n]), 2 * width, length, width)
     release()
 
 

@@ -23,7 +23,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from mlmclm.models.kernels import compiled, over_threads
+from mlmclm.models.kernels import BFloat, compiled, over_threads
 
 SIDE = 32
 """Rows and columns of the sums that are kept in registers, and values that are multiplied at once."""
@@ -58,19 +58,6 @@ def available() -> bool:
 
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _HALVES, _WORDS = ir.VectorType(_I16, 32), ir.VectorType(_I32, 16)
-
-
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite doesn't name."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
 
 
 def _address(builder: Any, value: Any, kind: Any = _I8) -> Any:
@@ -269,7 +256,7 @@ def round_row(_: Any, source: Any, target: Any) -> Any:
     """32 floats as bfloat16, to the nearest, ties to even."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        floats, rounded = ir.VectorType(_F32, 16), ir.VectorType(_BFloat(), 32)
+        floats, rounded = ir.VectorType(_F32, 16), ir.VectorType(BFloat(), 32)
         low, high = (_read(builder, builder.add(values[0], ir.Constant(_I64, offset)), floats) for offset in (0, 64))
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(rounded, [floats, floats]), "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
