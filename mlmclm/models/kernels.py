@@ -191,7 +191,8 @@ def largest_of(row: Array) -> Any:
     return largest
 
 
-# The loops. Their arrays have one row a token (or position), in order, unless said otherwise.
+# The loops. Their arrays have one row a token (or position), in order, unless said otherwise. A loop that sums writes nothing: LLVM
+# computes one by one, in another order of sums, where what is written lies close behind what is read, as short rows may.
 
 
 @compiled(SUMS)
@@ -224,9 +225,9 @@ def _norm_backward(
         scale = inverse[t]
         projection = scale * _ZERO
         for i in range(x.shape[1]):
-            part = wide(upstream[i]) * wide(row[i]) * scale
-            sums[i] += part
-            projection += part * wide(weight[i])
+            projection += wide(upstream[i]) * wide(row[i]) * scale * wide(weight[i])
+        for i in range(x.shape[1]):
+            sums[i] += wide(upstream[i]) * wide(row[i]) * scale
         projection *= scale / np.float32(x.shape[1])
         for i in range(x.shape[1]):
             value = wide(upstream[i]) * wide(weight[i]) - projection * wide(row[i])
@@ -308,6 +309,7 @@ def _softmax(scores: Array, keys: Array, length: int, origin: int, causal: bool,
             total = largest * _ZERO
             for i in range(stop - start):
                 values[i] = exp(wide(row[i]) - largest)
+            for i in range(stop - start):
                 total += values[i]
             share = _ONE / total
             for i in range(stop - start):
@@ -338,6 +340,7 @@ def _cross_entropy(logits: Array, labels: Array, losses: Array, vocabulary: int)
         total = largest * _ZERO
         for i in range(row.shape[0]):
             values[i] = exp(wide(row[i]) - largest)
+        for i in range(row.shape[0]):
             total += values[i]
         losses[n] = math.log(total) + largest - chosen
         share = _ONE / total

@@ -108,9 +108,11 @@ def _soften(scores: Array, rows: int, columns: int, weights: Array, shares: Arra
         top = largest_of(row)
         total = _ZERO
         for i in range(columns):
-            value = exp(row[i] - top)
-            put(weight, i, value)
-            total += value
+            row[i] = exp(row[i] - top)
+        for i in range(columns):
+            total += row[i]
+        for i in range(columns):
+            put(weight, i, row[i])
         shares[r] = _ONE / total
         normalisers[r] = top + np.float32(math.log(total))
 
