@@ -32,6 +32,7 @@ from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.models.packing import Packing
 from mlmclm.pretraining.checkpoints import TrainingState
+from mlmclm.pretraining.host_sum import HostSum
 from mlmclm.studies.recipe import Recipe
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -60,7 +61,7 @@ def _send_partitions(
         wait.wait()
 
 
-def _sum_over_workers(gradients: Sequence[Tensor]) -> None:
+def _sum_by_messages(gradients: Sequence[Tensor]) -> None:
     """Each gradient in its place: DeepSpeed's ZeRO 0 copies all of them into a buffer and back, which on a CPU costs more than
     the exchange itself."""
     for wait in [distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
@@ -159,6 +160,8 @@ class Engine:
         self.rank = distributed.get_rank()
         self.stage = effective_stage(recipe, self.world)
         self.sums_itself = self.stage == 0 and distributed.get_backend() == "gloo"
+        if self.sums_itself and self.world > 1:
+            self.sum_over_workers = HostSum.create() or _sum_by_messages
         if distributed.get_backend() == "gloo":
             stage_1_and_2.all_gather_dp_groups = _send_partitions
         load_weights(model.model, state.weights)
@@ -217,8 +220,8 @@ class Engine:
             self.engine.backward(loss * scale)
             if self.stage == 0 and self.engine.is_gradient_accumulation_boundary():
                 gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-                if self.sums_itself:
-                    _sum_over_workers(gradients)
+                if self.sums_itself and self.world > 1:
+                    self.sum_over_workers(gradients)
                 norm = float(nn.utils.get_total_norm(gradients))
             self.engine.step()
         if self.stage != 0:
