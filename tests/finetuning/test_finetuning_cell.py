@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import mlmclm.finetuning.cell
-import mlmclm.finetuning.loop
+import mlmclm.finetuning.forward
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json
-from mlmclm.finetuning.batching import evaluation_batches, stream, training_rows
+from mlmclm.finetuning.batching import batches_by_length, stream, training_rows
 from mlmclm.finetuning.cell import Cell, cell_key, run_cell
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.folder import weights_hash
@@ -261,14 +261,14 @@ def test_a_loss_that_is_not_finite_ends_the_cell_at_once_and_is_a_result(
 ) -> None:
     cell = make(place, "sst2")
     calls = []
-    original = mlmclm.finetuning.loop.encode
+    original = mlmclm.finetuning.forward.encode
 
     def broken(*arguments: Any, **named: Any) -> torch.Tensor:
         calls.append(1)
         hidden = original(*arguments, **named)
         return hidden * math.inf if len(calls) == 5 else hidden
 
-    monkeypatch.setattr(mlmclm.finetuning.loop, "encode", broken)
+    monkeypatch.setattr(mlmclm.finetuning.forward, "encode", broken)
     result = run(place, cell)
     assert (result["status"], result["scores"], result["diverged_step"], result["steps"]) == ("diverged", None, 5, 4)
     assert len(calls) == 5
@@ -328,9 +328,9 @@ def test_every_example_comes_once_a_pass_whatever_the_batch() -> None:
         assert len({tuple(epoch) for epoch in seen}) == 7
 
 
-def test_evaluation_batches_keep_to_the_budget_and_leave_nothing_out() -> None:
+def test_batches_by_length_keep_to_the_budget_and_leave_nothing_out() -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 300)
     lengths[7] = 5000
-    batches = list(evaluation_batches(lengths, 1000))
+    batches = list(batches_by_length(lengths, 1000))
     assert sorted(np.concatenate(batches)) == list(range(300))
     assert all(lengths[batch].sum() <= 1000 or len(batch) == 1 for batch in batches)
