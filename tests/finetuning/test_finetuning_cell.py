@@ -34,6 +34,13 @@ TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
 CORRELATIONS = ("matthews", "spearman", "pearson")
 SHORT = Protocol(max_steps=8, max_length=48, stride=8, batch_size=8, max_evaluation_examples=20)
 
+CELLS = [
+    *((task, SHORT) for task in TASKS),
+    ("conll2003", SHORT.model_copy(update={"precision": "bf16"})),
+    ("reqa_squad", SHORT.model_copy(update={"chunk_tokens": 64})),
+]
+"""Every family, and what else is computed differently."""
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -66,13 +73,13 @@ sys.path += {tests!r}
 from pathlib import Path
 import test_finetuning_cell as own
 place = Path({place!r})
-for task in own.TASKS:
-    print("RESULT" + own.bits(own.run(place, own.make(place, task))))
+for task, protocol in own.CELLS:
+    print("RESULT" + own.bits(own.run(place, own.make(place, task, protocol))))
 print("DONE", flush=True)
 cache = {{}}
 while True:  # until this process is ended
-    for task in own.TASKS:
-        own.run(place, own.make(place, task, seed=3), cache)
+    for task, protocol in own.CELLS:
+        own.run(place, own.make(place, task, protocol, seed=3), cache)
         print("BESIDE", flush=True)
 """
 
@@ -95,18 +102,19 @@ def test_a_cell_has_the_same_bits_in_a_fresh_process_again_in_a_reused_one_and_w
         try:
             before = list(itertools.takewhile(lambda line: line != "DONE\n", other.stdout))
             fresh = [line.strip().removeprefix("RESULT") for line in before if line.startswith("RESULT")]
-            assert len(fresh) == len(TASKS)
+            assert len(fresh) == len(CELLS)
             assert other.stdout.readline() == "BESIDE\n"
             cache: dict[Any, Any] = {}
             torch.manual_seed(123)
-            for task in TASKS:  # other cells first, and another seed of the same
-                run(place, make(place, task, seed=7, learning_rate=1e-2), cache)
-            beside = [bits(run(place, make(place, task), cache)) for task in reversed(TASKS)]
+            for task, protocol in CELLS:  # other cells first, and another seed of the same
+                run(place, make(place, task, protocol, seed=7, learning_rate=1e-2), cache)
+            beside = [bits(run(place, make(place, *cell), cache)) for cell in reversed(CELLS)]
             assert other.poll() is None, "the process beside was running"
         finally:
             other.kill()
     assert list(reversed(beside)) == fresh
-    assert [bits(run(place, make(place, task), cache)) for task in TASKS] == fresh, "again, and alone"
+    assert [bits(run(place, make(place, *cell), cache)) for cell in CELLS] == fresh, "again, and alone"
+    assert len(set(fresh)) == len(CELLS)
 
 
 def test_the_global_stream_is_neither_read_nor_moved(place: Path) -> None:

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from mlmclm.finetuning.forward import forward
+from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
 from mlmclm.tasks.families import FAMILIES
@@ -236,6 +237,28 @@ def test_logits_and_gradients_are_those_of_the_padded_model(
     least = 0.01 * max(sizes.values())  # a bias below a softmax moves nothing: its gradient is rounding
     for name, gradient in wanted.items():
         same(others[name], gradient, 5 * TOLERANCE[dtype], name, max(sizes[name], least))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("kind", ["eurobert", "modernbert", "bert", "llama"])
+def test_predictions_are_those_of_the_padded_model_for_each_example(
+    place: Path, kind: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluation takes sequences by length, in batches of its own."""
+    family, protocol = prepared(place, "sst2", causal=causal)
+    protocol = protocol.model_copy(update={"evaluation_batch_tokens": 100})
+    own, head = base(kind), family.head(32, torch.Generator().manual_seed(1))
+    reference = stock(own, causal=causal).eval()
+    found: list[np.ndarray[Any, Any]] = []
+    monkeypatch.setattr(family, "score", lambda split, predictions: found.extend(predictions) or {})
+    use_attention(own)
+    evaluate(own, head, family, protocol, ["test"])
+    sequences = family.evaluation_sequences("test")
+    rows = [sequences[row] for row in range(len(sequences))]
+    batch = Batch(rows, {"labels": np.zeros(len(rows), np.int64)})
+    with torch.no_grad():
+        wanted = expected("sst2", reference, head, batch, protocol)[1]
+    same(torch.from_numpy(np.stack(found)), wanted, TOLERANCE[torch.float32], "predictions")
 
 
 @pytest.mark.parametrize("kind", ["eurobert", "modernbert", "bert", "llama"])
