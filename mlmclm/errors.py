@@ -7,7 +7,8 @@ network or a service. The command line prints either as one message without a tr
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 
 class MlmclmError(Exception):
@@ -35,3 +36,32 @@ def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str =
     hint = f" Did you mean {near[0]!r}?" if near else ""
     place = f"{where}: " if where else ""
     return UserError(f"{place}unknown {kind} {str(value)!r}.{hint} Allowed: {', '.join(names) or '(none)'}.")
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def for_each(items: Iterable[Item], work: Callable[[Item], Result]) -> list[Result]:
+    """`work` of every item; what is wrong with any of them is said of all at once. A fault of the environment, which would
+    meet the others too, ends it.
+
+    Raises:
+        UserError: the only one as it is, or one with the messages of all.
+        EnvironmentFault: there is one; the messages before it come first.
+    """
+    results: list[Result] = []
+    errors: list[MlmclmError] = []
+    for item in items:
+        try:
+            results.append(work(item))
+        except MlmclmError as error:
+            if str(error) not in map(str, errors):
+                errors.append(error)
+            if isinstance(error, EnvironmentFault):
+                break
+    if len(errors) > 1:
+        raise type(errors[-1])("\n".join(map(str, errors))) from errors[0]
+    if errors:
+        raise errors[0]
+    return results

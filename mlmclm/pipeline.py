@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.corpora.prepare import PreparedCorpus, find_corpus, prepare_corpus
 from mlmclm.corpora.tokenizer import check_special
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.files import read_json, write_json
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import Beginning, InitialModel, find_initial, first_config, prepare_initial
@@ -284,7 +284,8 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
 
     space = find_space(study.space, study.tasks).at_context(study.recipe.block_length)
     known = find_tasks(task_dirs)
-    for task in space.tasks:
+
+    def check(task: str) -> None:
         if task not in known:
             raise unknown("task", task, known)
         length = space.protocol_for(task).max_length
@@ -292,6 +293,8 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
             raise UserError(
                 f"task {task!r}: max_length {length} is longer than the models' sequences (recipe.block_length {study.recipe.block_length})."
             )
+
+    for_each(space.tasks, check)
     return space
 
 
@@ -299,14 +302,15 @@ def prepare_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask]:
     """Loads, checks and tokenises every task of a space, before anything is trained.
 
     Raises:
-        UserError: what is wrong with the data of any task.
+        UserError: what is wrong with the data, of all tasks at once.
     """
     from mlmclm.tasks.prepare import prepare_task
     from mlmclm.tasks.registry import get_task
 
     with bars() as progress:
-        return {
-            task: prepare_task(
+
+        def one(task: str) -> PreparedTask:
+            return prepare_task(
                 get_task(task, prepared.place.task_dirs),
                 prepared.corpus.tokenizer,
                 space.protocol_for(task),
@@ -314,8 +318,8 @@ def prepare_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask]:
                 prepared.place.data_root,
                 progress=progress,
             )
-            for task in space.tasks
-        }
+
+        return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
 
 
 def sweep_cells(

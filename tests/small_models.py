@@ -40,14 +40,16 @@ def small_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
     )
 
 
-def save_small_model(folder: Path, *, seed: int = 0, length: int = 128, key_value_heads: int = 2) -> Path:
-    """A folder as pretraining leaves it: an untrained EuroBERT of 2 layers x 32 with its tokenizer."""
+def save_small_model(
+    folder: Path, *, seed: int = 0, length: int = 128, key_value_heads: int = 2, hidden: int = 32
+) -> Path:
+    """A folder as pretraining leaves it: an untrained EuroBERT of 2 layers with its tokenizer."""
     tokenizer = small_tokenizer()
     tokenizer.save_pretrained(folder)
     config = EuroBertConfig(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=key_value_heads,

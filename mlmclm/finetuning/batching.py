@@ -35,7 +35,7 @@ def training_rows(examples: int, batch_size: int, seed: int) -> Iterator[Array]:
         left = left[batch_size:]
 
 
-def evaluation_batches(lengths: Array, budget: int) -> Iterator[Array]:
+def batches_by_length(lengths: Array, budget: int) -> Iterator[Array]:
     """Row numbers by falling length, so many at a time as have at most `budget` tokens together; at least one.
 
     Args:

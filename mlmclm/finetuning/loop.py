@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mlmclm.finetuning.batching import Array, evaluation_batches, training_rows
+from mlmclm.finetuning.batching import Array, batches_by_length, training_rows
+from mlmclm.finetuning.forward import compute_in, forward
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.packing import Packing
@@ -36,13 +36,6 @@ class Trained:
     """The step (from 1) whose loss or gradient was not finite."""
 
 
-def compute_in(protocol: Protocol, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to bfloat16 where the protocol asks for it."""
-    if protocol.precision == "bf16-autocast":
-        return torch.autocast(device.type, torch.bfloat16)
-    return nullcontext()
-
-
 def train(
     encoder: PreTrainedModel,
     head: nn.Module,
@@ -62,7 +55,6 @@ def train(
         order: what the stream `order` is seeded with.
         on_step: called with step (from 1), steps, loss.
     """
-    device = next(encoder.parameters()).device
     steps = protocol.steps(family.train_size)
     encoder.train()
     head.train()
@@ -80,16 +72,11 @@ def train(
     every = max(1, steps // CURVE_POINTS)
     tokens = 0
     for step in range(steps):
-        batch = family.batch(next(rows))
-        packing = Packing.of([len(ids) for ids in batch.sequences], device)
-        with compute_in(protocol, device):
-            hidden = encode(encoder, pack_ids(batch.sequences, packing), packing, causal=protocol.attention == "causal")
-            loss = family.loss(head, hidden, packing, batch.targets)
-        tokens += packing.tokens
-        value = loss.item()
-        finite = math.isfinite(value)
+        found = forward(encoder, head, family, protocol, family.batch(next(rows)))
+        tokens += found.tokens
+        finite = math.isfinite(found.loss)
         if finite:
-            loss.backward()  # type: ignore[no-untyped-call]
+            found.backward()
             norm = _clip(parameters, protocol.clip_norm)
             finite = math.isfinite(norm)
         if not finite:
@@ -98,12 +85,12 @@ def train(
             group["lr"] = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        since.append(value)
+        since.append(found.loss)
         if (step + 1) % every == 0 or step + 1 == steps:
             curve.append([step + 1, sum(since) / len(since)])
             since = []
         if on_step is not None:
-            on_step(step + 1, steps, value)
+            on_step(step + 1, steps, found.loss)
     return Trained(curve, steps, steps * protocol.batch_size, tokens, diverged_step=None)
 
 
@@ -118,7 +105,7 @@ def evaluate(
     for split in splits:
         sequences = family.evaluation_sequences(split)
         predictions: list[Array] = [np.empty(0)] * len(sequences)
-        for rows in evaluation_batches(sequences.lengths, protocol.evaluation_batch_tokens):
+        for rows in batches_by_length(sequences.lengths, protocol.evaluation_batch_tokens):
             packing = Packing.of(sequences.lengths[rows], device)
             ids = pack_ids([sequences[row] for row in rows], packing)
             with torch.no_grad(), compute_in(protocol, device):

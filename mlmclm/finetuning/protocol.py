@@ -53,6 +53,10 @@ class Protocol(TaskSettings):
     evaluation_batch_tokens: int = Field(default=4096, ge=64)
     """Tokens of an evaluation batch, which holds at least one sequence."""
 
+    chunk_tokens: int | None = Field(default=None, ge=64)
+    """Retrieval: a step encodes so many tokens at once, and the gradients of a batch are cached (GradCache), so that its size
+    costs time but no memory; None encodes a batch at once. Dropout, where a model has any, then hides something else."""
+
     @model_validator(mode="after")
     def _ends(self) -> Protocol:
         if self.max_steps is None and self.epochs is None:

@@ -49,9 +49,10 @@ def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causa
 
 
 def pool(hidden: Tensor, packing: Packing, how: str) -> Tensor:
-    """One vector a sequence, [S, hidden]: the `mean` of its tokens (in fp32), its first (`bos`) or its `last`."""
+    """One vector a sequence, [S, hidden]: the `mean` of its tokens (in fp32 at least), its first (`bos`) or its `last`."""
     if how == "mean":
-        sums = hidden.new_zeros(len(packing.lengths), hidden.shape[-1], dtype=torch.float32)
-        sums = sums.index_add(0, packing.sequence_of_token, hidden[: packing.tokens].float())
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        sums = hidden.new_zeros(len(packing.lengths), hidden.shape[-1], dtype=wide)
+        sums = sums.index_add(0, packing.sequence_of_token, hidden[: packing.tokens].to(wide))
         return (sums / torch.from_numpy(packing.lengths).to(hidden.device).unsqueeze(1)).to(hidden.dtype)
     return hidden.index_select(0, packing.first_tokens if how == "bos" else packing.last_tokens)

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, read_json
-from mlmclm.models.attention import use_attention
+from mlmclm.models.directions import use_either_direction
 from mlmclm.models.sources import longest, weight_files
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -162,13 +162,17 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
 def load_encoder(folder: Path) -> PreTrainedModel:
     """The base model in fp32 with this package's attention, in evaluation mode; safetensors only, no remote code.
 
+    Weights that are stored in fp32 are the file's own pages, which all processes of a node that load it share until they
+    write to them.
+
     Raises:
-        UserError: the folder is not a model, or weights of the base model are missing.
+        UserError: the folder is not a model, weights of the base model are missing, or it can't attend in both directions.
     """
     kind = check_model_folder(folder)["model_type"]
     model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if kind in POOLED else {}))
     if info["missing_keys"]:
         raise UserError(f"{folder}: the weights lack {', '.join(sorted(info['missing_keys'])[:5])}.")
-    use_attention(model)
     encoder: PreTrainedModel = model.eval()
+    with quiet():
+        use_either_direction(encoder, folder)
     return encoder

@@ -61,9 +61,19 @@ class Prepared:
     """Question answering: the empty answer can be the right one."""
 
     def table(self, name: str) -> pa.Table:
-        """One of the tables that the family's `encode` returned."""
-        with pa.memory_map(str(self.folder / f"{name}.arrow")) as source:
-            return pa.ipc.open_file(source).read_all()
+        """One of the tables that the family's `encode` returned.
+
+        Raises:
+            UserError: its file is damaged.
+        """
+        try:
+            with pa.memory_map(str(self.folder / f"{name}.arrow")) as source:
+                return pa.ipc.open_file(source).read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(
+                f"{self.folder / name}.arrow cannot be read; is it cut short? ({' '.join(str(error).split())}) Delete {self.folder}: "
+                "the same command makes it again."
+            ) from error
 
 
 @dataclass(frozen=True)

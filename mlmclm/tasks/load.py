@@ -140,7 +140,7 @@ def _read_local(task: Task, folder: Path, part: str | Part) -> _Raw:
         if file.suffix == ".parquet":
             table = pyarrow.parquet.read_table(file)
         elif file.suffix == ".csv":
-            table = pyarrow.csv.read_csv(file)
+            table = _read_csv(file)
         else:
             table = pyarrow.json.read_json(file)
     except (pa.ArrowException, OSError) as error:
@@ -152,6 +152,15 @@ def _read_local(task: Task, folder: Path, part: str | Part) -> _Raw:
         generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
         names |= {"label": generated, "tags": generated}
     return _Raw(table.replace_schema_metadata(None), str(file), names, _own_columns(part))
+
+
+def _read_csv(file: Path) -> pa.Table:
+    """A CSV file; pyarrow takes the end of a file for the end of a quoted field too."""
+    content = file.read_bytes()
+    last = content[content.rfind(b"\n") + 1 :]
+    if last.count(b'"') % 2:
+        raise pa.ArrowInvalid("a quoted field of the last line has no end")
+    return pyarrow.csv.read_csv(pa.BufferReader(content))
 
 
 def _own_columns(part: str | Part) -> dict[str, str]:

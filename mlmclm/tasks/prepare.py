@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, stable_hash, whole_folder, write_json
@@ -20,6 +21,8 @@ from mlmclm.tasks.settings import TaskSettings
 
 PREPARATION = 1
 """Raised whenever the same data and settings give other examples."""
+TOKEN_COLUMNS = ("input_ids", "query", "positive")
+"""Of the families' tables, what is made of tokens."""
 
 
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
@@ -68,10 +71,15 @@ def prepare_task(
 
 
 def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> Prepared:
-    """Tokenises checked data, unless that is done."""
+    """Tokenises checked data, unless that is done.
+
+    Raises:
+        UserError: the tokenizer lacks a token, or has ids that the model of its folder doesn't know; what is there is damaged.
+    """
     key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
     there = open_prepared(store, key)
     if there is not None:
+        _check_whole(there, tokenizer_folder)
         return there
     tables = FAMILIES[data.task.family].encode(data, load_tokenizer(tokenizer_folder), settings)
     with whole_folder(store / "prepared" / key) as folder:
@@ -92,7 +100,28 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
     made = open_prepared(store, key)
     if made is None:
         raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")
+    _check_whole(made, tokenizer_folder)
     return made
+
+
+def _check_whole(prepared: Prepared, tokenizer_folder: Path) -> None:
+    """Every table is there, and has no token that the model of the folder, where it holds one, doesn't know.
+
+    Raises:
+        UserError: it says of which file, or which id.
+    """
+    config = tokenizer_folder / "config.json"
+    known = read_json(config).get("vocab_size") if config.is_file() else None
+    for name in read_json(prepared.folder / "meta.json")["rows"]:
+        table = prepared.table(name)
+        for column in TOKEN_COLUMNS:
+            if known is not None and column in table.column_names:
+                largest = pa.compute.max(pa.compute.list_flatten(table[column])).as_py()
+                if largest is not None and largest >= known:
+                    raise UserError(
+                        f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
+                        "(vocab_size of config.json). Is it another model's tokenizer?"
+                    )
 
 
 def find_or_prepare(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from mlmclm.configuration import load_config
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.tasks.declaration import Task
 
 FOLDER = Path(__file__).parent / "declarations"
@@ -31,11 +31,14 @@ def read_declarations(files: Iterable[Path]) -> dict[str, Task]:
 def _read(files: Iterable[Path], known: dict[str, tuple[Task, Path]]) -> dict[str, tuple[Task, Path]]:
     """Tasks and their files by name: those known and those of more files."""
     found = dict(known)
-    for file in sorted(files):
+
+    def add(file: Path) -> None:
         task = load_config(Task, file)
         if task.name in found:
             raise UserError(f"{file}: the task {task.name!r} is already declared by {found[task.name][1]}.")
         found[task.name] = (task, file)
+
+    for_each(sorted(files), add)
     return found
 
 

@@ -115,7 +115,15 @@ class Retrieval(Family):
         return NoHead()
 
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
-        vectors = functional.normalize(pool(hidden, packing, self.settings.pooling).float(), dim=-1)
+        return self.loss_of(self.embeddings(hidden, packing), targets)
+
+    def embeddings(self, hidden: Tensor, packing: Packing) -> Tensor:
+        """One vector of length 1 a sequence, [S, hidden], in fp32 at least."""
+        pooled = pool(hidden, packing, self.settings.pooling)
+        return functional.normalize(pooled.to(torch.promote_types(pooled.dtype, torch.float32)), dim=-1)
+
+    def loss_of(self, vectors: Tensor, targets: dict[str, Array]) -> Tensor:
+        """The loss of a batch's embeddings, those of its queries and then those of their documents."""
         queries, documents = vectors.chunk(2)  # [B, hidden] each
         with torch.autocast(vectors.device.type, enabled=False):
             cosines = queries @ documents.t() / self.settings.temperature  # [B, B]
@@ -132,8 +140,7 @@ class Retrieval(Family):
         return self._evaluation[split][0]
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        pooled = pool(hidden, packing, self.settings.pooling).float()
-        return list(functional.normalize(pooled, dim=-1).cpu().numpy())
+        return list(self.embeddings(hidden, packing).cpu().numpy())
 
     def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
         _, names, queries, qrels = self._evaluation[split]

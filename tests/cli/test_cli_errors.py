@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 
 from mlmclm.cli.main import main
 from mlmclm.tasks.registry import FOLDER
+from small_models import write_table
 from small_study import write_study
 
 Run = Callable[..., tuple[int, str]]
@@ -117,6 +120,63 @@ def test_a_study_takes_tasks_from_the_users_folder(template: Path, tmp_path: Pat
     (folder / "own.yaml").write_text(text)
     code, printed = run(*words, "--task-dir", folder)
     assert (code, "own.yaml: the task 'sst2' is already declared by" in printed) == (2, True), printed
+
+
+def test_what_is_wrong_with_any_task_is_said_of_all_at_once_before_anything_is_trained(
+    template: Path, tmp_path: Path, run: Run
+) -> None:
+    good = {"sentence": ["good film", "bad film"] * 20, "label": [0, 1] * 20}
+    bad = {
+        "beyond-head": {**good, "label": [0, 2] * 20},
+        "empty": {"sentence": pa.array([], pa.string()), "label": pa.array([], pa.int64())},
+        "test-only": {**good, "label": [1] * 40},
+        "cut": good,
+        "other-column": {"text": good["sentence"], "label": good["label"]},
+        "fine": good,
+    }
+    data = shutil.copytree(template.parent / "data", tmp_path / "data")
+    declared = tmp_path / "tasks"
+    declared.mkdir()
+    text = (FOLDER / "sst2.yaml").read_text()
+    for name, train in bad.items():
+        write_table(data / name, "train", train)
+        write_table(data / name, "validation", good)
+        own = text.replace("name: sst2", f"name: {name}").replace("folder: sst2", f"folder: {name}")
+        (declared / f"{name}.yaml").write_text(own)
+    file = data / "cut" / "train.parquet"
+    file.write_bytes(file.read_bytes()[:-30])
+    words = changed(template, tmp_path, put("tasks", value=[*bad, "sst2"]))
+    words = ["study", *words[1:-1], data, "--task-dir", declared]
+    code, printed = run(*words)
+    assert code == 2, printed
+    for part in (
+        "task beyond-head, train", "label 2 is outside 0..1; the labels are negative, positive",
+        "task empty, train", "the split is empty",
+        "task test-only: test has the label 'negative', which train never shows",
+        "task cut:", "is it cut short?",
+        "task other-column, train", "the column 'sentence' is missing. There are: text, label.",
+    ):  # fmt: skip
+        assert part in printed
+    assert "task fine" not in printed and "task sst2" not in printed
+    assert not (tmp_path / "store" / "states").exists() and not (tmp_path / "store" / "runs").exists()
+    for name, change in {"cut": ("metric: accuracy", "metric: acuracy"), "empty": ("family: ", "familly: ")}.items():
+        (declared / f"{name}.yaml").write_text((declared / f"{name}.yaml").read_text().replace(*change))
+    code, printed = run(*words)
+    assert code == 2, printed
+    assert "cut.yaml: metric 'acuracy' is not computed for sequence-classification; allowed: accuracy" in printed
+    assert "empty.yaml: unknown key 'familly'. Did you mean 'family'?" in printed
+
+
+def test_lengths_and_names_are_said_of_all_tasks_at_once(template: Path, tmp_path: Path, run: Run) -> None:
+    own = yaml.safe_load((template.parent / "space.yaml").read_text())
+    own["protocol"]["max_length"], own["tasks"] = 64, ["sst2", "conll2003", "rte"]
+    own["per_task"] = {"rte": {"max_length": 16}}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(own))
+    code, printed = run(*changed(template, tmp_path, put("space", value=str(tmp_path / "space.yaml"))))
+    assert code == 2, printed
+    for task in ("sst2", "conll2003"):
+        assert f"task '{task}': max_length 64 is longer than the models' sequences (recipe.block_length 32)" in printed
+    assert "'rte'" not in printed
 
 
 def test_a_missing_study_or_data_folder_is_named(template: Path, tmp_path: Path, run: Run) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import DebertaV2Config, DebertaV2Model
 
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key, run_cell
@@ -17,7 +18,7 @@ from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.prepare import prepare_task
-from small_models import save_small_model, write_entities, write_sentiment
+from small_models import save_small_model, small_tokenizer, write_entities, write_sentiment
 
 Run = Callable[..., tuple[int, str, str]]
 SPACE = {
@@ -162,3 +163,16 @@ def test_a_mistake_is_one_message(place: Path, run: Run, words: tuple[str, ...],
     assert code == 2, errors
     assert message in " ".join(errors.split())
     assert "Traceback" not in errors
+
+
+def test_a_model_that_cannot_attend_in_both_directions_is_refused_before_training(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    small_tokenizer().save_pretrained(tmp_path / "deberta")
+    DebertaV2Model(DebertaV2Config(vocab_size=400, **shape)).save_pretrained(tmp_path / "deberta")
+    code, _, errors = run(tmp_path / "deberta", "sst2", "--lr", "1e-3", "--space", place / "space.yaml")
+    assert code == 2, errors
+    assert "the architecture 'deberta-v2' cannot be fine-tuned here" in " ".join(errors.split())
+    assert "Traceback" not in errors
+    assert not (tmp_path / "store" / "cells").exists()

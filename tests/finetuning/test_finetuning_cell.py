@@ -8,18 +8,20 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import mlmclm.finetuning.cell
-import mlmclm.finetuning.loop
+import mlmclm.finetuning.forward
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json
-from mlmclm.finetuning.batching import evaluation_batches, stream, training_rows
+from mlmclm.finetuning.batching import batches_by_length, stream, training_rows
 from mlmclm.finetuning.cell import Cell, cell_key, run_cell
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.folder import weights_hash
@@ -31,6 +33,13 @@ from small_models import save_small_model, write_place
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
 CORRELATIONS = ("matthews", "spearman", "pearson")
 SHORT = Protocol(max_steps=8, max_length=48, stride=8, batch_size=8, max_evaluation_examples=20)
+
+CELLS = [
+    *((task, SHORT) for task in TASKS),
+    ("conll2003", SHORT.model_copy(update={"precision": "bf16"})),
+    ("reqa_squad", SHORT.model_copy(update={"chunk_tokens": 64})),
+]
+"""Every family, and what else is computed differently."""
 
 
 @pytest.fixture(scope="module")
@@ -60,32 +69,52 @@ def bits(result: dict[str, Any]) -> str:
 FRESH = """
 import sys, torch
 torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
+sys.path += {tests!r}
 from pathlib import Path
 import test_finetuning_cell as own
 place = Path({place!r})
-for task in own.TASKS:
-    print("RESULT" + own.bits(own.run(place, own.make(place, task))))
+for task, protocol in own.CELLS:
+    print("RESULT" + own.bits(own.run(place, own.make(place, task, protocol))))
+print("DONE", flush=True)
+cache = {{}}
+while True:  # until this process is ended
+    for task, protocol in own.CELLS:
+        own.run(place, own.make(place, task, protocol, seed=3), cache)
+        print("BESIDE", flush=True)
 """
 
 
-def test_a_reused_worker_gives_what_a_fresh_process_gives_to_the_last_bit(place: Path) -> None:
-    tests = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    code = f"import sys; sys.path += {tests!r}\n" + FRESH.format(tests=tests[0], place=str(place))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    fresh = [line.removeprefix("RESULT") for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    assert len(fresh) == len(TASKS), done.stderr
+@pytest.fixture
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        cache: dict[Any, Any] = {}
-        torch.manual_seed(123)
-        for task in TASKS:  # other cells first, and another seed of the same
-            run(place, make(place, task, seed=7, learning_rate=1e-2), cache)
-        reused = [bits(run(place, make(place, task), cache)) for task in reversed(TASKS)]
-    finally:
-        torch.set_num_threads(threads)
-    assert list(reversed(reused)) == fresh
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_cell_has_the_same_bits_in_a_fresh_process_again_in_a_reused_one_and_with_others_beside(
+    place: Path, one_thread: None
+) -> None:
+    tests = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    code = FRESH.format(tests=tests, place=str(place))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        try:
+            before = list(itertools.takewhile(lambda line: line != "DONE\n", other.stdout))
+            fresh = [line.strip().removeprefix("RESULT") for line in before if line.startswith("RESULT")]
+            assert len(fresh) == len(CELLS)
+            assert other.stdout.readline() == "BESIDE\n"
+            cache: dict[Any, Any] = {}
+            torch.manual_seed(123)
+            for task, protocol in CELLS:  # other cells first, and another seed of the same
+                run(place, make(place, task, protocol, seed=7, learning_rate=1e-2), cache)
+            beside = [bits(run(place, make(place, *cell), cache)) for cell in reversed(CELLS)]
+            assert other.poll() is None, "the process beside was running"
+        finally:
+            other.kill()
+    assert list(reversed(beside)) == fresh
+    assert [bits(run(place, make(place, *cell), cache)) for cell in CELLS] == fresh, "again, and alone"
+    assert len(set(fresh)) == len(CELLS)
 
 
 def test_the_global_stream_is_neither_read_nor_moved(place: Path) -> None:
@@ -261,14 +290,14 @@ def test_a_loss_that_is_not_finite_ends_the_cell_at_once_and_is_a_result(
 ) -> None:
     cell = make(place, "sst2")
     calls = []
-    original = mlmclm.finetuning.loop.encode
+    original = mlmclm.finetuning.forward.encode
 
     def broken(*arguments: Any, **named: Any) -> torch.Tensor:
         calls.append(1)
         hidden = original(*arguments, **named)
         return hidden * math.inf if len(calls) == 5 else hidden
 
-    monkeypatch.setattr(mlmclm.finetuning.loop, "encode", broken)
+    monkeypatch.setattr(mlmclm.finetuning.forward, "encode", broken)
     result = run(place, cell)
     assert (result["status"], result["scores"], result["diverged_step"], result["steps"]) == ("diverged", None, 5, 4)
     assert len(calls) == 5
@@ -288,6 +317,43 @@ def test_a_diverged_cell_leaves_nothing_behind(place: Path) -> None:
     first = bits(run(place, make(place, "sst2"), cache))
     assert run(place, make(place, "sst2", learning_rate=1e38), cache)["status"] == "diverged"
     assert bits(run(place, make(place, "sst2"), cache)) == first
+
+
+@pytest.mark.parametrize("precision", ["bf16-autocast", "bf16"])
+def test_a_reused_worker_reads_a_model_once_and_every_cell_begins_from_its_weights(
+    place: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    original = mlmclm.finetuning.cell.load_encoder
+    monkeypatch.setattr(
+        mlmclm.finetuning.cell, "load_encoder", lambda folder: (read.append(folder), original(folder))[1]
+    )
+    began: list[dict[str, torch.Tensor]] = []
+    monkeypatch.setattr(mlmclm.finetuning.cell, "train", began_with(mlmclm.finetuning.cell.train, began))
+    protocol = Protocol.model_validate({**SHORT.model_dump(), "precision": precision})
+    cache: dict[Any, Any] = {}
+    for task, rate in (("sst2", 1e-2), ("sst2", 1e38), ("conll2003", 1e-2), ("reqa_squad", 1e-2), ("sst2", 1e-2)):
+        run(place, make(place, task, protocol, learning_rate=rate), cache)
+    assert read == [place / "model"]
+    stored = load_file(place / "model" / "model.safetensors")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert len(began) == 5
+    for weights in began:
+        assert weights.keys() == {name.removeprefix("model.") for name in stored if name.startswith("model.")}
+        assert all(torch.equal(weight, stored[f"model.{name}"].to(dtype)) for name, weight in weights.items())
+    (base,) = (kept for name, kept in cache.items() if name[0] == "model")
+    assert all(parameter.grad is None and parameter.dtype == torch.float32 for parameter in base.parameters())
+    assert all(torch.equal(weight, stored[f"model.{name}"]) for name, weight in base.named_parameters())
+
+
+def began_with(train: Any, began: list[dict[str, torch.Tensor]]) -> Any:
+    """`train` that notes the encoder's weights before it."""
+
+    def watched(encoder: Any, *arguments: Any, **named: Any) -> Any:
+        began.append({name: weight.detach().clone() for name, weight in encoder.named_parameters()})
+        return train(encoder, *arguments, **named)
+
+    return watched
 
 
 def test_a_folder_that_is_no_model_or_too_short_a_model_is_refused(place: Path, tmp_path: Path) -> None:
@@ -328,9 +394,9 @@ def test_every_example_comes_once_a_pass_whatever_the_batch() -> None:
         assert len({tuple(epoch) for epoch in seen}) == 7
 
 
-def test_evaluation_batches_keep_to_the_budget_and_leave_nothing_out() -> None:
+def test_batches_by_length_keep_to_the_budget_and_leave_nothing_out() -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 300)
     lengths[7] = 5000
-    batches = list(evaluation_batches(lengths, 1000))
+    batches = list(batches_by_length(lengths, 1000))
     assert sorted(np.concatenate(batches)) == list(range(300))
     assert all(lengths[batch].sum() <= 1000 or len(batch) == 1 for batch in batches)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -96,3 +98,41 @@ def test_a_damaged_tokenizer_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="the tokenizer cannot be read"):
         load_tokenizer(folder)
+
+
+def mapping(file: Path) -> dict[str, int]:
+    """KiB of this process's mappings of a file: resident, its share of them, and private copies."""
+    found = {"Rss": 0, "Pss": 0, "Anonymous": 0}
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head, *values = line.split()
+        if not head.endswith(":"):
+            inside = line.endswith(str(file))
+        elif inside and head[:-1] in found:
+            found[head[:-1]] += int(values[0])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="needs Linux's /proc")
+def test_base_weights_are_the_file_s_own_pages_which_all_that_map_it_share(tmp_path: Path) -> None:
+    """A page that is mapped twice counts by half in Pss, whoever maps it; a copy would be anonymous memory."""
+    folder = save_small_model(tmp_path / "model", hidden=256)
+    file = folder / "model.safetensors"
+    os.sync()
+    first = load_encoder(folder)
+    copied = copy.deepcopy(first)
+    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), copied.parameters(), strict=True))
+    alone = mapping(file)
+    size = sum(parameter.numel() * 4 for parameter in first.parameters()) // 1024
+    assert size > 2000
+    assert alone["Rss"] >= size
+    assert alone["Anonymous"] == 0, "no page was copied to read the weights or to copy the model"
+    second = load_encoder(folder)
+    assert all(bool(parameter.isfinite().all()) for parameter in second.parameters())
+    both = mapping(file)
+    assert both["Rss"] >= 2 * size
+    assert both["Pss"] <= both["Rss"] * 0.55
+    with torch.no_grad():
+        next(second.layers[0].parameters()).zero_()
+    assert 0 < mapping(file)["Anonymous"] < size, "what is written becomes the writer's own"
+    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), copied.parameters(), strict=True))

@@ -15,13 +15,20 @@ from typing import Any
 import pytest
 import ray
 import sweep_cells
-from sweep_cells import FakeWorker, make_cell, make_cells, make_result
+import torch
+from sweep_cells import FakeWorker, WatchedWorker, make_cell, make_cells, make_result
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.finetuning.cell import cell_key
+from mlmclm.finetuning.cell import cell_key, run_cell
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.models.folder import weights_hash
 from mlmclm.service.ray_cluster import ray_session
+from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.launch import SweepOutcome, run_sweep
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.prepare import prepare_task
+from small_models import save_small_model, write_entities, write_sentiment
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +63,36 @@ def test_all_cells_are_computed_in_reused_workers_and_come_back_in_order(cluster
     assert len({result["cost"]["worker"] for result in outcome.results}) <= 2
     assert list(tmp_path.glob(".tune-*")) == [], "Tune's own state is removed"
     assert (tmp_path / "environment").read_text() == f"1 1 {8 << 30}"
+
+
+@pytest.mark.slow
+def test_real_cells_have_the_same_bits_from_workers_side_by_side_as_by_themselves(
+    cluster: None, tmp_path: Path
+) -> None:
+    write_sentiment(tmp_path / "data", train=80, test=30)
+    write_entities(tmp_path / "data", train=80, test=30)
+    folders = {name: save_small_model(tmp_path / name, seed=seed) for seed, name in enumerate("ab")}
+    protocol = Protocol(max_steps=4, max_length=48, stride=8, batch_size=8, max_evaluation_examples=20)
+    space = Space(tasks=("sst2", "conll2003"), learning_rates=(1e-3, 1e-2), seeds=(0, 1), protocol=protocol)
+    places = {"store": tmp_path, "data_root": tmp_path / "data"}
+    data = {task: prepare_task(task, folders["a"], protocol, **places).task_data for task in space.tasks}
+    models = [SweepModel(name, folder, weights_hash(folder)) for name, folder in folders.items()]
+    cells = expand(space, models, data)
+    outcome = run_sweep(cells, **places, progress=False, worker=WatchedWorker)
+    outcome.check()
+    assert outcome.computed == len(cells) == 16
+    watched = [line.split() for line in (tmp_path / "watched").read_text().splitlines()]
+    assert len({process for process, *_ in watched}) == 2
+    held = {(process, model): (base, weights) for process, model, base, weights in watched}
+    assert all(held[process, model] == (base, weights) for process, model, base, weights in watched), "read once"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = [run_cell(cell, **places) for cell in cells]
+    finally:
+        torch.set_num_threads(threads)
+    for found, wanted in zip(outcome.results, alone, strict=True):
+        assert {**found, "cost": None} == {**wanted, "cost": None}
 
 
 def test_a_second_sweep_computes_nothing_and_opens_no_session(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -165,3 +167,35 @@ def test_no_answer_wins_where_it_scores_higher_than_every_span_in_every_window(p
     example = next(n for n in range(40) if table["example"].count(n) > 1)
     predictions[table["example"].index(example)][3] = -1.0
     assert [n for n, text in enumerate(family.texts("test", predictions)) if text] == [example]
+
+
+def test_prepared_data_that_are_cut_short_are_named_before_training(place: Path, tmp_path: Path) -> None:
+    def again() -> None:
+        prepare_task("conll2003", place / "model", PROTOCOL, tmp_path, place / "data")
+
+    again()
+    (file,) = tmp_path.glob("prepared/*/validation.arrow")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match=rf"{file} cannot be read; is it cut short\?.*Delete {file.parent}:"):
+        again()
+    shutil.rmtree(file.parent)
+    again()
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_knows_is_refused_where_the_data_have_them(
+    place: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(place / "model", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("sst2", "reqa_squad"):
+        largest = max(
+            max(values) for values in prepared(place, name).table("train").column(0).to_pylist()
+        )  # of input_ids, or query
+        for known, refused in ((largest + 300, False), (largest, True)):
+            (folder / "config.json").write_text(json.dumps(config | {"vocab_size": known}))
+            for _ in range(2):  # while it is made, and when it is there
+                if not refused:
+                    prepare_task(name, folder, PROTOCOL, tmp_path / name, place / "data")
+                    continue
+                with pytest.raises(UserError, match=rf"gives the id \d+, and the model's vocabulary has {known}"):
+                    prepare_task(name, folder, PROTOCOL, tmp_path / name, place / "data")

@@ -1,0 +1,77 @@
+"""Whether a model of transformers can be run in either direction over packed sequences: tried out, on a few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mlmclm.errors import UserError
+from mlmclm.models.architectures import ARCHITECTURES
+from mlmclm.models.attention import use_attention
+from mlmclm.models.encoder import encode, pack_ids
+from mlmclm.models.packing import Packing
+
+KNOWN = frozenset({*ARCHITECTURES, "llama", "modernbert-decoder"})
+"""Model types that the tests hold against transformers, so that none of their models is tried out."""
+TOLERANCE = 1e-3
+"""Of the largest number, between two ways of computing the same in fp32."""
+
+
+def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
+    """`use_attention`, where that decides what a token sees and changes nothing else.
+
+    Args:
+        model: as transformers loaded it, in evaluation mode.
+        folder: for the message.
+
+    Raises:
+        UserError: it has no attention, or one that can't be replaced (a bias by distance, two directions in one model).
+    """
+    if model.config.model_type in KNOWN:
+        use_attention(model)
+        return
+    try:
+        fault = _fault(model)
+    except Exception as error:  # whatever a model raises that is asked for what it can't do
+        fault = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if fault is not None:
+        raise UserError(
+            f"{folder}: a model of the architecture {model.config.model_type!r} cannot be fine-tuned here, where its "
+            f"attention must work in both directions ({fault}). Architectures that can are {', '.join(sorted(KNOWN))}, and "
+            "others whose attention transformers can exchange."
+        )
+
+
+@torch.no_grad()
+def _fault(model: PreTrainedModel) -> str | None:
+    """What is wrong with the model's states under this package's attention, if anything is."""
+    if getattr(model.config, "attn_logit_softcapping", None):
+        return "it caps the logits of its attention"
+    first, second = np.array([5, 6, 7, 8]), np.array([9, 10, 11])
+    own: Tensor = model(input_ids=torch.from_numpy(first)[None]).last_hidden_state[0]
+    use_attention(model)
+    changed = np.array([*first[:-1], 12])
+    either = []
+    for causal in (False, True):
+        states, others = _states(model, [first, second], causal), _states(model, [changed, second], causal)
+        if torch.equal(states[0], others[0]) != causal:
+            return "its tokens still see later ones" if causal else "its tokens see no later ones"
+        if not torch.equal(states[4:], others[4:]) or not _near(states[4:], _states(model, [second], causal)):
+            return "sequences side by side are not kept apart"
+        either.append(_near(states[:4], own))
+    return None if any(either) else "in neither direction does it compute what transformers does"
+
+
+def _states(model: PreTrainedModel, sequences: Sequence[np.ndarray], causal: bool) -> Tensor:
+    """[tokens, hidden]."""
+    packing = Packing.of([len(ids) for ids in sequences])
+    return encode(model, pack_ids(sequences, packing), packing, causal=causal, fused=False)[: packing.tokens]
+
+
+def _near(states: Tensor, others: Tensor) -> bool:
+    return bool((states - others).abs().max() <= TOLERANCE * others.abs().max())
