@@ -325,7 +325,7 @@ def sweep_cells(
     from mlmclm.sweeps.cells import expand
     from mlmclm.tasks.registry import get_task
 
-    declarations = {name: get_task(name, task_dirs) for name in space.tasks}
+    declarations = {name: get_task(name, task_dirs).measured_by(space.metrics) for name in space.tasks}
     return expand(space, models, {name: task.task_data for name, task in tasks.items()}, declarations)
 
 

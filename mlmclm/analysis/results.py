@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from mlmclm.errors import UserError
+from mlmclm.scores import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 
 SEED_COLUMNS = {"seed": "Int64", "seed_head": "int64", "seed_order": "int64", "seed_dropout": "int64"}
@@ -138,7 +139,7 @@ def wanted_seeds(grid: Grid) -> set[Seeds]:
 def _score(result: Record, scores: dict[str, dict[str, float]], split: str, metric: str) -> float:
     if split not in scores or scores[split] is None:
         return math.nan
-    score = float(scores[split][metric])
+    score = value_of(scores[split], metric)
     if not math.isfinite(score):
         raise UserError(f"result {result['key']}: {split} {metric} is {score}, not a finite number.")
     return score

@@ -15,7 +15,7 @@ from mlmclm.errors import UserError
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.finetuning.protocol import Protocol
-    from mlmclm.tasks.declaration import Task
+    from mlmclm.tasks.declaration import MetricFamily, Task
 
 DEFAULT_PROTOCOL = "standard"
 
@@ -90,7 +90,7 @@ def finetune(
     place = options.place(store, data)
     declared = get_task(task)
     found = find_model(model, place.store)
-    settings = _settings(protocol, space, task, found.folder, causal=causal, pooling=pooling)
+    settings, metrics = _settings(protocol, space, task, found.folder, causal=causal, pooling=pooling)
     streams = [seed if own is None else own for own in (head_seed, order_seed, dropout_seed)]
     cell = Cell(
         model=found.name,
@@ -101,6 +101,7 @@ def finetune(
         protocol=settings,
         learning_rate=learning_rate,
         seed=Seeds(*streams).simplest(),
+        declaration=declared.measured_by(metrics),
     )
     ledger = Ledger(place.store)
     if dry_run:
@@ -112,8 +113,8 @@ def finetune(
 
 def _settings(
     protocol: str | None, space: str | None, task: str, folder: Path, *, causal: bool | None, pooling: str | None
-) -> Protocol:
-    """The protocol of the cell, at the model's context."""
+) -> tuple[Protocol, MetricFamily]:
+    """The protocol of the cell, at the model's context, and its metrics."""
     from mlmclm.configuration import parse
     from mlmclm.files import read_json
     from mlmclm.finetuning.protocol import Protocol
@@ -123,10 +124,8 @@ def _settings(
 
     if protocol is not None and space is not None:
         raise UserError("--protocol and --space: give one of them.")
-    if space is not None:
-        chosen = find_space(space).protocol_for(task)
-    else:
-        chosen = find_protocol(protocol or DEFAULT_PROTOCOL).protocol_for(task)
+    found = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
+    chosen = found.protocol_for(task)
     changes: dict[str, Any] = {}
     if causal is not None:
         changes["attention"] = "causal" if causal else "bidirectional"
@@ -135,11 +134,11 @@ def _settings(
     if changes:
         chosen = parse(Protocol, chosen.model_dump() | changes, where="options")
     if chosen.length_share is None:
-        return chosen
+        return chosen, found.metrics
     context = longest(read_json(folder / "config.json"))
     if context is None:
         raise UserError(f"{folder}: config.json doesn't say the model's context; use a protocol with a max_length.")
-    return chosen.at_context(context)
+    return chosen.at_context(context), found.metrics
 
 
 def _task_data(
@@ -197,6 +196,7 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
                 "learning_rate": cell.learning_rate,
                 "seed": seed_value(cell.seed),
                 "protocol": cell.protocol.identity(),
+                "metric": cell.declared.metric,
             }
         )
         return
@@ -213,12 +213,14 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
 def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as_json: bool) -> None:
     from rich.table import Table
 
+    from mlmclm.scores import metric_parts
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.ledger import named
 
+    result = named(result, cell)
     path = ledger.path(result["key"])
     if as_json:
-        print_json({**named(result, cell), "file": str(path), "computed": computed})
+        print_json({**result, "file": str(path), "computed": computed})
         return
     output = Console(highlight=False)
     if result["status"] == "diverged":
@@ -226,7 +228,7 @@ def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as
     else:
         table = Table("metric", "validation", "test", title=cell_name(cell))
         for name, value in result["scores"]["test"].items():
-            marked = f"[bold]{name}[/bold]" if name == result["metric"] else name
+            marked = f"[bold]{name}[/bold]" if name in metric_parts(result["metric"]) else name
             table.add_row(marked, f"{result['scores']['validation'][name]:.4f}", f"{value:.4f}")
         output.print(table)
     output.print(f"result: {path} ({'computed now' if computed else 'was there'})", soft_wrap=True)

@@ -18,6 +18,7 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
+from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.registry import task_names
 
 
@@ -70,6 +71,9 @@ class TaskProtocols(Frozen):
 
     protocol: Protocol
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    metrics: MetricFamily = "standard"
+    """Which score of a task chooses the learning rate and is reported. Every result holds all of them, so that another choice
+    computes nothing again."""
 
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:
@@ -150,6 +154,7 @@ def with_protocol(space: Any) -> Any:
     axes = {"learning_rates": base.learning_rates, "seeds": base.seeds}
     return {
         **{key: value for key, value in axes.items() if value is not None},
+        "metrics": base.metrics,
         **space,
         "protocol": overridden(base.protocol.model_dump(), changes),
         "per_task": per_task,

@@ -51,6 +51,7 @@ def sweep_record(
     learning_rates: Sequence[float],
     seeds: Sequence[Seed],
     settings: Mapping[str, Any] | None = None,
+    main_metrics: str = "standard",
     metrics: Mapping[str, float] | None = None,
     time_ms: int = 0,
     artifacts: Sequence[tuple[Path, str]] = (),
@@ -67,6 +68,7 @@ def sweep_record(
         "mlmclm.tasks": ", ".join(tasks),
         "mlmclm.learning_rates": ", ".join(f"{rate:g}" for rate in learning_rates),
         "mlmclm.seeds": ", ".join(seed_labels(seeds)),
+        "mlmclm.metrics": main_metrics,
     }
     factors = (
         f"{len(models)} models",
@@ -93,6 +95,7 @@ def group_record(
     model: str,
     task: str,
     *,
+    metric: str = "",
     metrics: Mapping[str, float | None] | None = None,
     time_ms: int = 0,
     artifacts: Sequence[tuple[Path, str]] = (),
@@ -101,8 +104,8 @@ def group_record(
     """The run of one (model, task): the analysis' numbers (`analysis.summary.task_metrics`) as metrics; unknown ones
     left out.
 
-    `time_ms` is the time of the last of its cells (`last_finished_ms`), so that the record is the same whenever it is
-    built.
+    `metric` is the main score's name, which the numbers are of. `time_ms` is the time of the last of its cells
+    (`last_finished_ms`), so that the record is the same whenever it is built.
     """
     known = {name: value for name, value in (metrics or {}).items() if value is not None}
     note = ""
@@ -110,13 +113,19 @@ def group_record(
         interval = (
             f" (95 % interval {known['test_low']:.4f} to {known['test_high']:.4f})" if "test_low" in known else ""
         )
-        note = f"Best learning rate {known['best_learning_rate']:g}: test {known['test_mean']:.4f}{interval}."
+        score = f"test {metric}".strip()
+        note = f"Best learning rate {known['best_learning_rate']:g}: {score} {known['test_mean']:.4f}{interval}."
     return RunRecord(
         key=group_key(study, model, task),
         name=f"{model} {task}",
         parent_key=sweep_key(study),
         params={"model": model, "task": task},
-        tags={KIND_TAG: "group", "study": study, **({NOTE_TAG: note} if note else {})},
+        tags={
+            KIND_TAG: "group",
+            "study": study,
+            **({"mlmclm.metric": metric} if metric else {}),
+            **({NOTE_TAG: note} if note else {}),
+        },
         metrics=_single_points(known, time_ms),
         artifacts=artifacts,
         status=status,
@@ -159,6 +168,7 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
             "study": study,
             "mlmclm.cell": str(result["key"]),
             "mlmclm.status": str(result["status"]),
+            "mlmclm.metric": str(result["metric"]),
             "mlmclm.family": str(result["family"]),
             "mlmclm.weights": str(result["weights"]),
             "mlmclm.task_data": str(result["task_data"]),

@@ -59,6 +59,23 @@ def test_the_choice_agrees_with_brute_force_on_random_grids() -> None:
         assert row["test_sd"] == pytest.approx(statistics.stdev(test))
 
 
+def test_a_main_metric_that_is_a_mean_of_two_scores_is_taken_from_what_results_hold() -> None:
+    """GLUE's rule; another choice of metric can choose another rate, from the same results."""
+
+    def result(rate: float, accuracy: float, f1: float) -> dict[str, Any]:
+        split = {"accuracy": accuracy, "f1": f1}
+        return {**cell("m", "mrpc", rate, 0, 0.0, 0.0), "scores": {"validation": split, "test": split}}
+
+    filed = [result(1e-4, 0.8, 0.7), result(1e-3, 0.78, 0.76)]
+    found = {}
+    for metric in ("accuracy", "accuracy+f1"):
+        cells = results_table([{**one, "metric": metric} for one in filed])
+        row = records(best_table(cells, observed_grid(cells)))[0]
+        found[metric] = (row["learning_rate"], row["metric"], row["test_mean"])
+    assert found["accuracy"] == (1e-4, "accuracy", pytest.approx(0.8))
+    assert found["accuracy+f1"] == (1e-3, "accuracy+f1", pytest.approx(0.77))
+
+
 def test_ties_go_to_the_smaller_rate() -> None:
     assert best({1e-4: [(0.7, 0.1)] * 2, 1e-3: [(0.7, 0.9)] * 2})["learning_rate"] == 1e-4
     # 0.1 + 0.2 is not 0.3 in binary: rounding must not decide a tie.

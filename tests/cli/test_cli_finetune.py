@@ -96,6 +96,20 @@ def test_what_a_sweep_has_computed_is_printed_and_not_computed_again(
     assert "was there" in output
 
 
+def test_other_metrics_find_the_same_result_and_mark_another_score(place: Path, run: Run) -> None:
+    found = []
+    for metrics in ("standard", "study"):
+        space = place / f"{metrics}.yaml"
+        space.write_text(yaml.safe_dump({**SPACE, "metrics": metrics}))
+        code, output, errors = run(place / "model", "conll2003", "--lr", "1e-3", "--space", space, "--json")
+        assert code == 0, errors
+        found.append(json.loads(output))
+    assert [result["metric"] for result in found] == ["f1", "study.f1"]
+    assert [result["computed"] for result in found] == [True, False]
+    assert found[0]["key"] == found[1]["key"]
+    assert {"f1", "study.f1"} <= set(found[0]["scores"]["test"])
+
+
 def test_a_dry_run_shows_the_key_and_trains_nothing(place: Path, run: Run, tmp_path: Path) -> None:
     words = (place / "model", "sst2", "--lr", "1e-3", "--seed", "3", "--space", place / "space.yaml", "--dry-run")
     code, output, errors = run(*words, "--json")

@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import FIRST_FIELDS, Protocol
 from mlmclm.seeds import Seeds
+from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.protocols import find_protocol, protocol_names
 from mlmclm.sweeps.space import Space, find_space
-from mlmclm.tasks.registry import task_names
+from mlmclm.tasks.registry import get_task, task_names
 
 SPACE: dict[str, Any] = {"tasks": ["sst2", "conll2003"], "protocol": "study"}
 
@@ -38,13 +40,36 @@ def test_the_study_protocol_has_the_published_numbers() -> None:
     assert study.protocol_for("conll2003").steps(14_041) == 439
 
 
-def test_the_standard_protocol_differs_from_the_study_s_in_the_precision_only() -> None:
+def test_the_standard_protocol_differs_from_the_study_s_in_precision_and_metrics_only() -> None:
     assert protocol_names() == ["standard", "study"]
     study, standard = find_protocol("study"), find_protocol("standard")
     assert (standard.learning_rates, standard.seeds) == (study.learning_rates, study.seeds)
+    assert (standard.metrics, study.metrics) == ("standard", "study")
     for task in task_names():
         same = {**study.protocol_for(task).model_dump(), "precision": "bf16-autocast"}
         assert standard.protocol_for(task).model_dump() == same
+
+
+def test_metrics_choose_the_main_score_and_are_not_part_of_a_cell(tmp_path: Path) -> None:
+    tasks = ["sst2", "cola", "mrpc", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad", "mnli"]
+    main, keys = {}, {}
+    for metrics in ("standard", "study", "glue"):
+        space = space_of(tmp_path, {"tasks": tasks, "protocol": "study", "metrics": metrics})
+        declarations = {task: get_task(task).measured_by(space.metrics) for task in tasks}
+        cells = expand(space, [SweepModel("a", tmp_path, "w")], dict.fromkeys(tasks, "data"), declarations)
+        keys[metrics] = [cell_key(cell) for cell in cells]
+        main[metrics] = {cell.task: cell.declared.metric for cell in cells}
+    assert keys["standard"] == keys["study"] == keys["glue"]
+    assert main["standard"] == {task: get_task(task).metric for task in tasks}
+    assert main["study"] == {
+        "sst2": "accuracy", "cola": "accuracy", "mrpc": "accuracy", "mnli": "accuracy", "stsb": "spearman",
+        "conll2003": "study.f1", "squad_4k": "study.f1", "squad_v2": "study.f1", "reqa_squad": "study.ndcg@10",
+    }  # fmt: skip
+    assert main["glue"] == main["standard"] | {"mrpc": "accuracy+f1", "stsb": "pearson+spearman"}
+    assert space_of(tmp_path, SPACE).metrics == "study"  # the named protocol's
+    assert space_of(tmp_path, {**SPACE, "protocol": {"base": "study", "batch_size": 8}}).metrics == "study"
+    with pytest.raises(UserError, match=r"space\.yaml: metrics: .*'standard', 'study' or 'glue'"):
+        space_of(tmp_path, {**SPACE, "metrics": "stduy"})
 
 
 def test_a_space_takes_what_it_does_not_say_from_the_protocol_that_it_names(tmp_path: Path) -> None:
