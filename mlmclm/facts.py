@@ -138,7 +138,7 @@ def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask]
         recipe={key: _plain(value) for key, value in recipe.identity().items()},
         protocol={
             "metrics": space.metrics,
-            **{key: _plain(value) for key, value in space.protocol.identity().items()},
+            **{key: _plain(value) for key, value in (space.common_settings() | space.axes()).items()},
         },
         versions={name: metadata.version(name) for name in ("mlmclm", "torch", "transformers", "deepspeed", "ray")},
     )

@@ -368,7 +368,13 @@ def analyse_study(prepared: Prepared, space: Space, results: Sequence[dict[str, 
     return analyse(
         results,
         study.baseline,
-        grid=Grid(tuple(study.models), space.tasks, space.learning_rates, space.seeds),
+        grid=Grid(
+            tuple(study.models),
+            space.tasks,
+            space.learning_rates,
+            space.seeds,
+            {task: tuple(space.settings_for(task)) for task in space.tasks},
+        ),
     )
 
 

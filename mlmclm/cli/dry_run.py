@@ -29,8 +29,7 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
         "steps_to_train": sum(stage["steps_to_train"] for stage in stages),
     }
     if sweep:
-        models, tasks = len(study.models), len(space.tasks)
-        found["cells"] = models * tasks * len(space.learning_rates) * len(space.seeds)
+        found["cells"] = len(study.models) * space.cells_a_model
         found["cells_to_compute"] = found["cells"] - _cells_there(prepared)
     if as_json:
         print_json(found)

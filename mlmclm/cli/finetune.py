@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,6 +66,15 @@ def finetune(
         str | None,
         typer.Option("--pooling", help="mean, bos or last, in place of the protocol's.", show_default=False),
     ] = None,
+    changed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting in place of the protocol's, such as epochs=2; needed for the axes of its grid.",
+            show_default=False,
+        ),
+    ] = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
     dry_run: Annotated[
@@ -90,7 +100,8 @@ def finetune(
     place = options.place(store, data)
     declared = get_task(task)
     found = find_model(model, place.store)
-    settings, metrics = _settings(protocol, space, task, found.folder, causal=causal, pooling=pooling)
+    changes = _changes(changed or (), causal=causal, pooling=pooling)
+    settings, metrics = _settings(protocol, space, task, found.folder, changes)
     streams = [seed if own is None else own for own in (head_seed, order_seed, dropout_seed)]
     cell = Cell(
         model=found.name,
@@ -111,13 +122,28 @@ def finetune(
     _show(cell, result, ledger, computed=computed, as_json=as_json)
 
 
+def _changes(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
+    """What the options change of a protocol."""
+    changes: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"--set {pair}: write KEY=VALUE, such as epochs=2.")
+        changes[name] = None if value == "null" else value
+    if causal is not None:
+        changes["attention"] = "causal" if causal else "bidirectional"
+    if pooling is not None:
+        changes["pooling"] = pooling
+    return changes
+
+
 def _settings(
-    protocol: str | None, space: str | None, task: str, folder: Path, *, causal: bool | None, pooling: str | None
+    protocol: str | None, space: str | None, task: str, folder: Path, changes: dict[str, Any]
 ) -> tuple[Protocol, MetricFamily]:
     """The protocol of the cell, at the model's context, and its metrics."""
     from mlmclm.configuration import parse
     from mlmclm.files import read_json
-    from mlmclm.finetuning.protocol import Protocol
+    from mlmclm.finetuning.protocol import Protocol, overridden
     from mlmclm.models.sources import longest
     from mlmclm.sweeps.protocols import find_protocol
     from mlmclm.sweeps.space import find_space
@@ -126,13 +152,12 @@ def _settings(
         raise UserError("--protocol and --space: give one of them.")
     found = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
     chosen = found.protocol_for(task)
-    changes: dict[str, Any] = {}
-    if causal is not None:
-        changes["attention"] = "causal" if causal else "bidirectional"
-    if pooling is not None:
-        changes["pooling"] = pooling
+    for axis, values in found.axes_of(task).items():
+        if axis not in changes:
+            some = ", ".join(map(str, values))
+            raise UserError(f"task {task} has several values of {axis} ({some}): choose one with --set {axis}=VALUE.")
     if changes:
-        chosen = parse(Protocol, chosen.model_dump() | changes, where="options")
+        chosen = parse(Protocol, overridden(chosen.model_dump(), changes), where="options")
     if chosen.length_share is None:
         return chosen, found.metrics
     context = longest(read_json(folder / "config.json"))

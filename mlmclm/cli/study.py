@@ -156,5 +156,6 @@ def show_best(analysis: Any, output: Console) -> None:
         known = row["n"] > 0
         score = f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}" if known else "–"
         spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
-        table.add_row(row["model"], row["task"], text.metric(row["metric"]), row["learning_rates"], score, spread)
+        rate = ", ".join(filter(None, (row["learning_rates"], row["setting"])))
+        table.add_row(row["model"], row["task"], text.metric(row["metric"]), rate, score, spread)
     output.print(table)

@@ -57,6 +57,8 @@ class Cell:
     declaration: Task | None = field(default=None, compare=False)
     """The task's, which a worker may not have installed; None for the installed one of this name. `task_data` has what
     matters of it, and not which of the scores is the main one."""
+    setting: str = field(default="", compare=False)
+    """What the protocol is called among those of a grid; `protocol` itself is in the key."""
 
     @property
     def declared(self) -> Task:

@@ -27,7 +27,7 @@ def expand(
     task_data: Mapping[str, str],
     declarations: Mapping[str, Task] | None = None,
 ) -> list[Cell]:
-    """All cells of a sweep: model by model, task by task, then learning rates and seeds; no cell twice.
+    """All cells of a sweep: model by model, task by task, then the grid's points, learning rates and seeds; no cell twice.
 
     Args:
         space: the axes and protocols.
@@ -42,13 +42,15 @@ def expand(
             weights=model.weights,
             task=task,
             task_data=task_data[task],
-            protocol=space.protocol_for(task),
+            protocol=protocol,
             learning_rate=learning_rate,
             seed=seed,
             declaration=(declarations or {}).get(task),
+            setting=setting,
         )
         for model in models
         for task in space.tasks
+        for setting, protocol in space.settings_for(task).items()
         for learning_rate in space.learning_rates
         for seed in space.seeds
     ]
@@ -71,7 +73,8 @@ def learning_rate_label(learning_rate: float) -> str:
 
 def cell_name(cell: Cell) -> str:
     """What the cell is called in logs, in Ray and in MLflow: `2m-clm-600/pydocs-qa/lr1e-03/s0`, or `.../h0-o1-d0`
-    where the streams have seeds of their own."""
+    where the streams have seeds of their own; in a grid with its point, `.../lr1e-03/epochs2/s0`."""
     seed = Seeds.of(cell.seed).simplest()
     label = f"s{seed}" if isinstance(seed, int) else str(seed)
-    return f"{cell.model}/{cell.task}/lr{learning_rate_label(cell.learning_rate)}/{label}"
+    point = f"/{cell.setting.replace(', ', '-').replace(' ', '')}" if cell.setting else ""
+    return f"{cell.model}/{cell.task}/lr{learning_rate_label(cell.learning_rate)}{point}/{label}"

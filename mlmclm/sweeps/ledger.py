@@ -99,14 +99,15 @@ class Ledger:
 
 
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
-    """A result under the cell's name of the model and with its task's main metric: a key ignores both, so another study
-    may have filed it, or the same before its choice of metrics was changed.
+    """A result under the cell's names of model and setting and with its task's main metric: a key ignores these, so another
+    study may have filed it, or the same before its choice of metrics was changed.
 
     Raises:
         UserError: a version that didn't compute the metric filed the result.
     """
+    own = {"model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
     if cell.declaration is None:
-        return {**result, "model": cell.model}
+        return {**result, **own}
     metric = cell.declaration.metric
     for scores in (result["scores"] or {}).values():
         absent = [name for name in metric_parts(metric) if name not in scores]
@@ -116,7 +117,7 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
                 f"version filed it. Choose other metrics (the space's `metrics`), or delete the results of task "
                 f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
             )
-    return {**result, "model": cell.model, "metric": metric}
+    return {**result, **own, "metric": metric}
 
 
 def _damaged(path: Path, reason: str) -> UserError:

@@ -50,8 +50,10 @@ def sweep_record(
     tasks: Sequence[str],
     learning_rates: Sequence[float],
     seeds: Sequence[Seed],
-    settings: Mapping[str, Any] | None = None,
+    points: int = 0,
     main_metrics: str = "standard",
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    settings: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
     time_ms: int = 0,
     artifacts: Sequence[tuple[Path, str]] = (),
@@ -59,20 +61,22 @@ def sweep_record(
 ) -> RunRecord:
     """The run above all (model, task) runs of a study; reports and tables hang on it as artifacts.
 
+    `points` is the number of the grid's points over all tasks, where it has other axes than learning rates and seeds.
     `settings` (nested, the search space's protocol for instance) are flattened into parameters; what can grow from one
     call to the next (models, seeds, …) is in tags, since MLflow's parameters never change.
     """
-    size = len(models) * len(tasks) * len(learning_rates) * len(seeds)
+    size = len(models) * (points or len(tasks)) * len(learning_rates) * len(seeds)
     axes = {
         "mlmclm.models": ", ".join(models),
         "mlmclm.tasks": ", ".join(tasks),
         "mlmclm.learning_rates": ", ".join(f"{rate:g}" for rate in learning_rates),
         "mlmclm.seeds": ", ".join(seed_labels(seeds)),
         "mlmclm.metrics": main_metrics,
+        **{f"mlmclm.grid.{axis.replace(': ', '.')}": ", ".join(map(str, own)) for axis, own in (grid or {}).items()},
     }
     factors = (
         f"{len(models)} models",
-        f"{len(tasks)} tasks",
+        f"{len(tasks)} tasks" if points in (0, len(tasks)) else f"{points} settings of {len(tasks)} tasks",
         f"{len(learning_rates)} learning rates",
         f"{len(seeds)} seeds",
     )
@@ -150,10 +154,11 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
     cost = {f"cost_{name}": value for name, value in result["cost"].items() if isinstance(value, int | float)}
     metrics += _single_points({**cost, "steps": result["steps"], "tokens": result["tokens"]}, finished)
     rate, seed = result["learning_rate"], read_seed(result["seed"])
+    point = f" {result['setting']}" if result.get("setting") else ""
     own = {} if isinstance(seed, int) else {f"seed_{name}": str(value) for name, value in asdict(seed).items()}
     return RunRecord(
         key=cell_record_key(result["model"], result["key"]),
-        name=f"lr{rate:.3g} {f's{seed}' if isinstance(seed, int) else seed}",
+        name=f"lr{rate:.3g} {f's{seed}' if isinstance(seed, int) else seed}{point}",
         parent_key=group_key(study, result["model"], result["task"]),
         params={
             "learning_rate": f"{rate:g}",

@@ -143,6 +143,28 @@ def test_direction_pooling_and_protocol_are_the_cells_own(place: Path, run: Run)
     assert (plans[3]["protocol"]["attention"], plans[3]["protocol"]["pooling"]) == ("causal", "last")
 
 
+def test_a_point_of_a_grid_is_chosen_by_its_settings_and_is_the_sweep_s_cell(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    space = place / "grid.yaml"
+    space.write_text(yaml.safe_dump({**SPACE, "grid": {"batch_size": [4, 8], "weight_decay": ["1e-6"]}}))
+    words = (place / "model", "sst2", "--lr", "1e-3", "--space", space, "--dry-run", "--json")
+    code, _, errors = run(*words, "--set", "weight_decay=1e-6")
+    assert code == 2
+    assert "task sst2 has several values of batch_size (4, 8): choose one with --set batch_size=VALUE" in " ".join(
+        errors.split()
+    )
+    code, output, errors = run(*words, "--set", "weight_decay=1e-6", "--set", "batch_size=8")
+    assert code == 0, errors
+    folder = place / "model"
+    data = prepare_task("sst2", folder, find_space(space).protocol_for("sst2"), tmp_path / "store", place / "data")
+    cells = expand(
+        find_space(space), [SweepModel("m", folder, weights_hash(folder))], {"sst2": data.task_data, "conll2003": ""}
+    )
+    found = [cell for cell in cells if cell_key(cell) == json.loads(output)["key"]]
+    assert [(cell.task, cell.setting) for cell in found] == [("sst2", "batch size 8, weight decay 1e-06")]
+
+
 def test_a_model_is_found_by_the_name_that_a_study_gave_it(place: Path, run: Run, tmp_path: Path) -> None:
     other = save_small_model(tmp_path / "other", seed=1)
     for study, name, folder in (("a", "1m-clm-30", place / "model"), ("b", "1m-clm-30", other), ("b", "only", other)):
@@ -169,6 +191,8 @@ def test_a_model_is_found_by_the_name_that_a_study_gave_it(place: Path, run: Run
         (("sst2", "--lr", "1e-3", "--protocol", "stdy"), "unknown protocol 'stdy'. Did you mean 'study'?"),
         (("sst2", "--lr", "1e-3", "--protocol", "study", "--space", "paper"), "--protocol and --space"),
         (("sst2", "--lr", "1e-3", "--space", "paper", "--pooling", "max"), "options: pooling"),
+        (("sst2", "--lr", "1e-3", "--set", "epochs"), "--set epochs: write KEY=VALUE"),
+        (("sst2", "--lr", "1e-3", "--set", "epoch=1"), "unknown key 'epoch'. Did you mean 'epochs'?"),
     ],
 )
 def test_a_mistake_is_one_message(place: Path, run: Run, words: tuple[str, ...], message: str) -> None:

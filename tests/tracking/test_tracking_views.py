@@ -67,6 +67,17 @@ def test_runs_say_which_metric_is_the_main_one_and_show_both_families() -> None:
     assert views.sweep_record("s", **grid, main_metrics="study").tags["mlmclm.metrics"] == "study"
 
 
+def test_a_grid_of_other_settings_is_in_names_and_tags() -> None:
+    assert views.cell_record("s", make_result(setting="epochs 3")).name == "lr0.001 s2 epochs 3"
+    sweep = views.sweep_record(
+        "s", models=["m", "n"], tasks=["mnli", "qnli"], learning_rates=[1e-3], seeds=[0, 1], points=6,
+        grid={"epochs": [1, 2, 3], "qnli: epochs": [2, 5, 10]},
+    )  # fmt: skip
+    assert sweep.tags["mlmclm.grid.epochs"] == "1, 2, 3"
+    assert sweep.tags["mlmclm.grid.qnli.epochs"] == "2, 5, 10"
+    assert sweep.tags[views.NOTE_TAG].startswith("24 cells: 2 models x 6 settings of 2 tasks")
+
+
 def test_a_diverged_cell_is_a_failed_run_without_scores() -> None:
     record = views.cell_record("s", make_result(status="diverged", scores=None))
     assert record.status == "FAILED"
