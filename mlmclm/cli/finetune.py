@@ -16,7 +16,10 @@ from mlmclm.errors import UserError
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.finetuning.protocol import Protocol
-    from mlmclm.tasks.declaration import MetricFamily, Task
+    from mlmclm.sweeps.cells import SweepModel
+    from mlmclm.sweeps.ledger import Ledger
+    from mlmclm.sweeps.protocols import TaskProtocols
+    from mlmclm.tasks.declaration import Task
 
 DEFAULT_PROTOCOL = "standard"
 
@@ -75,6 +78,16 @@ def finetune(
             show_default=False,
         ),
     ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--start-from",
+            metavar="KEY|none",
+            help="Begin with the encoder of another cell of this model, by its key, or with the model's own; needed where the "
+            "protocol starts the task from another one.",
+            show_default=False,
+        ),
+    ] = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
     dry_run: Annotated[
@@ -89,7 +102,7 @@ def finetune(
 
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
-    from mlmclm.finetuning.cell import Cell
+    from mlmclm.finetuning.cell import Cell, Start, cell_key
     from mlmclm.seeds import Seeds
     from mlmclm.sweeps.find_model import find_model
     from mlmclm.sweeps.ledger import Ledger
@@ -101,7 +114,10 @@ def finetune(
     declared = get_task(task)
     found = find_model(model, place.store)
     changes = _changes(changed or (), causal=causal, pooling=pooling)
-    settings, metrics = _settings(protocol, space, task, found.folder, changes)
+    chosen = _protocols(protocol, space)
+    settings = _settings(chosen, task, found.folder, changes)
+    ledger = Ledger(place.store)
+    source = _source(start_from, chosen.start_from.get(task), found, ledger)
     streams = [seed if own is None else own for own in (head_seed, order_seed, dropout_seed)]
     cell = Cell(
         model=found.name,
@@ -112,12 +128,14 @@ def finetune(
         protocol=settings,
         learning_rate=learning_rate,
         seed=Seeds(*streams).simplest(),
-        declaration=declared.measured_by(metrics),
+        declaration=declared.measured_by(chosen.metrics),
+        start=Start(cell_key(source), source.task) if source else None,
     )
-    ledger = Ledger(place.store)
     if dry_run:
         _show_plan(cell, ledger, as_json=as_json)
         return
+    if source is not None and ledger.find(cell_key(cell)) is None:
+        _keep(source, store=place.store, data_root=place.data_root)
     result, computed = ledger.complete(cell, lambda cell: _compute(cell, store=place.store, data_root=place.data_root))
     _show(cell, result, ledger, computed=computed, as_json=as_json)
 
@@ -137,20 +155,84 @@ def _changes(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) 
     return changes
 
 
-def _settings(
-    protocol: str | None, space: str | None, task: str, folder: Path, changes: dict[str, Any]
-) -> tuple[Protocol, MetricFamily]:
-    """The protocol of the cell, at the model's context, and its metrics."""
-    from mlmclm.configuration import parse
-    from mlmclm.files import read_json
-    from mlmclm.finetuning.protocol import Protocol, overridden
-    from mlmclm.models.sources import longest
+def _protocols(protocol: str | None, space: str | None) -> TaskProtocols:
+    """The protocol or the space that is asked for."""
     from mlmclm.sweeps.protocols import find_protocol
     from mlmclm.sweeps.space import find_space
 
     if protocol is not None and space is not None:
         raise UserError("--protocol and --space: give one of them.")
-    found = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
+    return find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
+
+
+def _source(start_from: str | None, wanted: str | None, model: SweepModel, ledger: Ledger) -> Cell | None:
+    """The cell to start from, by its result; None for the model's own weights.
+
+    Args:
+        wanted: the task that the protocol starts from.
+    """
+    from mlmclm.finetuning.cell import Cell, cell_key
+    from mlmclm.finetuning.protocol import Protocol
+    from mlmclm.seeds import read_seed
+
+    if start_from is None and wanted is not None:
+        raise UserError(
+            f"the protocol starts this task from the model's best {wanted} cell, which a sweep chooses: give --start-from KEY "
+            "(the name of that cell's file in the store), or --start-from none for the model's own weights."
+        )
+    if start_from in (None, "none"):
+        return None
+    key = str(start_from)
+    result = ledger.find(key)
+    if result is None:
+        raise UserError(f"--start-from {key}: {ledger.folder} has no result of that key.")
+    if result["weights"] != model.weights or result["status"] != "ok" or "start" in result:
+        why = {
+            "of another model": result["weights"] != model.weights,
+            "of a cell that diverged": result["status"] != "ok",
+            "of a cell that starts from another itself": "start" in result,
+        }
+        raise UserError(f"--start-from {key}: it is the result {next(text for text, true in why.items() if true)}.")
+    cell = Cell(
+        model=model.name,
+        model_folder=model.folder,
+        weights=model.weights,
+        task=result["task"],
+        task_data=result["task_data"],
+        protocol=Protocol.model_validate(result["protocol"]),
+        learning_rate=result["learning_rate"],
+        seed=read_seed(result["seed"]),
+    )
+    if cell_key(cell) != key:
+        raise UserError(f"--start-from {key}: another version of mlmclm computed it (engine {result.get('engine')}).")
+    return cell
+
+
+def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
+    """Keeps the encoder of the cell to start from, where it isn't kept yet."""
+    import torch
+
+    from mlmclm.finetuning.cell import CELL_THREADS, keep_encoder
+    from mlmclm.progress import Bar
+    from mlmclm.sweeps.cells import cell_name
+    from mlmclm.sweeps.starts import KeptWeights
+
+    if not KeptWeights(store).missing([source]):
+        return
+    torch.set_num_threads(CELL_THREADS)
+    with Bar(f"{cell_name(source)}, to keep its weights", unit="steps") as bar:
+        keep_encoder(
+            source, store=store, data_root=data_root, on_step=lambda step, steps, loss: bar.update(step, steps)
+        )
+
+
+def _settings(found: TaskProtocols, task: str, folder: Path, changes: dict[str, Any]) -> Protocol:
+    """The protocol of the cell, at the model's context."""
+    from mlmclm.configuration import parse
+    from mlmclm.files import read_json
+    from mlmclm.finetuning.protocol import Protocol, overridden
+    from mlmclm.models.sources import longest
+
     chosen = found.protocol_for(task)
     for axis, values in found.axes_of(task).items():
         if axis not in changes:
@@ -159,11 +241,11 @@ def _settings(
     if changes:
         chosen = parse(Protocol, overridden(chosen.model_dump(), changes), where="options")
     if chosen.length_share is None:
-        return chosen, found.metrics
+        return chosen
     context = longest(read_json(folder / "config.json"))
     if context is None:
         raise UserError(f"{folder}: config.json doesn't say the model's context; use a protocol with a max_length.")
-    return chosen.at_context(context), found.metrics
+    return chosen.at_context(context)
 
 
 def _task_data(
@@ -222,6 +304,7 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
                 "seed": seed_value(cell.seed),
                 "protocol": cell.protocol.identity(),
                 "metric": cell.declared.metric,
+                "start": cell.start.key if cell.start else None,
             }
         )
         return

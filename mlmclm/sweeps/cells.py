@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.seeds import Seeds
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
@@ -26,6 +26,7 @@ def expand(
     models: Sequence[SweepModel],
     task_data: Mapping[str, str],
     declarations: Mapping[str, Task] | None = None,
+    starts: Mapping[tuple[str, str], Start] | None = None,
 ) -> list[Cell]:
     """All cells of a sweep: model by model, task by task, then the grid's points, learning rates and seeds; no cell twice.
 
@@ -34,6 +35,7 @@ def expand(
         models: the models, in the order of the report.
         task_data: task name -> fingerprint of its data, for every task of the space.
         declarations: of tasks that are not installed.
+        starts: by the names of a model and of the task that others start from; cells whose start isn't here are left out.
     """
     cells = [
         Cell(
@@ -47,9 +49,12 @@ def expand(
             seed=seed,
             declaration=(declarations or {}).get(task),
             setting=setting,
+            start=start,
         )
         for model in models
         for task in space.tasks
+        for start in [(starts or {}).get((model.name, space.start_from.get(task, "")))]
+        if start is not None or task not in space.start_from
         for setting, protocol in space.settings_for(task).items()
         for learning_rate in space.learning_rates
         for seed in space.seeds

@@ -83,6 +83,9 @@ class TaskProtocols(Frozen):
 
     protocol: Protocol
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    start_from: dict[str, str] = Field(default_factory=dict)
+    """`{rte: mnli}`: RTE's cells begin with the encoder of the model's best MNLI cell (`mlmclm/sweeps/starts.py` has the rule),
+    and with a head of their own."""
     grid: Axes = Field(default_factory=dict)
     task_grids: dict[str, Axes] = Field(default_factory=dict)
     metrics: MetricFamily = "standard"
@@ -95,6 +98,16 @@ class TaskProtocols(Frozen):
             for task in tasks:
                 if task not in self._known_tasks():
                     raise ValueError(str(unknown("task", task, self._known_tasks(), where=key)))
+        for task, source in self.start_from.items():
+            if task not in self._known_tasks():
+                raise ValueError(str(unknown("task", task, self._known_tasks(), where="start_from")))
+            if source not in self._known_tasks():
+                missing = str(unknown("task", source, self._known_tasks(), where=f"start_from.{task}"))
+                raise ValueError(
+                    f"{missing} Add it to the tasks, or start from the models themselves: start_from: {{}}"
+                )
+            if source in self.start_from:
+                raise ValueError(f"start_from.{task}: {source} starts from {self.start_from[source]} itself")
         for key, axes in (("grid", self.grid), *((f"task_grids.{task}", own) for task, own in self.task_grids.items())):
             for axis in axes:
                 if axis not in Protocol.model_fields or axis in FIXED:
@@ -210,10 +223,12 @@ def with_protocol(space: Any) -> Any:
             raise ValueError(
                 f"protocol.{axis}: it is an axis of the grid of protocol {name!r}; give a grid of your own"
             )
+    starts = {task: source for task, source in base.start_from.items() if task in tasks}
     axes = {"learning_rates": base.learning_rates, "seeds": base.seeds}
     return {
         **{key: value for key, value in axes.items() if value is not None},
         "metrics": base.metrics,
+        "start_from": starts,
         **space,
         **grids,
         "protocol": overridden(base.protocol.model_dump(), changes),

@@ -57,8 +57,11 @@ class Space(TaskProtocols):
     @property
     def cells_a_model(self) -> int:
         """How many cells each model has."""
-        points = sum(len(self.settings_for(task)) for task in self.tasks)
-        return points * len(self.learning_rates) * len(self.seeds)
+        return sum(map(self.cells_of, self.tasks))
+
+    def cells_of(self, task: str) -> int:
+        """How many cells each model has on a task."""
+        return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds)
 
     def common_settings(self) -> dict[str, Any]:
         """What of the protocol all tasks share, without the grid's axes."""
@@ -108,7 +111,7 @@ def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None) -> 
     values = read_yaml(path)
     own = {
         key: {task: changes for task, changes in values[key].items() if task in tasks}
-        for key in ("per_task", "task_grids")
+        for key in ("per_task", "task_grids", "start_from")
         if values.get(key)
     }
     return parse(Space, values | {"tasks": list(tasks)} | own, where=str(path))

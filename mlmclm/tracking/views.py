@@ -178,6 +178,7 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
             "mlmclm.weights": str(result["weights"]),
             "mlmclm.task_data": str(result["task_data"]),
             "mlmclm.worker": str(result["cost"]["worker"]),
+            **({"mlmclm.start": str(result["start"]["cell"])} if "start" in result else {}),
         },
         metrics=metrics,
         status="FINISHED" if result["status"] == "ok" else "FAILED",

@@ -165,6 +165,34 @@ def test_a_point_of_a_grid_is_chosen_by_its_settings_and_is_the_sweep_s_cell(
     assert [(cell.task, cell.setting) for cell in found] == [("sst2", "batch size 8, weight decay 1e-06")]
 
 
+def test_a_cell_starts_from_another_s_weights_which_are_kept_once(place: Path, run: Run, tmp_path: Path) -> None:
+    space = place / "start.yaml"
+    space.write_text(yaml.safe_dump({**SPACE, "start_from": {"conll2003": "sst2"}}))
+
+    def cell(task: str, *words: str) -> dict[str, Any]:
+        code, output, errors = run(place / "model", task, "--lr", "1e-3", "--space", space, "--json", *words)
+        assert code == 0, errors
+        return dict(json.loads(output))
+
+    code, _, errors = run(place / "model", "conll2003", "--lr", "1e-3", "--space", space)
+    assert code == 2
+    assert "the model's best sst2 cell, which a sweep chooses: give --start-from KEY" in " ".join(errors.split())
+    source = cell("sst2")
+    plain, started = cell("conll2003", "--start-from", "none"), cell("conll2003", "--start-from", source["key"])
+    assert started["start"] == {"cell": source["key"], "task": "sst2"}
+    assert started["key"] != plain["key"]
+    assert started["curve"] != plain["curve"]
+    (kept,) = (tmp_path / "store" / "tuned").glob("*/*/result.json")
+    assert json.loads(kept.read_text())["scores"] == source["scores"]
+    when = kept.stat().st_mtime_ns
+    assert cell("conll2003", "--start-from", source["key"], "--seed", "1")["start"] == started["start"]
+    assert kept.stat().st_mtime_ns == when
+    for key, message in (("0" * 64, "has no result of that key"), (started["key"], "starts from another itself")):
+        code, _, errors = run(place / "model", "conll2003", "--lr", "1e-3", "--space", space, "--start-from", key)
+        assert code == 2
+        assert message in " ".join(errors.split())
+
+
 def test_a_model_is_found_by_the_name_that_a_study_gave_it(place: Path, run: Run, tmp_path: Path) -> None:
     other = save_small_model(tmp_path / "other", seed=1)
     for study, name, folder in (("a", "1m-clm-30", place / "model"), ("b", "1m-clm-30", other), ("b", "only", other)):
