@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
-from mlmclm.finetuning.cell import cell_key
+from mlmclm.finetuning.cell import Start, cell_key
 from mlmclm.finetuning.protocol import FIRST_FIELDS, Protocol
 from mlmclm.seeds import Seeds
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand
@@ -122,7 +122,9 @@ def test_the_glue_protocol_is_the_published_grid() -> None:
         assert all(point.batch_size == 64 and point.max_steps is None for point in space.settings_for(task).values())
     assert space.cells_a_model == 384
     assert next(iter(space.settings_for("mnli"))) == "weight decay 1e-06, epochs 1"
-    cells = expand(space, [SweepModel("a", Path("a"), "w")], dict.fromkeys(space.tasks, "data"))
+    starts = {("a", "mnli"): Start("key of a's best cell", "mnli")}
+    cells = expand(space, [SweepModel("a", Path("a"), "w")], dict.fromkeys(space.tasks, "data"), starts=starts)
+    assert {cell.task for cell in cells if cell.start} == {"rte", "mrpc", "stsb"}
     assert len(cells) == len({cell_key(cell) for cell in cells}) == len({cell_name(cell) for cell in cells}) == 384
     assert cell_name(cells[1]) == "a/cola/lr3e-05/weightdecay1e-06-epochs2/s0"
 
@@ -224,3 +226,13 @@ def test_a_task_misspelt_in_a_protocol_is_named(tmp_path: Path) -> None:
 def test_a_later_setting_is_part_of_the_key_where_it_is_not_the_default() -> None:
     assert set(Protocol().identity()) == FIRST_FIELDS
     assert set(Protocol(length_share=0.5).identity()) == {*FIRST_FIELDS, "length_share"}
+
+
+def test_the_readme_s_space_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = (block for block in text.split("```yaml\n")[1:] if "start_from:" in block)
+    path = tmp_path / "readme.yaml"
+    path.write_text(example.partition("```")[0])
+    space = find_space(path)
+    assert (space.start_from, space.metrics, space.protocol.batch_size) == ({"rte": "mnli"}, "standard", 16)
+    assert space.cells_a_model == 4 * 2 * 6 * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -316,3 +317,44 @@ def test_stopped_anywhere_and_started_again_the_results_are_the_same(layers: Any
         outcome, computed = layers()
         assert len(computed) == 9 - most
         assert [bits(one) for one in outcome.results] == whole
+
+
+def test_weights_that_another_machine_would_make_differently_are_said(layers: Any, tmp_path: Path, capfd: Any) -> None:
+    outcome, _ = layers()
+    best = best_cell([one for one in outcome.results if one["task"] == "sst2"])
+    assert best is not None
+    filed = Ledger(tmp_path / "store").path(best["key"])
+    content = json.loads(filed.read_text())
+    content["scores"]["validation"]["accuracy"] += 0.001
+    filed.write_text(json.dumps(content))
+    shutil.rmtree(tmp_path / "store" / "tuned")
+    for one in outcome.results:
+        if one["task"] == "conll2003":
+            Ledger(tmp_path / "store").path(one["key"]).unlink()
+    capfd.readouterr()
+    assert layers()[1] == ["keep sst2"] + ["conll2003"] * 4
+    assert "trained again it scored" in capfd.readouterr().err
+
+
+def test_a_failed_source_leaves_its_models_cells_waiting_and_stays_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = RuntimeError("broke")
+
+    def run(cells: list[Cell], **_: Any) -> SweepOutcome:
+        for cell in cells[1:]:
+            file_result(tmp_path, cell, 0.5)
+        return SweepOutcome([], computed=len(cells) - 1, failed=[(cells[0], broken)])
+
+    monkeypatch.setattr(mlmclm.sweeps.layers, "run_sweep", run)
+    outcome = run_layers(lambda: plan(tmp_path, space_of(tmp_path), "a"), store=tmp_path)
+    assert [(cell.task, error) for cell, error in outcome.failed] == [("sst2", broken)]
+    assert outcome.computed == 3
+
+
+def test_a_worker_keeps_an_encoder_once(place: Path, tmp_path: Path) -> None:
+    cell = plan_of(place, tmp_path, space_of(tmp_path))().cells[0]
+    worker = KeepingWorker.__new__(KeepingWorker)
+    worker._cell, worker._store, worker._data_root, worker._cache = cell, tmp_path, place / "data", {}
+    assert [worker._run(), worker._run()] == ["computed", "reused"]
+    assert (kept_folder(tmp_path, cell_key(cell)) / WEIGHTS).is_file()
