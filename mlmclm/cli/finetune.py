@@ -186,13 +186,13 @@ def _source(start_from: str | None, wanted: str | None, model: SweepModel, ledge
     result = ledger.find(key)
     if result is None:
         raise UserError(f"--start-from {key}: {ledger.folder} has no result of that key.")
-    if result["weights"] != model.weights or result["status"] != "ok" or "start" in result:
-        why = {
-            "of another model": result["weights"] != model.weights,
-            "of a cell that diverged": result["status"] != "ok",
-            "of a cell that starts from another itself": "start" in result,
-        }
-        raise UserError(f"--start-from {key}: it is the result {next(text for text, true in why.items() if true)}.")
+    for wrong, what in (
+        (result["weights"] != model.weights, "is of another model"),
+        (result["status"] != "ok", "diverged"),
+        ("start" in result, "starts from another itself"),
+    ):
+        if wrong:
+            raise UserError(f"--start-from {key}: that cell {what}.")
     cell = Cell(
         model=model.name,
         model_folder=model.folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import stable_hash, whole_folder
 from mlmclm.finetuning.batching import stream
-from mlmclm.finetuning.kept import kept_folder, load_kept, write_kept
+from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
@@ -210,7 +211,10 @@ def keep_encoder(
     Raises:
         EnvironmentFault: it diverged, which it hadn't before.
     """
-    with whole_folder(kept_folder(store, cell_key(cell))) as folder:
+    target = kept_folder(store, cell_key(cell))
+    if not (target / RESULT).is_file():  # without it weights are not to be trusted
+        shutil.rmtree(target, ignore_errors=True)
+    with whole_folder(target) as folder:
         result = run_cell(
             cell,
             store=store,

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from mlmclm.errors import UserError
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import hash_file, read_json, write_json
 
 WEIGHTS, RESULT = "encoder.safetensors", "result.json"
@@ -24,10 +25,16 @@ def kept_folder(store: Path, key: str) -> Path:
 
 
 def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None:
-    """Fills a folder; whoever calls puts it in its place when it is whole."""
-    save_file(
-        {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}, folder / WEIGHTS
-    )
+    """Fills a folder; whoever calls puts it in its place when it is whole.
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable.
+    """
+    weights = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
+    try:
+        save_file(weights, folder / WEIGHTS)
+    except SafetensorError as error:
+        raise EnvironmentFault(f"{folder / WEIGHTS}: cannot write ({error}).") from error
     write_json(folder / RESULT, {**result, "encoder": hash_file(folder / WEIGHTS)})
 
 
