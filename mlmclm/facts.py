@@ -116,7 +116,7 @@ def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask]
     from mlmclm.tasks.registry import get_task
 
     study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
-    declared = {name: get_task(name, prepared.place.task_dirs) for name in space.tasks}
+    declared = {name: get_task(name, prepared.place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     return StudyFacts(
         name=study.name,
         command=command,
@@ -136,7 +136,11 @@ def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask]
             "vocabulary": prepared.corpus.vocabulary,
         },
         recipe={key: _plain(value) for key, value in recipe.identity().items()},
-        protocol={key: _plain(value) for key, value in space.protocol.identity().items()},
+        protocol={
+            "metrics": space.metrics,
+            **({"start_from": _plain(space.start_from)} if space.start_from else {}),
+            **{key: _plain(value) for key, value in (space.common_settings() | space.axes()).items()},
+        },
         versions={name: metadata.version(name) for name in ("mlmclm", "torch", "transformers", "deepspeed", "ray")},
     )
 

@@ -30,10 +30,10 @@ from mlmclm.study_file import StudyFile
 
 if TYPE_CHECKING:
     from mlmclm.analysis.study import Analysis
-    from mlmclm.finetuning.cell import Cell
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.launch import SweepOutcome
     from mlmclm.sweeps.space import Space
+    from mlmclm.sweeps.starts import Planned
     from mlmclm.tasks.family import Prepared as PreparedTask
 
 
@@ -322,34 +322,38 @@ def prepare_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask]:
         return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
 
 
-def sweep_cells(
-    space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], task_dirs: Sequence[Path] = ()
-) -> list[Cell]:
-    """All cells of the study's grid, in the order in which workers take them."""
-    from mlmclm.sweeps.cells import expand
+def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], place: Place) -> Planned:
+    """The cells of the study's grid that can be named from the results that are there, in the order in which workers take
+    them, and those that wait."""
+    from mlmclm.sweeps.ledger import Ledger
+    from mlmclm.sweeps.starts import plan_cells
     from mlmclm.tasks.registry import get_task
 
-    declarations = {name: get_task(name, task_dirs) for name in space.tasks}
-    return expand(space, models, {name: task.task_data for name, task in tasks.items()}, declarations)
+    declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
+    data = {name: task.task_data for name, task in tasks.items()}
+    return plan_cells(space, models, data, declarations, Ledger(place.store))
 
 
 def sweep(
     prepared: Prepared,
     space: Space,
-    cells: Sequence[Cell],
+    plan: Callable[[], Planned],
     *,
     session: Callable[[], AbstractContextManager[Any]],
     on_result: Callable[[dict[str, Any]], None] | None = None,
 ) -> SweepOutcome:
     """Computes the missing cells; opens a Ray session only if there are any.
 
+    Args:
+        plan: `plan_sweep` of this study.
+
     Raises:
         MlmclmError: some cells failed; all others are kept.
     """
-    from mlmclm.sweeps.launch import run_sweep
+    from mlmclm.sweeps.layers import run_layers
 
-    outcome = run_sweep(
-        cells,
+    outcome = run_layers(
+        plan,
         store=prepared.place.store,
         data_root=prepared.place.data_root,
         cpus_per_cell=space.cpus_per_cell,
@@ -372,7 +376,13 @@ def analyse_study(prepared: Prepared, space: Space, results: Sequence[dict[str, 
     return analyse(
         results,
         study.baseline,
-        grid=Grid(tuple(study.models), space.tasks, space.learning_rates, space.seeds),
+        grid=Grid(
+            tuple(study.models),
+            space.tasks,
+            space.learning_rates,
+            space.seeds,
+            {task: tuple(space.settings_for(task)) for task in space.tasks},
+        ),
     )
 
 

@@ -87,7 +87,14 @@ class StudyTracking:
         for (model, task), metrics in task_metrics(analysis).items():
             results = self._results[model, task]
             self._tracker.put(
-                group_record(self.study.name, model, task, metrics=metrics, time_ms=last_finished_ms(results))
+                group_record(
+                    self.study.name,
+                    model,
+                    task,
+                    metric=results[0]["metric"] if results else "",
+                    metrics=metrics,
+                    time_ms=last_finished_ms(results),
+                )
             )
         everything = [result for results in self._results.values() for result in results]
         artifacts = [(path, "") for path in paths.values()]
@@ -102,7 +109,10 @@ class StudyTracking:
             tasks=space.tasks,
             learning_rates=space.learning_rates,
             seeds=space.seeds,
-            settings=space.protocol.identity(),
+            points=sum(len(space.settings_for(task)) for task in space.tasks),
+            settings=space.common_settings(),
+            main_metrics=space.metrics,
+            grid=space.axes(),
             artifacts=artifacts or (),
             time_ms=time_ms,
             status="RUNNING" if running else "FINISHED",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from mlmclm.errors import UserError
+from mlmclm.scores import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 
 SEED_COLUMNS = {"seed": "Int64", "seed_head": "int64", "seed_order": "int64", "seed_dropout": "int64"}
@@ -20,6 +21,7 @@ CELL_COLUMNS = {
     "task": "object",
     "family": "object",
     "metric": "object",
+    "setting": "object",
     "learning_rate": "float64",
     **SEED_COLUMNS,
     "status": "object",
@@ -43,6 +45,12 @@ class Grid:
     learning_rates: tuple[float, ...]
     seeds: tuple[Seed, ...]
     """Combinations of the streams' seeds, where these vary by themselves."""
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By task the points of the grid of a protocol's other settings, in order; one, the empty text, where there is none."""
+
+    def settings_of(self, task: str) -> tuple[str, ...]:
+        """The task's points."""
+        return self.settings.get(task, ("",))
 
 
 def table(rows: Sequence[Record], columns: dict[str, str]) -> pd.DataFrame:
@@ -56,24 +64,24 @@ def records(frame: pd.DataFrame) -> list[Record]:
 
 
 def results_table(results: Iterable[Record]) -> pd.DataFrame:
-    """One row a cell from the result files' JSON, sorted by model, task, learning rate and seed.
+    """One row a cell from the result files' JSON, sorted by model, task, setting, learning rate and seed.
 
-    Columns: key, model, task, family, metric, learning_rate, seed (missing where the streams have seeds of their own),
+    Columns: key, model, task, family, metric, setting (of a grid, else empty), learning_rate, seed (missing where the streams have seeds of their own),
     seed_head, seed_order, seed_dropout, status ("ok" or "diverged"), validation and test (the task's main metric as a fraction,
     correlations from -1 to 1; NaN where the cell diverged or lacks the split), diverged_step, steps,
     tokens, parameters. The same result given twice counts once. What a cell cost in time is left out: it is not a
     property of the result.
 
     Raises:
-        UserError: two different results for one (model, task, learning rate, seed), a result without a needed entry,
+        UserError: two different results for one (model, task, setting, learning rate, seed), a result without a needed entry,
             or a score that is not finite.
     """
-    rows: dict[tuple[str, str, float, Seeds], Record] = {}
+    rows: dict[tuple[str, str, str, float, Seeds], Record] = {}
     for result in results:
         row = _row(result)
         place = _place(row)
         if place in rows and rows[place]["key"] != row["key"]:
-            model, task, rate, seed = place
+            model, task, _, rate, seed = place
             raise UserError(
                 f"two results for model {model!r}, task {task!r}, learning rate {rate:g}, seed {seed.simplest()} (keys "
                 f"{rows[place]['key']} and {row['key']}): they come from different weights, data or protocols, so they "
@@ -95,6 +103,7 @@ def _row(result: Record) -> Record:
             "task": result["task"],
             "family": result["family"],
             "metric": metric,
+            "setting": result.get("setting", ""),
             "learning_rate": float(result["learning_rate"]),
             **_seed_entries(result),
             "status": result["status"],
@@ -138,7 +147,7 @@ def wanted_seeds(grid: Grid) -> set[Seeds]:
 def _score(result: Record, scores: dict[str, dict[str, float]], split: str, metric: str) -> float:
     if split not in scores or scores[split] is None:
         return math.nan
-    score = float(scores[split][metric])
+    score = value_of(scores[split], metric)
     if not math.isfinite(score):
         raise UserError(f"result {result['key']}: {split} {metric} is {score}, not a finite number.")
     return score
@@ -166,12 +175,13 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
 
     A cell outside the grid is present without being expected; `missing` counts expected cells without any result.
     """
-    expected = {(rate, seed) for rate in grid.learning_rates for seed in wanted_seeds(grid)}
+    at_a_point = {(rate, seed) for rate in grid.learning_rates for seed in wanted_seeds(grid)}
     by_pair = cells_by_pair(cells)
     rows = []
     for model, task in all_pairs(cells, grid):
         group = by_pair.get((model, task), [])
-        asked = expected if model in grid.models and task in grid.tasks else set()
+        wanted = model in grid.models and task in grid.tasks
+        asked = {(point, *cell) for point in grid.settings_of(task) for cell in at_a_point} if wanted else set()
         rows.append(
             {
                 "model": model,
@@ -180,7 +190,7 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
                 "present": len(group),
                 "scored": sum(scored(cell) for cell in group),
                 "diverged": sum(cell["status"] == "diverged" for cell in group),
-                "missing": len(asked - {(cell["learning_rate"], seeds_of(cell)) for cell in group}),
+                "missing": len(asked - {_place(cell)[2:] for cell in group}),
             }
         )
     columns = {"model": "object", "task": "object"} | dict.fromkeys(
@@ -197,8 +207,8 @@ def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
     return groups
 
 
-def _place(row: Record) -> tuple[str, str, float, Seeds]:
-    return row["model"], row["task"], row["learning_rate"], seeds_of(row)
+def _place(row: Record) -> tuple[str, str, str, float, Seeds]:
+    return row["model"], row["task"], row["setting"], row["learning_rate"], seeds_of(row)
 
 
 def all_pairs(cells: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:

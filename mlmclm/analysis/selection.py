@@ -16,6 +16,9 @@ What decides in doubt:
   the fewest lost seeds are eligible: those with none lost if there are any, since a mean over the survivors would
   flatter a rate that breaks. Where every cell is lost there is no best rate, and the table says so. Under `per_seed`
   a seed chooses among its own scored cells.
+- **Settings.** Where a grid varies other settings too (weight decay, epochs), each (model, task) has its best one first:
+  the one at whose best rate fewest seeds are lost and the mean validation score is highest, the earlier in the grid where
+  they tie. All else is said of that setting; its neighbours' cells are in the table of results only.
 - **The edge.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so. Higher
   rates that were tried and diverged do bound it.
 """
@@ -38,6 +41,7 @@ from mlmclm.analysis.results import (
     all_pairs,
     by_rate,
     cells_by_pair,
+    records,
     scored,
     seeds_of,
     table,
@@ -55,6 +59,7 @@ CHOSEN_COLUMNS = {
     "task": "object",
     "family": "object",
     "metric": "object",
+    "setting": "object",
     **SEED_COLUMNS,
     "learning_rate": "float64",
     "validation": "float64",
@@ -72,6 +77,7 @@ BEST_COLUMNS = {
     "family": "object",
     "metric": "object",
     "rule": "object",
+    "setting": "object",
     "learning_rate": "float64",
     "learning_rates": "object",
     "edge": "object",
@@ -125,6 +131,30 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
                 row[f"{split}_sd"] = deviation(values)
             rows.append(row)
     return table(rows, CURVE_COLUMNS)
+
+
+def settled(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
+    """The cells of the best setting of each (model, task); all where there is one setting."""
+    best = {
+        (model, task): _best_setting(group, grid.settings_of(task), wanted_seeds(grid))
+        for (model, task), group in cells_by_pair(cells).items()
+    }
+    kept = [best[row["model"], row["task"]] == row["setting"] for row in records(cells)]
+    return cells[kept].reset_index(drop=True)
+
+
+def _best_setting(group: Sequence[Record], order: Sequence[str], seeds: AbstractSet[Seeds]) -> str:
+    present = {str(cell["setting"]) for cell in group}
+    best, fewest, top = "", math.inf, -math.inf
+    for point in [*(point for point in order if point in present), *sorted(present.difference(order))]:
+        own = [cell for cell in group if cell["setting"] == point]
+        rate = best_rate(own, seeds)
+        scores = [cell["validation"] for cell in own if cell["learning_rate"] == rate and scored(cell)]
+        lost = len(seeds | {seeds_of(cell) for cell in group}) - len(scores)
+        average = mean(scores) if scores else -math.inf
+        if lost < fewest or (lost == fewest and average > top + TIE):
+            best, fewest, top = point, lost, average
+    return best
 
 
 def best_rate(group: Sequence[Record], seeds: AbstractSet[Seeds]) -> float | None:
@@ -193,6 +223,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
                 "family": family,
                 "metric": metric,
                 "rule": rule,
+                "setting": group[0]["setting"] if group else "",
                 "learning_rate": next(iter(taken)) if len(taken) == 1 else NAN,
                 "learning_rates": _rates_text(taken),
                 "edge": _edge(set(taken), {cell["learning_rate"] for cell in group}),

@@ -9,14 +9,15 @@ import pandas as pd
 
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.results import Grid, Record, coverage_table, observed_grid, records, results_table
-from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table
+from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, settled
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """All tables of a study; scores are fractions of 1, rows are in a fixed order.
+    """All tables of a study; scores are fractions of 1, rows are in a fixed order. Where a grid has other settings than the
+    learning rate, all but `cells` and `coverage` are of each (model, task)'s best setting (`selection.settled`).
 
     Attributes:
         cells: one row a cell (`results.results_table`).
@@ -94,15 +95,16 @@ def analyse(
         raise unknown("baseline model", baseline, models)
     families = {row["task"]: row["family"] for row in records(cells)}
     families |= {task: "" for task in asked.tasks if task not in families}
-    chosen = chosen_table(cells, asked, rule=chosen_rule)
+    own = settled(cells, asked)
+    chosen = chosen_table(own, asked, rule=chosen_rule)
     comparisons = comparison_table(chosen, models, families, confidence=confidence)
     return Analysis(
         cells=cells,
         coverage=coverage_table(cells, asked),
-        curves=curve_table(cells, asked, confidence=confidence),
+        curves=curve_table(own, asked, confidence=confidence),
         chosen=chosen,
-        best=best_table(cells, asked, rule=chosen_rule, confidence=confidence),
-        stability=stability_table(cells, chosen, baseline=baseline, confidence=confidence),
+        best=best_table(own, asked, rule=chosen_rule, confidence=confidence),
+        stability=stability_table(own, chosen, baseline=baseline, confidence=confidence),
         overall=overall_table(chosen, models, families, confidence=confidence),
         comparisons=comparisons,
         claims=claim_table(comparisons, models if baseline is not None else [], baseline or ""),

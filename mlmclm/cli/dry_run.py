@@ -29,9 +29,13 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
         "steps_to_train": sum(stage["steps_to_train"] for stage in stages),
     }
     if sweep:
-        models, tasks = len(study.models), len(space.tasks)
-        found["cells"] = models * tasks * len(space.learning_rates) * len(space.seeds)
-        found["cells_to_compute"] = found["cells"] - _cells_there(prepared)
+        found["cells"] = len(study.models) * space.cells_a_model
+        there, named = _cells_there(prepared)
+        found["cells_to_compute"] = found["cells"] - there
+        if space.start_from:
+            unnamed = len(study.models) * sum(map(space.cells_of, space.start_from))
+            found["cells_waiting"] = unnamed - named
+            found["start_from"] = space.start_from
     if as_json:
         print_json(found)
         return
@@ -47,6 +51,11 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
         output.print(f"stage {stage['title']}: {left}")
     if sweep:
         output.print(f"cells: {found['cells_to_compute']:,} of {found['cells']:,} to compute")
+        if found.get("cells_waiting"):
+            starts = ", ".join(f"{task} from {source}" for task, source in space.start_from.items())
+            output.print(
+                f"{found['cells_waiting']:,} of them wait for the cell with the best validation score to start from ({starts})"
+            )
 
 
 def _stage(plan: Plan, index: int, prepared: Prepared | None) -> dict[str, Any]:
@@ -58,16 +67,18 @@ def _stage(plan: Plan, index: int, prepared: Prepared | None) -> dict[str, Any]:
     return {"title": stage.title, "models": list(stage.models), "steps": stage.steps, "steps_to_train": left}
 
 
-def _cells_there(prepared: Prepared | None) -> int:
-    """Cells of the study that have a result, as far as all of its models are exported."""
+def _cells_there(prepared: Prepared | None) -> tuple[int, int]:
+    """Cells of the study that have a result, and cells whose start from another is known or diverged, as far as all of its
+    models are exported."""
     if prepared is None or any(
         not (prepared.model_folder(name) / "config.json").is_file() for name in prepared.plan.models
     ):
-        return 0
-    from mlmclm.pipeline import export_models, prepare_tasks, sweep_cells
+        return 0, 0
+    from mlmclm.pipeline import export_models, plan_sweep, prepare_tasks
     from mlmclm.sweeps.ledger import Ledger
 
-    task_dirs = prepared.place.task_dirs
-    space = study_space(prepared.study, task_dirs)
-    cells = sweep_cells(space, export_models(prepared), prepare_tasks(prepared, space), task_dirs)
-    return len(cells) - len(Ledger(prepared.place.store).missing(cells))
+    space = study_space(prepared.study, prepared.place.task_dirs)
+    planned = plan_sweep(space, export_models(prepared), prepare_tasks(prepared, space), prepared.place)
+    there = len(planned.cells) - len(Ledger(prepared.place.store).missing(planned.cells))
+    known = sum(cell.start is not None for cell in planned.cells)
+    return there, known + sum(planned.stranded.values())

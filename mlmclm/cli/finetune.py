@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,9 @@ from mlmclm.errors import UserError
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.finetuning.protocol import Protocol
+    from mlmclm.sweeps.cells import SweepModel
+    from mlmclm.sweeps.ledger import Ledger
+    from mlmclm.sweeps.protocols import TaskProtocols
     from mlmclm.tasks.declaration import Task
 
 DEFAULT_PROTOCOL = "standard"
@@ -65,6 +69,25 @@ def finetune(
         str | None,
         typer.Option("--pooling", help="mean, bos or last, in place of the protocol's.", show_default=False),
     ] = None,
+    changed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting in place of the protocol's, such as epochs=2; needed for the axes of its grid.",
+            show_default=False,
+        ),
+    ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--start-from",
+            metavar="KEY|none",
+            help="Begin with the encoder of another cell of this model, by its key, or with the model's own; needed where the "
+            "protocol starts the task from another one.",
+            show_default=False,
+        ),
+    ] = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
     dry_run: Annotated[
@@ -79,7 +102,7 @@ def finetune(
 
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
-    from mlmclm.finetuning.cell import Cell
+    from mlmclm.finetuning.cell import Cell, Start, cell_key
     from mlmclm.seeds import Seeds
     from mlmclm.sweeps.find_model import find_model
     from mlmclm.sweeps.ledger import Ledger
@@ -90,7 +113,11 @@ def finetune(
     place = options.place(store, data)
     declared = get_task(task)
     found = find_model(model, place.store)
-    settings = _settings(protocol, space, task, found.folder, causal=causal, pooling=pooling)
+    changes = _changes(changed or (), causal=causal, pooling=pooling)
+    chosen = _protocols(protocol, space)
+    settings = _settings(chosen, task, found.folder, changes)
+    ledger = Ledger(place.store)
+    source = _source(start_from, chosen.start_from.get(task), found, ledger)
     streams = [seed if own is None else own for own in (head_seed, order_seed, dropout_seed)]
     cell = Cell(
         model=found.name,
@@ -101,39 +128,118 @@ def finetune(
         protocol=settings,
         learning_rate=learning_rate,
         seed=Seeds(*streams).simplest(),
+        declaration=declared.measured_by(chosen.metrics),
+        start=Start(cell_key(source), source.task) if source else None,
     )
-    ledger = Ledger(place.store)
     if dry_run:
         _show_plan(cell, ledger, as_json=as_json)
         return
+    if source is not None and ledger.find(cell_key(cell)) is None:
+        _keep(source, store=place.store, data_root=place.data_root)
     result, computed = ledger.complete(cell, lambda cell: _compute(cell, store=place.store, data_root=place.data_root))
     _show(cell, result, ledger, computed=computed, as_json=as_json)
 
 
-def _settings(
-    protocol: str | None, space: str | None, task: str, folder: Path, *, causal: bool | None, pooling: str | None
-) -> Protocol:
-    """The protocol of the cell, at the model's context."""
-    from mlmclm.configuration import parse
-    from mlmclm.files import read_json
-    from mlmclm.finetuning.protocol import Protocol
-    from mlmclm.models.sources import longest
+def _changes(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
+    """What the options change of a protocol."""
+    changes: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"--set {pair}: write KEY=VALUE, such as epochs=2.")
+        changes[name] = None if value == "null" else value
+    if causal is not None:
+        changes["attention"] = "causal" if causal else "bidirectional"
+    if pooling is not None:
+        changes["pooling"] = pooling
+    return changes
+
+
+def _protocols(protocol: str | None, space: str | None) -> TaskProtocols:
+    """The protocol or the space that is asked for."""
     from mlmclm.sweeps.protocols import find_protocol
     from mlmclm.sweeps.space import find_space
 
     if protocol is not None and space is not None:
         raise UserError("--protocol and --space: give one of them.")
-    if space is not None:
-        chosen = find_space(space).protocol_for(task)
-    else:
-        chosen = find_protocol(protocol or DEFAULT_PROTOCOL).protocol_for(task)
-    changes: dict[str, Any] = {}
-    if causal is not None:
-        changes["attention"] = "causal" if causal else "bidirectional"
-    if pooling is not None:
-        changes["pooling"] = pooling
+    return find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
+
+
+def _source(start_from: str | None, wanted: str | None, model: SweepModel, ledger: Ledger) -> Cell | None:
+    """The cell to start from, by its result; None for the model's own weights.
+
+    Args:
+        wanted: the task that the protocol starts from.
+    """
+    from mlmclm.finetuning.cell import Cell, cell_key
+    from mlmclm.finetuning.protocol import Protocol
+    from mlmclm.seeds import read_seed
+
+    if start_from is None and wanted is not None:
+        raise UserError(
+            f"the protocol starts this task from the model's best {wanted} cell, which a sweep chooses: give --start-from KEY "
+            "(the name of that cell's file in the store), or --start-from none for the model's own weights."
+        )
+    if start_from in (None, "none"):
+        return None
+    key = str(start_from)
+    result = ledger.find(key)
+    if result is None:
+        raise UserError(f"--start-from {key}: {ledger.folder} has no result of that key.")
+    for wrong, what in (
+        (result["weights"] != model.weights, "is of another model"),
+        (result["status"] != "ok", "diverged"),
+        ("start" in result, "starts from another itself"),
+    ):
+        if wrong:
+            raise UserError(f"--start-from {key}: that cell {what}.")
+    cell = Cell(
+        model=model.name,
+        model_folder=model.folder,
+        weights=model.weights,
+        task=result["task"],
+        task_data=result["task_data"],
+        protocol=Protocol.model_validate(result["protocol"]),
+        learning_rate=result["learning_rate"],
+        seed=read_seed(result["seed"]),
+    )
+    if cell_key(cell) != key:
+        raise UserError(f"--start-from {key}: another version of mlmclm computed it (engine {result.get('engine')}).")
+    return cell
+
+
+def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
+    """Keeps the encoder of the cell to start from, where it isn't kept yet."""
+    import torch
+
+    from mlmclm.finetuning.cell import CELL_THREADS, keep_encoder
+    from mlmclm.progress import Bar
+    from mlmclm.sweeps.cells import cell_name
+    from mlmclm.sweeps.starts import KeptWeights
+
+    if not KeptWeights(store).missing([source]):
+        return
+    torch.set_num_threads(CELL_THREADS)
+    with Bar(f"{cell_name(source)}, to keep its weights", unit="steps") as bar:
+        keep_encoder(
+            source, store=store, data_root=data_root, on_step=lambda step, steps, loss: bar.update(step, steps)
+        )
+
+
+def _settings(found: TaskProtocols, task: str, folder: Path, changes: dict[str, Any]) -> Protocol:
+    """The protocol of the cell, at the model's context."""
+    from mlmclm.configuration import parse
+    from mlmclm.files import read_json
+    from mlmclm.finetuning.protocol import Protocol, overridden
+    from mlmclm.models.sources import longest
+
+    chosen = found.protocol_for(task)
+    for axis, values in found.axes_of(task).items():
+        if axis not in changes:
+            some = ", ".join(map(str, values))
+            raise UserError(f"task {task} has several values of {axis} ({some}): choose one with --set {axis}=VALUE.")
     if changes:
-        chosen = parse(Protocol, chosen.model_dump() | changes, where="options")
+        chosen = parse(Protocol, overridden(chosen.model_dump(), changes), where="options")
     if chosen.length_share is None:
         return chosen
     context = longest(read_json(folder / "config.json"))
@@ -197,6 +303,8 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
                 "learning_rate": cell.learning_rate,
                 "seed": seed_value(cell.seed),
                 "protocol": cell.protocol.identity(),
+                "metric": cell.declared.metric,
+                "start": cell.start.key if cell.start else None,
             }
         )
         return
@@ -213,12 +321,14 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
 def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as_json: bool) -> None:
     from rich.table import Table
 
+    from mlmclm.scores import metric_parts
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.ledger import named
 
+    result = named(result, cell)
     path = ledger.path(result["key"])
     if as_json:
-        print_json({**named(result, cell), "file": str(path), "computed": computed})
+        print_json({**result, "file": str(path), "computed": computed})
         return
     output = Console(highlight=False)
     if result["status"] == "diverged":
@@ -226,7 +336,7 @@ def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as
     else:
         table = Table("metric", "validation", "test", title=cell_name(cell))
         for name, value in result["scores"]["test"].items():
-            marked = f"[bold]{name}[/bold]" if name == result["metric"] else name
+            marked = f"[bold]{name}[/bold]" if name in metric_parts(result["metric"]) else name
             table.add_row(marked, f"{result['scores']['validation'][name]:.4f}", f"{value:.4f}")
         output.print(table)
     output.print(f"result: {path} ({'computed now' if computed else 'was there'})", soft_wrap=True)

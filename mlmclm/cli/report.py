@@ -11,7 +11,7 @@ from mlmclm.cli import options
 from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, TaskDirOption, print_json
 from mlmclm.cli.study import write_study_report
 from mlmclm.errors import UserError
-from mlmclm.pipeline import export_models, prepare, prepare_tasks, study_space, sweep_cells
+from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space
 from mlmclm.study_file import load_study
 
 
@@ -44,7 +44,7 @@ def report(
         prepared = prepare(study, place)
         models = export_models(prepared)
         tasks = prepare_tasks(prepared, space)
-        results = Ledger(place.store).results(sweep_cells(space, models, tasks, place.task_dirs))
+        results = Ledger(place.store).results(plan_sweep(space, models, tasks, place).cells)
         if not results:
             raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
         if tracking is not None:

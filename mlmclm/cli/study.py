@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import typer
@@ -26,12 +27,12 @@ from mlmclm.pipeline import (
     Prepared,
     analyse_study,
     export_models,
+    plan_sweep,
     prepare,
     prepare_tasks,
     pretrain,
     study_space,
     sweep,
-    sweep_cells,
 )
 from mlmclm.progress import say
 from mlmclm.study_file import StudyFile, load_study
@@ -88,8 +89,8 @@ def run_study(loaded: StudyFile, place: Place, *, command: str, address: str | N
         models = export_models(prepared)
         tracking.pretrained(prepared)
         tracking.sweep_begins(prepared, space)
-        cells = sweep_cells(space, models, tasks, place.task_dirs)
-        outcome = sweep(prepared, space, cells, session=session, on_result=tracking.cell)
+        plan = partial(plan_sweep, space, models, tasks, place)
+        outcome = sweep(prepared, space, plan, session=session, on_result=tracking.cell)
         return write_study_report(prepared, space, tasks, outcome.results, command, tracking)
 
 
@@ -156,5 +157,6 @@ def show_best(analysis: Any, output: Console) -> None:
         known = row["n"] > 0
         score = f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}" if known else "–"
         spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
-        table.add_row(row["model"], row["task"], text.metric(row["metric"]), row["learning_rates"], score, spread)
+        rate = ", ".join(filter(None, (row["learning_rates"], row["setting"])))
+        table.add_row(row["model"], row["task"], text.metric(row["metric"]), rate, score, spread)
     output.print(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
 import typer
 
@@ -19,7 +20,7 @@ from mlmclm.cli.options import (
 )
 from mlmclm.cli.study import on_cluster, shared_session, write_study_report
 from mlmclm.files import only_one
-from mlmclm.pipeline import export_models, prepare, prepare_tasks, study_space, sweep, sweep_cells
+from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space, sweep
 from mlmclm.study_file import load_study
 
 
@@ -60,8 +61,8 @@ def sweep_study(
         models = export_models(prepared)
         tasks = prepare_tasks(prepared, space)
         tracking.sweep_begins(prepared, space)
-        cells = sweep_cells(space, models, tasks, place.task_dirs)
-        outcome = sweep(prepared, space, cells, session=session, on_result=tracking.cell)
+        plan = partial(plan_sweep, space, models, tasks, place)
+        outcome = sweep(prepared, space, plan, session=session, on_result=tracking.cell)
         found = write_study_report(prepared, space, tasks, outcome.results, f"mlmclm study {file}", tracking)
     if as_json:
         print_json(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from mlmclm.errors import UserError
-from mlmclm.files import stable_hash
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.files import stable_hash, whole_folder
 from mlmclm.finetuning.batching import stream
+from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
@@ -40,6 +43,16 @@ CELL_THREADS = 1
 
 
 @dataclass(frozen=True)
+class Start:
+    """The encoder that a cell begins with in place of the model's own: as another cell's fine-tuning of the model left it."""
+
+    key: str
+    """Of the other cell."""
+    task: str = field(compare=False)
+    """That it was fine-tuned on."""
+
+
+@dataclass(frozen=True)
 class Cell:
     """What is to be computed. `model` and `model_folder` only say where the weights are and what to call them."""
 
@@ -57,6 +70,10 @@ class Cell:
     declaration: Task | None = field(default=None, compare=False)
     """The task's, which a worker may not have installed; None for the installed one of this name. `task_data` has what
     matters of it, and not which of the scores is the main one."""
+    setting: str = field(default="", compare=False)
+    """What the protocol is called among those of a grid; `protocol` itself is in the key."""
+    start: Start | None = None
+    """Fine-tuned weights to begin with; None for the model's own."""
 
     @property
     def declared(self) -> Task:
@@ -75,6 +92,7 @@ def cell_key(cell: Cell) -> str:
             "learning_rate": float(cell.learning_rate),
             "seed": seed_value(cell.seed),
             "engine": ENGINE_VERSION,
+            **({"start": cell.start.key} if cell.start else {}),
         }
     )
 
@@ -91,6 +109,7 @@ def run_cell(
     data_root: Path | None,
     cache: dict[Any, Any] | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
+    on_end: Callable[[nn.Module, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Fine-tunes and evaluates; a cell's result is the same, but for `cost`, in a fresh process and in a reused one.
 
@@ -100,6 +119,7 @@ def run_cell(
     Args:
         cache: a dictionary that a worker keeps between cells: base weights and opened data stay in it.
         on_step: called with step (from 1), steps, loss.
+        on_end: called with the fine-tuned encoder and the result.
 
     Returns:
         The result's JSON object.
@@ -116,6 +136,8 @@ def run_cell(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(streams["dropout"])
         encoder = copy.deepcopy(_base(cell, cache))
+        if cell.start is not None:
+            load_kept(encoder, store, cell.start.key)
         head = family.head(encoder.config.hidden_size, torch.Generator().manual_seed(streams["head"]))
         if cell.protocol.precision == "bf16":
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
@@ -139,7 +161,7 @@ def run_cell(
                 diverged_step = trained.steps
     finished = time.perf_counter()
     task = cell.declared
-    return {
+    result = {
         "schema": SCHEMA,
         "key": cell_key(cell),
         "model": cell.model,
@@ -151,6 +173,7 @@ def run_cell(
         "learning_rate": float(cell.learning_rate),
         "seed": seed_value(cell.seed),
         "streams": streams,
+        **({"start": {"cell": cell.start.key, "task": cell.start.task}} if cell.start else {}),
         "engine": ENGINE_VERSION,
         "status": "ok" if scores is not None else "diverged",
         "metric": task.metric,
@@ -170,6 +193,42 @@ def run_cell(
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         },
     }
+    if on_end is not None:
+        on_end(encoder, result)
+    return result
+
+
+def keep_encoder(
+    cell: Cell,
+    *,
+    store: Path,
+    data_root: Path | None,
+    cache: dict[Any, Any] | None = None,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> dict[str, Any]:
+    """Computes a cell, keeps its encoder for others to start from (`kept`), and returns its result. Arguments as `run_cell`'s.
+
+    Raises:
+        EnvironmentFault: it diverged, which it hadn't before.
+    """
+    target = kept_folder(store, cell_key(cell))
+    if not (target / RESULT).is_file():  # without it weights are not to be trusted
+        shutil.rmtree(target, ignore_errors=True)
+    with whole_folder(target) as folder:
+        result = run_cell(
+            cell,
+            store=store,
+            data_root=data_root,
+            cache=cache,
+            on_step=on_step,
+            on_end=lambda encoder, result: write_kept(folder, encoder, result),
+        )
+        if result["status"] != "ok":
+            raise EnvironmentFault(
+                f"the cell {cell_key(cell)} ended well before and diverged now, at step {result['diverged_step']}: this "
+                "machine computes something else than the one before, or is broken."
+            )
+    return result
 
 
 def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]) -> Family:

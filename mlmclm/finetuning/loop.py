@@ -60,7 +60,7 @@ def train(
     head.train()
     parameters = [*encoder.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(
-        _decay_groups(parameters, protocol.weight_decay),
+        _decay_groups(parameters, protocol.optimizer_weight_decay(learning_rate)),
         lr=learning_rate,
         betas=(protocol.adam_beta1, protocol.adam_beta2),
         eps=protocol.adam_epsilon,

@@ -52,6 +52,9 @@ class Protocol(TaskSettings):
     """In place of `max_length`: this share of the model's context, rounded (study: 0.99); see `at_context`."""
     evaluation_batch_tokens: int = Field(default=4096, ge=64)
     """Tokens of an evaluation batch, which holds at least one sequence."""
+    decoupled_weight_decay: bool = False
+    """A step takes `weight_decay` x (its rate / the peak rate) of a weight, not x its rate: MosaicML's DecoupledAdamW, whose
+    values are small (1e-6)."""
 
     chunk_tokens: int | None = Field(default=None, ge=64)
     """Retrieval: a step encodes so many tokens at once, and the gradients of a batch are cached (GradCache), so that its size
@@ -82,6 +85,10 @@ class Protocol(TaskSettings):
         defaults = type(self).model_construct().model_dump(mode="json")
         values = self.model_dump(mode="json")
         return {name: value for name, value in values.items() if name in FIRST_FIELDS or value != defaults[name]}
+
+    def optimizer_weight_decay(self, learning_rate: float) -> float:
+        """What torch's AdamW, which multiplies it by a step's rate, is given at this peak rate."""
+        return self.weight_decay / learning_rate if self.decoupled_weight_decay else self.weight_decay
 
     def steps(self, examples: int) -> int:
         """Optimiser steps on a training split of so many rows."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mlmclm.analysis.selection import rate_text
+from mlmclm.scores import metric_parts
 
 NONE = "–"
 MINUS = "−"
@@ -26,6 +27,8 @@ METRICS = {
     "pearson": "Pearson correlation",
     "ndcg_at_10": "NDCG@10",
     "ndcg@10": "NDCG@10",
+    "study.f1": "study's F1",
+    "study.ndcg@10": "study's NDCG@10",
 }
 
 
@@ -134,8 +137,9 @@ def family(name: str) -> str:
 
 
 def metric(name: str) -> str:
-    """A metric's name for people."""
-    return METRICS.get(name, name.replace("_", " "))
+    """A metric's name for people; several joined by `+` are their mean."""
+    parts = [METRICS.get(part, part.replace("_", " ")) for part in metric_parts(name)]
+    return parts[0] if len(parts) == 1 else f"mean of {listing(parts)}"
 
 
 def listing(items: Sequence[str], *, most: int = 6) -> str:

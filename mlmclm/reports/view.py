@@ -78,6 +78,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "task_facts": [_task(task) for task in tasks],
         "settings": _settings(facts),
         "rule": analysis.rule,
+        "settings_varied": any(analysis.cells["setting"]),
         "confidence": f"{analysis.confidence * 100:g} %",
         "grid": f"{text.rates(analysis.grid.learning_rates)} × seeds {', '.join(seed_labels(analysis.grid.seeds))}",
     }
@@ -178,7 +179,7 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
                 {
                     "score": text.points(row["test_mean"]),
                     "interval": text.interval(row["test_low"], row["test_high"]),
-                    "rate": row["learning_rates"],
+                    "rate": ", ".join(filter(None, (row["learning_rates"], row["setting"]))),
                     "edge": EDGES.get(row["edge"], ""),
                     "note": row["note"] if not row["n"] else _seeds(row),
                     "best": model.name == winner,

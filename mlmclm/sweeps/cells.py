@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.seeds import Seeds
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
@@ -26,14 +26,16 @@ def expand(
     models: Sequence[SweepModel],
     task_data: Mapping[str, str],
     declarations: Mapping[str, Task] | None = None,
+    starts: Mapping[tuple[str, str], Start] | None = None,
 ) -> list[Cell]:
-    """All cells of a sweep: model by model, task by task, then learning rates and seeds; no cell twice.
+    """All cells of a sweep: model by model, task by task, then the grid's points, learning rates and seeds; no cell twice.
 
     Args:
         space: the axes and protocols.
         models: the models, in the order of the report.
         task_data: task name -> fingerprint of its data, for every task of the space.
         declarations: of tasks that are not installed.
+        starts: by the names of a model and of the task that others start from; cells whose start isn't here are left out.
     """
     cells = [
         Cell(
@@ -42,13 +44,18 @@ def expand(
             weights=model.weights,
             task=task,
             task_data=task_data[task],
-            protocol=space.protocol_for(task),
+            protocol=protocol,
             learning_rate=learning_rate,
             seed=seed,
             declaration=(declarations or {}).get(task),
+            setting=setting,
+            start=start,
         )
         for model in models
         for task in space.tasks
+        for start in [(starts or {}).get((model.name, space.start_from.get(task, "")))]
+        if start is not None or task not in space.start_from
+        for setting, protocol in space.settings_for(task).items()
         for learning_rate in space.learning_rates
         for seed in space.seeds
     ]
@@ -71,7 +78,8 @@ def learning_rate_label(learning_rate: float) -> str:
 
 def cell_name(cell: Cell) -> str:
     """What the cell is called in logs, in Ray and in MLflow: `2m-clm-600/pydocs-qa/lr1e-03/s0`, or `.../h0-o1-d0`
-    where the streams have seeds of their own."""
+    where the streams have seeds of their own; in a grid with its point, `.../lr1e-03/epochs2/s0`."""
     seed = Seeds.of(cell.seed).simplest()
     label = f"s{seed}" if isinstance(seed, int) else str(seed)
-    return f"{cell.model}/{cell.task}/lr{learning_rate_label(cell.learning_rate)}/{label}"
+    point = f"/{cell.setting.replace(', ', '-').replace(' ', '')}" if cell.setting else ""
+    return f"{cell.model}/{cell.task}/lr{learning_rate_label(cell.learning_rate)}{point}/{label}"

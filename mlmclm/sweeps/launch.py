@@ -80,6 +80,7 @@ def run_sweep(
     session: Callable[[], AbstractContextManager[Any]] = nullcontext,
     name: str = "sweep",
     worker: type[Any] | None = None,
+    ledger: Ledger | None = None,
 ) -> SweepOutcome:
     """Computes the cells that have no result yet; equal keys are computed once.
 
@@ -96,6 +97,7 @@ def run_sweep(
         session: opened only where something is missing; must leave Ray initialised.
         name: name of the Tune experiment.
         worker: a subclass of `SweepWorker` to use in its place.
+        ledger: where its results are; by default the store's.
 
     Raises:
         UserError: a result file of the ledger is damaged. What fails in a cell is in the outcome, see
@@ -103,7 +105,7 @@ def run_sweep(
     """
     # Tune resolves relative paths against each trial's own folder.
     store = store.resolve()
-    ledger = Ledger(store)
+    ledger = ledger or Ledger(store)
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         names_of[cell_key(cell)].append(cell)

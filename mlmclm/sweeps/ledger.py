@@ -13,6 +13,7 @@ from typing import Any
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import canonical_json, disk_fault, write_atomic
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.scores import metric_parts
 from mlmclm.sweeps.cells import unique_by_key
 
 SCHEMA = 1
@@ -98,14 +99,25 @@ class Ledger:
 
 
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
-    """A result under the cell's name of the model and with its task's main metric: a key ignores both, so another study
-    may have filed it, or the same before the task's declaration was changed."""
-    own = {"model": cell.model}
-    if cell.declaration is not None:
-        metric, scores = cell.declaration.metric, result["scores"]
-        if scores is None or all(metric in split for split in scores.values()):
-            own["metric"] = metric
-    return {**result, **own}
+    """A result under the cell's names of model and setting and with its task's main metric: a key ignores these, so another
+    study may have filed it, or the same before its choice of metrics was changed.
+
+    Raises:
+        UserError: a version that didn't compute the metric filed the result.
+    """
+    own = {"model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
+    if cell.declaration is None:
+        return {**result, **own}
+    metric = cell.declaration.metric
+    for scores in (result["scores"] or {}).values():
+        absent = [name for name in metric_parts(metric) if name not in scores]
+        if absent:
+            raise UserError(
+                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}: an earlier "
+                f"version filed it. Choose other metrics (the space's `metrics`), or delete the results of task "
+                f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
+            )
+    return {**result, **own, "metric": metric}
 
 
 def _damaged(path: Path, reason: str) -> UserError:

@@ -18,7 +18,9 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
+from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.registry import task_names
+from mlmclm.tasks.settings import TaskSettings
 
 
 def without_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -65,21 +67,63 @@ SeedList = Annotated[
 ]
 
 
+Axes = dict[str, Annotated[tuple[Any, ...], Field(min_length=1), AfterValidator(without_duplicates)]]
+"""Values of some of a protocol's settings, all combinations of which are meant."""
+
+FIXED = frozenset((*TaskSettings().encoding(), "length_share"))
+"""Settings that are no axes: a task's examples are tokenised once."""
+
+
 class TaskProtocols(Frozen):
-    """A protocol, and what of it is different for single tasks: `per_task: {conll2003: {epochs: 1, max_steps: null}}`."""
+    """A protocol, and what of it is different for single tasks: `per_task: {conll2003: {epochs: 1, max_steps: null}}`.
+
+    `grid: {weight_decay: [1.0e-6, 1.0e-5], epochs: [1, 2, 3]}` tries all combinations of these settings beside the learning
+    rates; `task_grids: {qnli: {epochs: [2, 5, 10]}}` has other values, or other settings, for single tasks.
+    """
 
     protocol: Protocol
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    start_from: dict[str, str] = Field(default_factory=dict)
+    """`{rte: mnli}`: RTE's cells begin with the encoder of the model's best MNLI cell (`mlmclm/sweeps/starts.py` has the rule),
+    and with a head of their own."""
+    grid: Axes = Field(default_factory=dict)
+    task_grids: dict[str, Axes] = Field(default_factory=dict)
+    metrics: MetricFamily = "standard"
+    """Which score of a task chooses the learning rate and is reported. Every result holds all of them, so that another choice
+    computes nothing again."""
 
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:
-        for task in self.per_task:
+        for key, tasks in (("per_task", self.per_task), ("task_grids", self.task_grids)):
+            for task in tasks:
+                if task not in self._known_tasks():
+                    raise ValueError(str(unknown("task", task, self._known_tasks(), where=key)))
+        for task, source in self.start_from.items():
             if task not in self._known_tasks():
-                raise ValueError(str(unknown("task", task, self._known_tasks(), where="per_task")))
-            try:
-                self.protocol_for(task)
-            except UserError as error:  # pydantic adds the file's name to a ValueError only
-                raise ValueError(str(error)) from error
+                raise ValueError(str(unknown("task", task, self._known_tasks(), where="start_from")))
+            if source not in self._known_tasks():
+                missing = str(unknown("task", source, self._known_tasks(), where=f"start_from.{task}"))
+                raise ValueError(
+                    f"{missing} Add it to the tasks, or start from the models themselves: start_from: {{}}"
+                )
+            if source in self.start_from:
+                raise ValueError(f"start_from.{task}: {source} starts from {self.start_from[source]} itself")
+        for key, axes in (("grid", self.grid), *((f"task_grids.{task}", own) for task, own in self.task_grids.items())):
+            for axis in axes:
+                if axis not in Protocol.model_fields or axis in FIXED:
+                    allowed = [name for name in Protocol.model_fields if name not in FIXED]
+                    raise ValueError(str(unknown("axis", axis, allowed, where=key)))
+        try:
+            _points(self.protocol, self.grid, "grid")
+            for task in {**self.per_task, **self.task_grids}:
+                for axis in self.axes_of(task):
+                    if axis in self.per_task.get(task, {}):
+                        raise ValueError(
+                            f"per_task.{task}: {axis} is an axis of the grid; give its values in task_grids"
+                        )
+                self.settings_for(task)
+        except UserError as error:  # pydantic adds the file's name to a ValueError only
+            raise ValueError(str(error)) from error
         return self
 
     def _known_tasks(self) -> tuple[str, ...]:
@@ -96,6 +140,32 @@ class TaskProtocols(Frozen):
         if not overrides:
             return self.protocol
         return parse(Protocol, overridden(self.protocol.model_dump(), overrides), where=f"per_task.{task}")
+
+    def settings_for(self, task: str) -> dict[str, Protocol]:
+        """A task's protocol at each point of its grid, the last axis fastest, by what sets it apart: `weight decay 1e-06,
+        epochs 2`. Without a grid there is one, by the empty text.
+
+        Raises:
+            UserError: a value isn't allowed.
+        """
+        where = f"task_grids.{task}" if task in self.task_grids else "grid"
+        return _points(self.protocol_for(task), self.axes_of(task), where)
+
+    def axes_of(self, task: str) -> dict[str, tuple[Any, ...]]:
+        """The axes of a task's grid with their values."""
+        return {**self.grid, **self.task_grids.get(task, {})}
+
+
+def _points(protocol: Protocol, axes: Mapping[str, tuple[Any, ...]], where: str) -> dict[str, Protocol]:
+    points = {}
+    for values in itertools.product(*axes.values()):
+        point = parse(Protocol, {**protocol.model_dump(), **dict(zip(axes, values, strict=True))}, where=where)
+        points[", ".join(f"{axis.replace('_', ' ')} {_text(getattr(point, axis))}" for axis in axes)] = point
+    return points
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class ProtocolFile(TaskProtocols):
@@ -147,10 +217,28 @@ def with_protocol(space: Any) -> Any:
     else:
         inherited = {task: item for task, item in base.per_task.items() if task in tasks}
         per_task = inherited | {task: overridden(inherited.get(task, {}), item) for task, item in own.items()}
+    grids = {} if "grid" in space else {"grid": base.grid, "task_grids": _task_grids(base, space)}
+    for axis in grids.get("grid", {}):
+        if axis in changes:
+            raise ValueError(
+                f"protocol.{axis}: it is an axis of the grid of protocol {name!r}; give a grid of your own"
+            )
+    starts = {task: source for task, source in base.start_from.items() if task in tasks}
     axes = {"learning_rates": base.learning_rates, "seeds": base.seeds}
     return {
         **{key: value for key, value in axes.items() if value is not None},
+        "metrics": base.metrics,
+        "start_from": starts,
         **space,
+        **grids,
         "protocol": overridden(base.protocol.model_dump(), changes),
         "per_task": per_task,
     }
+
+
+def _task_grids(base: ProtocolFile, space: Mapping[str, Any]) -> Any:
+    """The protocol's grids of the space's tasks, with the space's own in place of them."""
+    own = space.get("task_grids", {})
+    if not isinstance(own, dict):
+        return own  # refused later, with its place
+    return {task: axes for task, axes in base.task_grids.items() if task in (space.get("tasks") or ())} | own

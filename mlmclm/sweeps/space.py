@@ -17,7 +17,7 @@ from mlmclm.sweeps.protocols import LearningRates, SeedList, TaskProtocols, with
 
 
 class Space(TaskProtocols):
-    """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`.
+    """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`, at each point of a task's `grid`.
 
     A seed is one number for a cell's three streams of chance, or a mapping with one for each. `seeds` is a list of them, or
     a list for each stream, whose combinations are meant: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
@@ -54,6 +54,26 @@ class Space(TaskProtocols):
     def _known_tasks(self) -> tuple[str, ...]:
         return self.tasks
 
+    @property
+    def cells_a_model(self) -> int:
+        """How many cells each model has."""
+        return sum(map(self.cells_of, self.tasks))
+
+    def cells_of(self, task: str) -> int:
+        """How many cells each model has on a task."""
+        return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds)
+
+    def common_settings(self) -> dict[str, Any]:
+        """What of the protocol all tasks share, without the grid's axes."""
+        return {name: value for name, value in self.protocol.identity().items() if name not in self.grid}
+
+    def axes(self) -> dict[str, list[Any]]:
+        """The values of the grid's axes, for people: `weight_decay`, and a single task's own as `qnli: epochs`."""
+        own = {
+            f"{task}: {axis}": list(values) for task, axes in self.task_grids.items() for axis, values in axes.items()
+        }
+        return {axis: list(values) for axis, values in self.grid.items()} | own
+
     def at_context(self, context: int) -> Space:
         """The space for models of this context in tokens: lengths that are a share of it become numbers.
 
@@ -89,5 +109,9 @@ def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None) -> 
     if tasks is None:
         return space
     values = read_yaml(path)
-    own = {task: changes for task, changes in (values.get("per_task") or {}).items() if task in tasks}
-    return parse(Space, values | {"tasks": list(tasks), "per_task": own}, where=str(path))
+    own = {
+        key: {task: changes for task, changes in values[key].items() if task in tasks}
+        for key in ("per_task", "task_grids", "start_from")
+        if values.get(key)
+    }
+    return parse(Space, values | {"tasks": list(tasks)} | own, where=str(path))

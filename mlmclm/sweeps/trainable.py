@@ -11,9 +11,10 @@ from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.finetuning.cell import CELL_THREADS, Cell, run_cell
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, keep_encoder, run_cell
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.starts import KeptWeights
 
 COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
 
@@ -91,3 +92,13 @@ class SweepWorker(tune.Trainable):
 
     def __repr__(self) -> str:
         return "SweepWorker"
+
+
+class KeepingWorker(SweepWorker):
+    """Computes cells again to keep their encoders, for others to start from."""
+
+    def _run(self) -> str:
+        if KeptWeights(self._store).find(cell_key(self._cell)) is not None:
+            return REUSED
+        keep_encoder(self._cell, store=self._store, data_root=self._data_root, cache=self._cache)
+        return COMPUTED

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.errors import unknown
+from mlmclm.scores import metric_parts
 
 Family = Literal[
     "sequence-classification", "sequence-regression", "token-classification", "question-answering", "retrieval"
@@ -28,12 +29,24 @@ JUDGED_COLUMNS = ("id", "title", "text", "query_id", "corpus_id", "score")
 METRICS: dict[str, tuple[str, ...]] = {
     "sequence-classification": ("accuracy", "f1_macro", "f1", "matthews"),
     "sequence-regression": ("spearman", "pearson"),
-    "token-classification": ("f1", "precision", "recall", "accuracy"),
-    "question-answering": ("f1", "exact_match"),
-    "retrieval": ("ndcg@10",),
+    "token-classification": ("f1", "precision", "recall", "accuracy", "study.f1"),
+    "question-answering": ("f1", "exact_match", "study.f1"),
+    "retrieval": ("ndcg@10", "study.ndcg@10"),
 }
 """Metrics that a family computes: correlations (matthews, spearman, pearson) are between -1 and 1, all others between 0 and 1;
-more is better. The first is the usual main one."""
+more is better. The first is the usual main one. `study.` are the published evaluation's own variants (arXiv 2507.00994).
+Several joined by `+` are their mean."""
+
+MetricFamily = Literal["standard", "study", "glue"]
+"""Which score is a task's main one: its declared `metric`, the study's, or the one that GLUE's average takes."""
+
+STUDY_METRICS = {
+    "sequence-classification": "accuracy",
+    "token-classification": "study.f1",
+    "question-answering": "study.f1",
+    "retrieval": "study.ndcg@10",
+}
+"""The main metric of the study's four families; a task of another keeps its own."""
 
 
 class Part(Frozen):
@@ -106,6 +119,9 @@ class Task(Frozen):
     unanswerable: bool = False
     """Question answering: some questions have no answer, and the empty one is then right (SQuAD v2)."""
     metric: str
+    """The main score; see `METRICS`."""
+    glue_metric: str | None = None
+    """In place of `metric` where GLUE takes another for its average: the mean of the task's own two."""
     licence: str
     citation: str
 
@@ -116,8 +132,12 @@ class Task(Frozen):
             if canonical not in known:
                 raise ValueError(str(unknown("canonical column", canonical, known, where="columns")))
         allowed = METRICS[self.family]
-        if self.metric not in allowed:
-            raise ValueError(f"metric {self.metric!r} is not computed for {self.family}; allowed: {', '.join(allowed)}")
+        for metric in filter(None, (self.metric, self.glue_metric)):
+            for part in metric_parts(metric):
+                if part not in allowed:
+                    raise ValueError(
+                        f"metric {part!r} is not computed for {self.family}; allowed: {', '.join(allowed)}"
+                    )
         if "text_pair" in self.columns and not self.pair_template:
             raise ValueError("a task with a 'text_pair' column needs a 'pair_template'")
         if self.pair_template and not ("{text}" in self.pair_template and "{text_pair}" in self.pair_template):
@@ -134,6 +154,11 @@ class Task(Frozen):
         if self.splits.validation is not None and isinstance(self.splits.validation, Judged) != judged:
             raise ValueError("splits.validation must have the form of splits.test")
         return self
+
+    def measured_by(self, metrics: MetricFamily) -> Task:
+        """The task with the main metric of a family of metrics. It changes no cell: all families are in every result."""
+        main = {"standard": self.metric, "study": STUDY_METRICS.get(self.family), "glue": self.glue_metric}[metrics]
+        return self.model_copy(update={"metric": main or self.metric})
 
     def column(self, canonical: str) -> str:
         """The source's name of a canonical column."""

@@ -19,7 +19,7 @@ from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
 
-PREPARATION = 1
+PREPARATION = 2
 """Raised whenever the same data and settings give other examples."""
 TOKEN_COLUMNS = ("input_ids", "query", "positive")
 """Of the families' tables, what is made of tokens."""

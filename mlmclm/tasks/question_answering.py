@@ -1,4 +1,4 @@
-"""Extractive question answering: the span of a passage that answers a question, scored as SQuAD does.
+"""Extractive question answering: the span of a passage that answers a question, scored as SQuAD does and as the study does.
 
 A passage that doesn't fit is cut into windows that share `stride` tokens. In a window without the answer both targets
 are the closing token; at prediction the best span over all windows wins. Where questions may have no answer (SQuAD v2), the
@@ -57,6 +57,20 @@ def _f1(prediction: list[str], reference: list[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+def study_f1(prediction: tuple[int, int] | None, answer: tuple[int, int] | None) -> float:
+    """The study's F1 (arXiv 2507.00994) over sets of token positions, against the first answer only.
+
+    Two empty sets are equal, F1 1, as in SQuAD v2; the study doesn't say.
+
+    Args:
+        prediction, answer: first and last token of the passage; None for no token.
+    """
+    if prediction is None or answer is None:
+        return float(prediction is answer)
+    common = min(prediction[1], answer[1]) - max(prediction[0], answer[0]) + 1
+    return 2 * max(0, common) / sum(last - first + 1 for first, last in (prediction, answer))
+
+
 def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     """(start, end) of the windows over a passage of so many tokens, `room` long at most, sharing `stride`."""
     if tokens <= room:
@@ -108,7 +122,7 @@ class SpanHead(nn.Module):
 
 
 class QuestionAnswering(Family):
-    """Cross-entropy of start and end over the passage's tokens; SQuAD's exact match and F1."""
+    """Cross-entropy of start and end over the passage's tokens; SQuAD's exact match and F1, and the study's F1."""
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
@@ -116,18 +130,27 @@ class QuestionAnswering(Family):
         for split, table in (("train", data.train), ("validation", data.validation), ("test", data.test)):
             assert not isinstance(table, RetrievalSet)
             kept = limited(table, settings.max_train_examples if split == "train" else settings.max_evaluation_examples)
-            tables[split] = cls._windows(kept, tokenizer, settings)
+            tables[split], positions = cls._windows(kept, tokenizer, settings)
             if split != "train":
                 texts = [row["text"] or [] for row in kept["answers"].to_pylist()]
                 answers = pa.array(texts, pa.list_(pa.string()))
                 tables[f"{split}_examples"] = pa.table(
-                    {"id": kept["id"].combine_chunks(), "context": kept["context"].combine_chunks(), "answers": answers}
+                    {
+                        "id": kept["id"].combine_chunks(),
+                        "context": kept["context"].combine_chunks(),
+                        "answers": answers,
+                        "positions": int_lists(positions),
+                    }
                 )
         return tables
 
     @staticmethod
-    def _windows(table: pa.Table, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> pa.Table:
-        """One row a window: sequence, its example, where the passage begins, characters of its tokens, targets."""
+    def _windows(
+        table: pa.Table, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings
+    ) -> tuple[pa.Table, list[list[int]]]:
+        """One row a window: sequence, its example, where the passage begins in it, its first token's place in the passage,
+        characters of its tokens, targets. And of each example the first and last token of the first answer, if there is any.
+        """
         end = ending(tokenizer)
         questions = token_ids(
             tokenizer, [QUESTION.format(question=text.strip()) for text in table["question"].to_pylist()]
@@ -140,8 +163,9 @@ class QuestionAnswering(Family):
             verbose=False,
         )
         rows: dict[str, list[Any]] = {
-            name: [] for name in ("input_ids", "example", "passage", "first", "last", "start", "end")
+            name: [] for name in ("input_ids", "example", "passage", "begin", "first", "last", "start", "end")
         }
+        positions = []
         examples = zip(table["context"].to_pylist(), table["answers"].to_pylist(), strict=True)
         for example, (context, answers) in enumerate(examples):
             question = questions[example][: settings.max_length // 2]
@@ -157,6 +181,7 @@ class QuestionAnswering(Family):
             if answers["text"]:
                 answer_start = answers["answer_start"][0]
                 inside = np.flatnonzero((last > answer_start) & (first < answer_start + len(answers["text"][0])))
+            positions.append([int(inside[0]), int(inside[-1])] if len(inside) else [])
             for begin, stop in windows(len(ids), settings.max_length - len(question) - 1, settings.stride):
                 closing = len(question) + stop - begin
                 target = (closing, closing)
@@ -165,16 +190,18 @@ class QuestionAnswering(Family):
                 rows["input_ids"].append([*question, *ids[begin:stop], end])
                 rows["example"].append(example)
                 rows["passage"].append(len(question))
+                rows["begin"].append(begin)
                 rows["first"].append(first[begin:stop])
                 rows["last"].append(last[begin:stop])
                 rows["start"].append(target[0])
                 rows["end"].append(target[1])
-        return pa.table(
+        table = pa.table(
             {
                 name: int_lists(values) if name in ("input_ids", "first", "last") else pa.array(values, pa.int32())
                 for name, values in rows.items()
             }
         )
+        return table, positions
 
     @cached_property
     def _tables(self) -> dict[str, dict[str, Any]]:
@@ -182,14 +209,20 @@ class QuestionAnswering(Family):
         for split in ("train", "validation", "test"):
             table = self.prepared.table(split)
             columns: dict[str, Any] = {name: Lists.of(table, name) for name in ("input_ids", "first", "last")}
-            tables[split] = columns | {name: table[name].to_numpy() for name in ("example", "passage", "start", "end")}
+            tables[split] = columns | {
+                name: table[name].to_numpy() for name in ("example", "passage", "begin", "start", "end")
+            }
         return tables
 
     @cached_property
-    def _examples(self) -> dict[str, tuple[list[str], list[list[str]]]]:
-        """Of validation and test the contexts and the reference answers."""
-        tables = {split: self.prepared.table(f"{split}_examples") for split in ("validation", "test")}
-        return {split: (table["context"].to_pylist(), table["answers"].to_pylist()) for split, table in tables.items()}
+    def _examples(self) -> dict[str, tuple[list[str], list[list[str]], list[tuple[int, int] | None]]]:
+        """Of validation and test the contexts, the reference answers, and the first answer's first and last token."""
+        examples = {}
+        for split in ("validation", "test"):
+            table = self.prepared.table(f"{split}_examples")
+            positions = [tuple(row) or None for row in table["positions"].to_pylist()]
+            examples[split] = (table["context"].to_pylist(), table["answers"].to_pylist(), positions)
+        return examples
 
     @property
     def train_size(self) -> int:
@@ -242,28 +275,51 @@ class QuestionAnswering(Family):
         found = torch.stack([column.double() for column in columns], dim=1)
         return list(found.cpu().numpy())
 
-    def texts(self, split: str, predictions: Sequence[Array]) -> list[str]:
-        """The predicted answer of each example: the best span over its windows, or none."""
+    def spans(self, split: str, predictions: Sequence[Array]) -> list[tuple[int, int, int] | None]:
+        """The best span of each example over its windows: window, first and last token, counted from the window's first token
+        of the passage; None for the empty answer."""
         table = self._tables[split]
-        contexts = self._examples[split][0]
-        best: list[tuple[float, str]] = [(float("-inf"), "") for _ in contexts]
-        no_answer = [float("inf")] * len(contexts)  # the least over windows: the answer is in none of them
+        examples = len(self._examples[split][0])
+        best: list[tuple[float, tuple[int, int, int] | None]] = [(float("-inf"), None)] * examples
+        no_answer = [float("inf")] * examples  # the least over windows: the answer is in none of them
         for window, (score, first, last, *none) in enumerate(predictions):
             example = int(table["example"][window])
             no_answer[example] = min([no_answer[example], *map(float, none)])
             if score > best[example][0]:
-                characters = table["first"][window][int(first)], table["last"][window][int(last)]
-                best[example] = (float(score), contexts[example][slice(*characters)])
+                best[example] = (float(score), (window, int(first), int(last)))
         if not self.prepared.unanswerable:
-            return [text for _, text in best]
-        return ["" if none > score else text for (score, text), none in zip(best, no_answer, strict=True)]
+            return [span for _, span in best]
+        return [None if none > score else span for (score, span), none in zip(best, no_answer, strict=True)]
+
+    def texts(self, split: str, predictions: Sequence[Array]) -> list[str]:
+        """The predicted answer of each example: the characters of its best span, or none."""
+        table, contexts = self._tables[split], self._examples[split][0]
+        texts = []
+        for context, span in zip(contexts, self.spans(split, predictions), strict=True):
+            if span is None:
+                texts.append("")
+                continue
+            window, first, last = span
+            texts.append(context[table["first"][window][first] : table["last"][window][last]])
+        return texts
+
+    def positions(self, split: str, predictions: Sequence[Array]) -> list[tuple[int, int] | None]:
+        """First and last token of the passage of each example's best span; None for the empty answer."""
+        begin = self._tables[split]["begin"]
+        return [
+            None if span is None else (int(begin[span[0]]) + span[1], int(begin[span[0]]) + span[2])
+            for span in self.spans(split, predictions)
+        ]
 
     def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
-        references = self._examples[split][1]
+        _, references, answers = self._examples[split]
+        pairs = zip(self.positions(split, predictions), answers, strict=True)
+        study = {"study.f1": float(np.mean([study_f1(found, answer) for found, answer in pairs]))}
+        texts = self.texts(split, predictions)
         if self.prepared.unanswerable:
-            return scores_with_unanswerable(self.texts(split, predictions), references)
-        pairs = list(zip(self.texts(split, predictions), references, strict=True))
+            return scores_with_unanswerable(texts, references) | study
         return {
-            "f1": float(np.mean([answer_f1(text, answers) for text, answers in pairs])),
-            "exact_match": float(np.mean([exact_match(text, answers) for text, answers in pairs])),
+            "f1": float(np.mean([answer_f1(*pair) for pair in zip(texts, references, strict=True)])),
+            "exact_match": float(np.mean([exact_match(*pair) for pair in zip(texts, references, strict=True)])),
+            **study,
         }

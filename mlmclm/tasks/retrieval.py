@@ -48,8 +48,35 @@ def ndcg_at_10(
     return float(np.mean([results[query]["ndcg_cut_10"] for query in run]))
 
 
+def study_ndcg_at_10(
+    query_ids: Sequence[str], document_ids: Sequence[str], scores: Array, qrels: dict[str, dict[str, int]]
+) -> float:
+    """The study's NDCG@10 (arXiv 2507.00994): only judged documents are searched, and the ideal ranking is that of the ten
+    documents found, so that a relevant one that isn't among them costs nothing.
+
+    Gains are the grades themselves, as trec_eval's; documents of one score keep the corpus' order. Arguments as
+    `ndcg_at_10`'s, and the same queries are left out of the mean.
+    """
+    judged = {document for query in query_ids for document in qrels.get(query, {})}
+    columns = np.array([place for place, document in enumerate(document_ids) if document in judged], dtype=np.int64)
+    count = min(10, len(columns))
+    discounts = 1 / np.log2(np.arange(count) + 2)
+    values = []
+    for row, query in enumerate(query_ids):
+        grades = qrels.get(query, {})
+        if not any(grade > 0 for grade in grades.values()):
+            continue
+        own = scores[row, columns]
+        among = np.flatnonzero(own >= np.partition(own, -count)[-count])  # the ten best, and what ties with the last
+        top = columns[among[np.argsort(-own[among], kind="stable")[:count]]]
+        gains = np.array([max(0, grades.get(document_ids[place], 0)) for place in top], dtype=np.float64)
+        ideal = float(np.sort(gains)[::-1] @ discounts)
+        values.append(float(gains @ discounts) / ideal if ideal else 0.0)
+    return float(np.mean(values))
+
+
 class Retrieval(Family):
-    """Cross-entropy over cosines divided by a temperature; NDCG@10 over the full corpus."""
+    """Cross-entropy over cosines divided by a temperature; NDCG@10 over the full corpus, and the study's."""
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
@@ -146,7 +173,8 @@ class Retrieval(Family):
         _, names, queries, qrels = self._evaluation[split]
         vectors = torch.from_numpy(np.stack(predictions))
         scores = (vectors[:queries] @ vectors[queries:].t()).numpy()
-        return {"ndcg@10": ndcg_at_10(names[:queries], names[queries:], scores, qrels)}
+        asked = (names[:queries], names[queries:], scores, qrels)
+        return {"ndcg@10": ndcg_at_10(*asked), "study.ndcg@10": study_ndcg_at_10(*asked)}
 
 
 def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:

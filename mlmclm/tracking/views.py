@@ -50,6 +50,9 @@ def sweep_record(
     tasks: Sequence[str],
     learning_rates: Sequence[float],
     seeds: Sequence[Seed],
+    points: int = 0,
+    main_metrics: str = "standard",
+    grid: Mapping[str, Sequence[Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
     time_ms: int = 0,
@@ -58,19 +61,22 @@ def sweep_record(
 ) -> RunRecord:
     """The run above all (model, task) runs of a study; reports and tables hang on it as artifacts.
 
+    `points` is the number of the grid's points over all tasks, where it has other axes than learning rates and seeds.
     `settings` (nested, the search space's protocol for instance) are flattened into parameters; what can grow from one
     call to the next (models, seeds, …) is in tags, since MLflow's parameters never change.
     """
-    size = len(models) * len(tasks) * len(learning_rates) * len(seeds)
+    size = len(models) * (points or len(tasks)) * len(learning_rates) * len(seeds)
     axes = {
         "mlmclm.models": ", ".join(models),
         "mlmclm.tasks": ", ".join(tasks),
         "mlmclm.learning_rates": ", ".join(f"{rate:g}" for rate in learning_rates),
         "mlmclm.seeds": ", ".join(seed_labels(seeds)),
+        "mlmclm.metrics": main_metrics,
+        **{f"mlmclm.grid.{axis.replace(': ', '.')}": ", ".join(map(str, own)) for axis, own in (grid or {}).items()},
     }
     factors = (
         f"{len(models)} models",
-        f"{len(tasks)} tasks",
+        f"{len(tasks)} tasks" if points in (0, len(tasks)) else f"{points} settings of {len(tasks)} tasks",
         f"{len(learning_rates)} learning rates",
         f"{len(seeds)} seeds",
     )
@@ -93,6 +99,7 @@ def group_record(
     model: str,
     task: str,
     *,
+    metric: str = "",
     metrics: Mapping[str, float | None] | None = None,
     time_ms: int = 0,
     artifacts: Sequence[tuple[Path, str]] = (),
@@ -101,8 +108,8 @@ def group_record(
     """The run of one (model, task): the analysis' numbers (`analysis.summary.task_metrics`) as metrics; unknown ones
     left out.
 
-    `time_ms` is the time of the last of its cells (`last_finished_ms`), so that the record is the same whenever it is
-    built.
+    `metric` is the main score's name, which the numbers are of. `time_ms` is the time of the last of its cells
+    (`last_finished_ms`), so that the record is the same whenever it is built.
     """
     known = {name: value for name, value in (metrics or {}).items() if value is not None}
     note = ""
@@ -110,13 +117,19 @@ def group_record(
         interval = (
             f" (95 % interval {known['test_low']:.4f} to {known['test_high']:.4f})" if "test_low" in known else ""
         )
-        note = f"Best learning rate {known['best_learning_rate']:g}: test {known['test_mean']:.4f}{interval}."
+        score = f"test {metric}".strip()
+        note = f"Best learning rate {known['best_learning_rate']:g}: {score} {known['test_mean']:.4f}{interval}."
     return RunRecord(
         key=group_key(study, model, task),
         name=f"{model} {task}",
         parent_key=sweep_key(study),
         params={"model": model, "task": task},
-        tags={KIND_TAG: "group", "study": study, **({NOTE_TAG: note} if note else {})},
+        tags={
+            KIND_TAG: "group",
+            "study": study,
+            **({"mlmclm.metric": metric} if metric else {}),
+            **({NOTE_TAG: note} if note else {}),
+        },
         metrics=_single_points(known, time_ms),
         artifacts=artifacts,
         status=status,
@@ -141,10 +154,11 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
     cost = {f"cost_{name}": value for name, value in result["cost"].items() if isinstance(value, int | float)}
     metrics += _single_points({**cost, "steps": result["steps"], "tokens": result["tokens"]}, finished)
     rate, seed = result["learning_rate"], read_seed(result["seed"])
+    point = f" {result['setting']}" if result.get("setting") else ""
     own = {} if isinstance(seed, int) else {f"seed_{name}": str(value) for name, value in asdict(seed).items()}
     return RunRecord(
         key=cell_record_key(result["model"], result["key"]),
-        name=f"lr{rate:.3g} {f's{seed}' if isinstance(seed, int) else seed}",
+        name=f"lr{rate:.3g} {f's{seed}' if isinstance(seed, int) else seed}{point}",
         parent_key=group_key(study, result["model"], result["task"]),
         params={
             "learning_rate": f"{rate:g}",
@@ -159,10 +173,12 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
             "study": study,
             "mlmclm.cell": str(result["key"]),
             "mlmclm.status": str(result["status"]),
+            "mlmclm.metric": str(result["metric"]),
             "mlmclm.family": str(result["family"]),
             "mlmclm.weights": str(result["weights"]),
             "mlmclm.task_data": str(result["task_data"]),
             "mlmclm.worker": str(result["cost"]["worker"]),
+            **({"mlmclm.start": str(result["start"]["cell"])} if "start" in result else {}),
         },
         metrics=metrics,
         status="FINISHED" if result["status"] == "ok" else "FAILED",

@@ -15,7 +15,7 @@ from analysis_study import cell, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
-from mlmclm.analysis.selection import best_table, chosen_table, curve_table, rate_text
+from mlmclm.analysis.selection import best_table, chosen_table, curve_table, rate_text, settled
 from mlmclm.errors import UserError
 from mlmclm.seeds import Seed, Seeds, seed_value
 
@@ -57,6 +57,87 @@ def test_the_choice_agrees_with_brute_force_on_random_grids() -> None:
         low, high = stats.t.interval(0.95, 2, loc=statistics.fmean(test), scale=stats.sem(test))
         assert (row["test_low"], row["test_high"]) == pytest.approx((low, high))
         assert row["test_sd"] == pytest.approx(statistics.stdev(test))
+
+
+def test_a_main_metric_that_is_a_mean_of_two_scores_is_taken_from_what_results_hold() -> None:
+    """GLUE's rule; another choice of metric can choose another rate, from the same results."""
+
+    def result(rate: float, accuracy: float, f1: float) -> dict[str, Any]:
+        split = {"accuracy": accuracy, "f1": f1}
+        return {**cell("m", "mrpc", rate, 0, 0.0, 0.0), "scores": {"validation": split, "test": split}}
+
+    filed = [result(1e-4, 0.8, 0.7), result(1e-3, 0.78, 0.76)]
+    found = {}
+    for metric in ("accuracy", "accuracy+f1"):
+        cells = results_table([{**one, "metric": metric} for one in filed])
+        row = records(best_table(cells, observed_grid(cells)))[0]
+        found[metric] = (row["learning_rate"], row["metric"], row["test_mean"])
+    assert found["accuracy"] == (1e-4, "accuracy", pytest.approx(0.8))
+    assert found["accuracy+f1"] == (1e-3, "accuracy+f1", pytest.approx(0.77))
+
+
+POINTS = ("epochs 1", "epochs 3", "epochs 2")
+
+
+def at_points(scores: dict[str, Scores]) -> tuple[pd.DataFrame, Grid]:
+    """Results of a grid with another axis, and the grid."""
+    rows = [
+        {**row, "setting": point, "key": f"{point}/{row['key']}"}
+        for point, own in scores.items()
+        for row in results(own)
+    ]
+    cells = results_table(rows)
+    rates = tuple(sorted(set(cells["learning_rate"])))
+    return cells, Grid(("m",), (TASK,), rates, (0, 1), {TASK: POINTS})
+
+
+def best_of(scores: dict[str, Scores]) -> dict[str, Any]:
+    cells, grid = at_points(scores)
+    return records(best_table(settled(cells, grid), grid))[0]
+
+
+def test_the_best_setting_is_the_one_whose_best_rate_validates_best_and_all_is_said_of_it() -> None:
+    scores: dict[str, Scores] = {
+        "epochs 1": {1e-4: [(0.6, 0.9), (0.6, 0.9)], 1e-3: [(0.7, 0.95), (0.7, 0.95)]},
+        "epochs 3": {1e-4: [(0.5, 0.3), (0.5, 0.3)], 1e-3: [(0.8, 0.5), (0.8, 0.7)]},
+        "epochs 2": {1e-4: [(0.1, 0.3), (0.1, 0.3)], 1e-3: [(0.79, 0.9), (0.79, 0.9)]},
+    }
+    row = best_of(scores)
+    assert (row["setting"], row["learning_rate"], row["n"]) == ("epochs 3", 1e-3, 2)
+    assert row["test_mean"] == pytest.approx(0.6)
+    cells, grid = at_points(scores)
+    own = settled(cells, grid)
+    assert [curve["test_mean"] for curve in records(curve_table(own, grid))] == pytest.approx([0.3, 0.6])
+    coverage = records(coverage_table(cells, grid))[0]
+    assert (coverage["expected"], coverage["present"], coverage["missing"]) == (12, 12, 0)
+
+
+def test_settings_tie_to_the_earlier_in_the_grid_and_fewer_lost_seeds_come_first() -> None:
+    same: Scores = {1e-4: [(0.7, 0.5), (0.7, 0.5)]}
+    assert best_of({"epochs 2": same, "epochs 3": same})["setting"] == "epochs 3"
+    broken: Scores = {1e-4: [(0.9, 0.9), None]}
+    assert best_of({"epochs 1": broken, "epochs 2": same})["setting"] == "epochs 2"
+    assert best_of({"epochs 1": {1e-4: [None, None]}, "epochs 2": broken})["setting"] == "epochs 2"
+    nothing: dict[str, Scores] = {"epochs 1": {1e-4: [None, None]}, "epochs 2": {1e-4: [None, None]}}
+    assert best_of(nothing)["note"] == "every cell diverged"
+    cells, grid = at_points({"epochs 1": broken})
+    assert records(coverage_table(cells, grid))[0]["missing"] == 4
+
+
+def test_the_choice_of_setting_agrees_with_brute_force() -> None:
+    generator = random.Random(5)
+    for _ in range(30):
+        scores: dict[str, Scores] = {
+            point: {rate: [(generator.random(), generator.random()) for _ in range(2)] for rate in (1e-4, 1e-3)}
+            for point in POINTS
+        }
+        means = {
+            (point, rate): statistics.fmean(pair[0] for pair in pairs if pair)
+            for point, own in scores.items()
+            for rate, pairs in own.items()
+        }
+        row = best_of(scores)
+        assert (row["setting"], row["learning_rate"]) == max(means, key=lambda place: means[place])
 
 
 def test_ties_go_to_the_smaller_rate() -> None:

@@ -97,6 +97,20 @@ def test_what_a_sweep_has_computed_is_printed_and_not_computed_again(
     assert "was there" in output
 
 
+def test_other_metrics_find_the_same_result_and_mark_another_score(place: Path, run: Run) -> None:
+    found = []
+    for metrics in ("standard", "study"):
+        space = place / f"{metrics}.yaml"
+        space.write_text(yaml.safe_dump({**SPACE, "metrics": metrics}))
+        code, output, errors = run(place / "model", "conll2003", "--lr", "1e-3", "--space", space, "--json")
+        assert code == 0, errors
+        found.append(json.loads(output))
+    assert [result["metric"] for result in found] == ["f1", "study.f1"]
+    assert [result["computed"] for result in found] == [True, False]
+    assert found[0]["key"] == found[1]["key"]
+    assert {"f1", "study.f1"} <= set(found[0]["scores"]["test"])
+
+
 def test_a_dry_run_shows_the_key_and_trains_nothing(place: Path, run: Run, tmp_path: Path) -> None:
     words = (place / "model", "sst2", "--lr", "1e-3", "--seed", "3", "--space", place / "space.yaml", "--dry-run")
     code, output, errors = run(*words, "--json")
@@ -130,6 +144,56 @@ def test_direction_pooling_and_protocol_are_the_cells_own(place: Path, run: Run)
     assert (plans[3]["protocol"]["attention"], plans[3]["protocol"]["pooling"]) == ("causal", "last")
 
 
+def test_a_point_of_a_grid_is_chosen_by_its_settings_and_is_the_sweep_s_cell(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    space = place / "grid.yaml"
+    space.write_text(yaml.safe_dump({**SPACE, "grid": {"batch_size": [4, 8], "weight_decay": ["1e-6"]}}))
+    words = (place / "model", "sst2", "--lr", "1e-3", "--space", space, "--dry-run", "--json")
+    code, _, errors = run(*words, "--set", "weight_decay=1e-6")
+    assert code == 2
+    assert "task sst2 has several values of batch_size (4, 8): choose one with --set batch_size=VALUE" in " ".join(
+        errors.split()
+    )
+    code, output, errors = run(*words, "--set", "weight_decay=1e-6", "--set", "batch_size=8")
+    assert code == 0, errors
+    folder = place / "model"
+    data = prepare_task("sst2", folder, find_space(space).protocol_for("sst2"), tmp_path / "store", place / "data")
+    cells = expand(
+        find_space(space), [SweepModel("m", folder, weights_hash(folder))], {"sst2": data.task_data, "conll2003": ""}
+    )
+    found = [cell for cell in cells if cell_key(cell) == json.loads(output)["key"]]
+    assert [(cell.task, cell.setting) for cell in found] == [("sst2", "batch size 8, weight decay 1e-06")]
+
+
+def test_a_cell_starts_from_another_s_weights_which_are_kept_once(place: Path, run: Run, tmp_path: Path) -> None:
+    space = place / "start.yaml"
+    space.write_text(yaml.safe_dump({**SPACE, "start_from": {"conll2003": "sst2"}}))
+
+    def cell(task: str, *words: str) -> dict[str, Any]:
+        code, output, errors = run(place / "model", task, "--lr", "1e-3", "--space", space, "--json", *words)
+        assert code == 0, errors
+        return dict(json.loads(output))
+
+    code, _, errors = run(place / "model", "conll2003", "--lr", "1e-3", "--space", space)
+    assert code == 2
+    assert "the model's best sst2 cell, which a sweep chooses: give --start-from KEY" in " ".join(errors.split())
+    source = cell("sst2")
+    plain, started = cell("conll2003", "--start-from", "none"), cell("conll2003", "--start-from", source["key"])
+    assert started["start"] == {"cell": source["key"], "task": "sst2"}
+    assert started["key"] != plain["key"]
+    assert started["curve"] != plain["curve"]
+    (kept,) = (tmp_path / "store" / "tuned").glob("*/*/result.json")
+    assert json.loads(kept.read_text())["scores"] == source["scores"]
+    when = kept.stat().st_mtime_ns
+    assert cell("conll2003", "--start-from", source["key"], "--seed", "1")["start"] == started["start"]
+    assert kept.stat().st_mtime_ns == when
+    for key, message in (("0" * 64, "has no result of that key"), (started["key"], "starts from another itself")):
+        code, _, errors = run(place / "model", "conll2003", "--lr", "1e-3", "--space", space, "--start-from", key)
+        assert code == 2
+        assert message in " ".join(errors.split())
+
+
 def test_a_model_is_found_by_the_name_that_a_study_gave_it(place: Path, run: Run, tmp_path: Path) -> None:
     other = save_small_model(tmp_path / "other", seed=1)
     for study, name, folder in (("a", "1m-clm-30", place / "model"), ("b", "1m-clm-30", other), ("b", "only", other)):
@@ -156,6 +220,8 @@ def test_a_model_is_found_by_the_name_that_a_study_gave_it(place: Path, run: Run
         (("sst2", "--lr", "1e-3", "--protocol", "stdy"), "unknown protocol 'stdy'. Did you mean 'study'?"),
         (("sst2", "--lr", "1e-3", "--protocol", "study", "--space", "paper"), "--protocol and --space"),
         (("sst2", "--lr", "1e-3", "--space", "paper", "--pooling", "max"), "options: pooling"),
+        (("sst2", "--lr", "1e-3", "--set", "epochs"), "--set epochs: write KEY=VALUE"),
+        (("sst2", "--lr", "1e-3", "--set", "epoch=1"), "unknown key 'epoch'. Did you mean 'epochs'?"),
     ],
 )
 def test_a_mistake_is_one_message(place: Path, run: Run, words: tuple[str, ...], message: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from mlmclm.tasks.registry import FOLDER
 from small_study import run, start, write_study
@@ -210,3 +211,48 @@ def test_the_users_own_task_is_swept_by_rays_workers_and_reported(home: Path, tm
     assert len(results) == 4
     code, again, errors = run("report", *words, home=home)
     assert (code, json.loads(again)) == (0, json.loads(output)), errors
+
+
+@pytest.mark.slow
+def test_cells_that_start_from_another_task_s_best_are_computed_behind_it_and_other_metrics_compute_nothing(
+    home: Path, tmp_path: Path
+) -> None:
+    study = write_study(tmp_path, models=["1m-untrained"])
+    space = yaml.safe_load((tmp_path / "space.yaml").read_text())
+    space |= {"start_from": {"conll2003": "sst2"}, "grid": {"batch_size": [8, 16]}, "metrics": "study"}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
+    store = tmp_path / "store"
+    words = ("study", study, "--store", store, "--data", tmp_path / "data")
+    code, output, errors = run(*words, "--dry-run", home=home)
+    assert code == 0, errors
+    assert "cells: 16 of 16 to compute" in output
+    assert "8 of them wait for the cell with the best validation score to start from (conll2003 from sst2)" in output
+    code, output, errors = run(*words, "--json", home=home)
+    assert code == 0, errors
+    assert "it is trained again to keep its weights" in errors
+    results = [json.loads(path.read_text()) for path in (store / "cells").glob("*/*.json")]
+    first, second = ([one for one in results if one["task"] == task] for task in ("sst2", "conll2003"))
+    assert (len(first), len(second)) == (8, 8)
+    best = min(first, key=lambda one: (-one["scores"]["validation"]["accuracy"], one["learning_rate"], one["seed"]))
+    top = [one["scores"]["validation"]["accuracy"] for one in first].count(best["scores"]["validation"]["accuracy"])
+    assert {one["start"]["task"] for one in second} == {"sst2"}
+    (start_key,) = {one["start"]["cell"] for one in second}
+    assert top > 1 or start_key == best["key"]
+    assert [path.parent.name for path in (store / "tuned").glob("*/*/result.json")] == [start_key]
+    report = (store / "studies" / "small" / "report.html").read_text()
+    assert "study's F1" in report.replace("&#39;", "'")
+    assert "batch size" in report
+    found = {row["task"]: row["metric"] for row in json.loads(output)["best"]}
+    assert found == {"sst2": "accuracy", "conll2003": "study.f1"}
+
+    before = _times(store)
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump({**space, "metrics": "standard"}))
+    code, output, errors = run(*words, "--json", home=home)
+    assert code == 0, errors
+    assert _times(store) == before
+    assert "Ray dashboard" not in errors
+    assert {row["task"]: row["metric"] for row in json.loads(output)["best"]} == {"sst2": "accuracy", "conll2003": "f1"}
+    code, output, errors = run(*words, "--dry-run", "--json", home=home)
+    assert code == 0, errors
+    plan = json.loads(output)
+    assert (plan["cells_to_compute"], plan["cells_waiting"]) == (0, 0)

@@ -123,6 +123,8 @@ def test_every_weakness_of_the_grid_is_a_caution() -> None:
         (text.plain(5e-4), "5e-4"),
         (text.plain(0.1), "0.1"),
         (text.plain(81234), "81,234"),
+        (text.metric("study.f1"), "study's F1"),
+        (text.metric("accuracy+f1"), "mean of accuracy and F1"),
         (text.listing(["a", "b", "c"]), "a, b and c"),
         (text.listing(["a", "b", "c"], most=1), "a and 2 more"),
         (text.plural(1, "cell"), "1 cell"),

@@ -37,16 +37,26 @@ def test_a_result_filed_under_another_models_name_takes_the_asked_ones(tmp_path:
 
 def test_a_result_has_the_main_metric_that_its_task_is_declared_with_now(tmp_path: Path) -> None:
     ledger, cell = Ledger(tmp_path), make_cell()
-    result = make_result(cell)
     both = {split: {"accuracy": 0.5, "matthews": 0.1} for split in ("validation", "test")}
     declared = get_task("sst2").model_copy(update={"metric": "matthews"})
     own = dataclasses.replace(cell, declaration=declared)
-    ledger.write(result)
-    assert ledger.results([own])[0]["metric"] == "accuracy", "an old result may lack the score"
-    ledger.path(cell_key(cell)).unlink()
-    ledger.write({**result, "scores": both})
+    ledger.write({**make_result(cell), "scores": both})
     assert ledger.results([cell])[0]["metric"] == "accuracy"
     assert ledger.results([own])[0]["metric"] == "matthews"
+    mean = dataclasses.replace(cell, declaration=declared.model_copy(update={"metric": "accuracy+matthews"}))
+    assert ledger.results([mean])[0]["metric"] == "accuracy+matthews"
+
+
+def test_a_result_without_the_score_that_is_asked_for_is_named_and_never_stands_in_with_another(tmp_path: Path) -> None:
+    ledger, cell = Ledger(tmp_path), make_cell()
+    declared = get_task("sst2").model_copy(update={"metric": "accuracy+matthews"})
+    own = dataclasses.replace(cell, declaration=declared)
+    ledger.write(make_result(cell))
+    with pytest.raises(UserError, match=f"result {cell_key(cell)} .* has no matthews: an earlier version filed it"):
+        ledger.results([own])
+    ledger.path(cell_key(cell)).unlink()
+    ledger.write(make_result(cell, status="diverged"))
+    assert ledger.results([own])[0]["metric"] == "accuracy+matthews"
 
 
 def test_a_result_that_is_there_is_never_overwritten(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import Start, cell_key
 from mlmclm.finetuning.protocol import FIRST_FIELDS, Protocol
 from mlmclm.seeds import Seeds
+from mlmclm.sweeps.cells import SweepModel, cell_name, expand
 from mlmclm.sweeps.protocols import find_protocol, protocol_names
 from mlmclm.sweeps.space import Space, find_space
-from mlmclm.tasks.registry import task_names
+from mlmclm.tasks.registry import get_task, task_names
 
 SPACE: dict[str, Any] = {"tasks": ["sst2", "conll2003"], "protocol": "study"}
 
@@ -38,13 +40,36 @@ def test_the_study_protocol_has_the_published_numbers() -> None:
     assert study.protocol_for("conll2003").steps(14_041) == 439
 
 
-def test_the_standard_protocol_differs_from_the_study_s_in_the_precision_only() -> None:
-    assert protocol_names() == ["standard", "study"]
+def test_the_standard_protocol_differs_from_the_study_s_in_precision_and_metrics_only() -> None:
+    assert protocol_names() == ["glue", "standard", "study"]
     study, standard = find_protocol("study"), find_protocol("standard")
     assert (standard.learning_rates, standard.seeds) == (study.learning_rates, study.seeds)
+    assert (standard.metrics, study.metrics) == ("standard", "study")
     for task in task_names():
         same = {**study.protocol_for(task).model_dump(), "precision": "bf16-autocast"}
         assert standard.protocol_for(task).model_dump() == same
+
+
+def test_metrics_choose_the_main_score_and_are_not_part_of_a_cell(tmp_path: Path) -> None:
+    tasks = ["sst2", "cola", "mrpc", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad", "mnli"]
+    main, keys = {}, {}
+    for metrics in ("standard", "study", "glue"):
+        space = space_of(tmp_path, {"tasks": tasks, "protocol": "study", "metrics": metrics})
+        declarations = {task: get_task(task).measured_by(space.metrics) for task in tasks}
+        cells = expand(space, [SweepModel("a", tmp_path, "w")], dict.fromkeys(tasks, "data"), declarations)
+        keys[metrics] = [cell_key(cell) for cell in cells]
+        main[metrics] = {cell.task: cell.declared.metric for cell in cells}
+    assert keys["standard"] == keys["study"] == keys["glue"]
+    assert main["standard"] == {task: get_task(task).metric for task in tasks}
+    assert main["study"] == {
+        "sst2": "accuracy", "cola": "accuracy", "mrpc": "accuracy", "mnli": "accuracy", "stsb": "spearman",
+        "conll2003": "study.f1", "squad_4k": "study.f1", "squad_v2": "study.f1", "reqa_squad": "study.ndcg@10",
+    }  # fmt: skip
+    assert main["glue"] == main["standard"] | {"mrpc": "accuracy+f1", "stsb": "pearson+spearman"}
+    assert space_of(tmp_path, SPACE).metrics == "study"  # the named protocol's
+    assert space_of(tmp_path, {**SPACE, "protocol": {"base": "study", "batch_size": 8}}).metrics == "study"
+    with pytest.raises(UserError, match=r"space\.yaml: metrics: .*'standard', 'study' or 'glue'"):
+        space_of(tmp_path, {**SPACE, "metrics": "stduy"})
 
 
 def test_a_space_takes_what_it_does_not_say_from_the_protocol_that_it_names(tmp_path: Path) -> None:
@@ -81,6 +106,73 @@ def test_a_study_s_tasks_in_place_of_the_space_s_keep_the_protocol_s_settings_fo
     assert set(space.per_task) == {"conll2003"}
 
 
+def test_the_glue_protocol_is_the_published_grid() -> None:
+    """ModernBERT's and Ettin's: {1,3,5,8}e-5 x {1,5,8,10}e-6 x {1,2,3} or {2,5,10} epochs, 384 runs a model."""
+    glue = find_protocol("glue")
+    assert (glue.learning_rates, glue.metrics) == ((1e-5, 3e-5, 5e-5, 8e-5), "glue")
+    short = ("sst2", "mnli", "rte")
+    epochs = {
+        task: [1, 2, 3] if task in short else [2, 5, 10] for task in (*short, "qnli", "qqp", "cola", "mrpc", "stsb")
+    }
+    space = find_space("glue")
+    assert set(space.tasks) == set(epochs)
+    for task, own in epochs.items():
+        found = [(point.weight_decay, point.epochs) for point in space.settings_for(task).values()]
+        assert found == [(decay, count) for decay in (1e-6, 5e-6, 8e-6, 1e-5) for count in own]
+        assert all(point.batch_size == 64 and point.max_steps is None for point in space.settings_for(task).values())
+    assert space.cells_a_model == 384
+    assert next(iter(space.settings_for("mnli"))) == "weight decay 1e-06, epochs 1"
+    starts = {("a", "mnli"): Start("key of a's best cell", "mnli")}
+    cells = expand(space, [SweepModel("a", Path("a"), "w")], dict.fromkeys(space.tasks, "data"), starts=starts)
+    assert {cell.task for cell in cells if cell.start} == {"rte", "mrpc", "stsb"}
+    assert len(cells) == len({cell_key(cell) for cell in cells}) == len({cell_name(cell) for cell in cells}) == 384
+    assert cell_name(cells[1]) == "a/cola/lr3e-05/weightdecay1e-06-epochs2/s0"
+
+
+def test_a_grid_can_be_had_without_a_named_protocol_and_in_place_of_its_own(tmp_path: Path) -> None:
+    content = {
+        "tasks": ["sst2", "qnli"], "learning_rates": [1e-3], "seeds": [0, 1], "protocol": {"max_steps": 5},
+        "grid": {"batch_size": [8, 16]}, "task_grids": {"qnli": {"batch_size": [4], "classifier": ["linear", "dense-gelu"]}},
+    }  # fmt: skip
+    space = space_of(tmp_path, content)
+    assert list(space.settings_for("sst2")) == ["batch size 8", "batch size 16"]
+    assert list(space.settings_for("qnli")) == [
+        "batch size 4, classifier linear",
+        "batch size 4, classifier dense-gelu",
+    ]
+    assert space.cells_a_model == 8
+    assert list(space_of(tmp_path, content, ["sst2"]).task_grids) == []
+    own = {"tasks": ["mnli", "qnli"], "protocol": "glue", "grid": {"epochs": [1]}}
+    assert [list(space_of(tmp_path, own).settings_for(task)) for task in own["tasks"]] == [["epochs 1"]] * 2
+    named = {**own, "task_grids": {"mnli": {"epochs": [4]}}}
+    del named["grid"]
+    assert len(space_of(tmp_path, named).settings_for("mnli")) == 4
+    assert len(space_of(tmp_path, named).settings_for("qnli")) == 12
+    plain = space_of(tmp_path, SPACE)
+    assert list(plain.settings_for("sst2").items()) == [("", plain.protocol_for("sst2"))]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grid": {"epoch": [1]}}, "grid: unknown axis 'epoch'. Did you mean 'epochs'?"),
+        ({"grid": {"max_length": [64, 128]}}, "grid: unknown axis 'max_length'"),
+        ({"grid": {"epochs": []}}, "grid.epochs"),
+        ({"grid": {"epochs": [1, 1]}}, "1 is listed more than once"),
+        ({"grid": {"epochs": [-1]}}, "grid: epochs"),
+        ({"task_grids": {"sst": {"epochs": [1]}}}, "task_grids: unknown task 'sst'. Did you mean 'sst2'?"),
+        ({"task_grids": {"sst2": {"epochs": [0]}}}, "task_grids.sst2: epochs"),
+        ({"per_task": {"sst2": {"epochs": 2}}}, "per_task.sst2: epochs is an axis of the grid"),
+        ({"protocol": {"base": "glue", "epochs": 2}}, "protocol.epochs: it is an axis of the grid of protocol 'glue'"),
+    ],
+)
+def test_what_is_wrong_with_a_grid_is_said(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        space_of(tmp_path, {"tasks": ["sst2", "qnli"], "protocol": "glue", **change})
+    assert message in str(caught.value)
+    assert "space.yaml" in str(caught.value)
+
+
 def test_a_length_that_is_a_share_of_the_context_becomes_a_number(tmp_path: Path) -> None:
     content = {
         "tasks": ["sst2", "conll2003", "squad_4k"], "protocol": "study",
@@ -100,7 +192,10 @@ def test_a_length_that_is_a_share_of_the_context_becomes_a_number(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"protocol": "stdy"}, "protocol: unknown protocol 'stdy'. Did you mean 'study'? Allowed: standard, study."),
+        (
+            {"protocol": "stdy"},
+            "protocol: unknown protocol 'stdy'. Did you mean 'study'? Allowed: glue, standard, study.",
+        ),
         ({"protocol": "none/mine.yaml"}, "none/mine.yaml: no such file"),
         ({"protocol": {"base": 3}}, "protocol.base is the name of a protocol"),
         (
@@ -131,3 +226,13 @@ def test_a_task_misspelt_in_a_protocol_is_named(tmp_path: Path) -> None:
 def test_a_later_setting_is_part_of_the_key_where_it_is_not_the_default() -> None:
     assert set(Protocol().identity()) == FIRST_FIELDS
     assert set(Protocol(length_share=0.5).identity()) == {*FIRST_FIELDS, "length_share"}
+
+
+def test_the_readme_s_space_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = (block for block in text.split("```yaml\n")[1:] if "start_from:" in block)
+    path = tmp_path / "readme.yaml"
+    path.write_text(example.partition("```")[0])
+    space = find_space(path)
+    assert (space.start_from, space.metrics, space.protocol.batch_size) == ({"rte": "mnli"}, "standard", 16)
+    assert space.cells_a_model == 4 * 2 * 6 * 3

@@ -54,6 +54,30 @@ def test_a_cells_metrics_are_its_scores_curve_and_cost_at_times_within_its_run()
     assert all((record.start_ms or 0) <= time <= (record.end_ms or 0) for *_, time in record.metrics)
 
 
+def test_runs_say_which_metric_is_the_main_one_and_show_both_families() -> None:
+    both = {"f1": 0.5, "study.f1": 0.6, "study.ndcg@10": 0.7}
+    record = views.cell_record("s", make_result(metric="study.f1", scores={"test": both}))
+    assert record.tags["mlmclm.metric"] == "study.f1"
+    assert {"test_f1", "test_study.f1", "test_study.ndcg_at_10"} <= {name for name, *_ in record.metrics}
+    known = {"best_learning_rate": 1e-3, "test_mean": 0.6}
+    group = views.group_record("s", "m", "conll2003", metric="study.f1", metrics=known)
+    assert group.tags["mlmclm.metric"] == "study.f1"
+    assert group.tags[views.NOTE_TAG] == "Best learning rate 0.001: test study.f1 0.6000."
+    grid = {"models": ["m"], "tasks": ["conll2003"], "learning_rates": [1e-3], "seeds": [2]}
+    assert views.sweep_record("s", **grid, main_metrics="study").tags["mlmclm.metrics"] == "study"
+
+
+def test_a_grid_of_other_settings_is_in_names_and_tags() -> None:
+    assert views.cell_record("s", make_result(setting="epochs 3")).name == "lr0.001 s2 epochs 3"
+    sweep = views.sweep_record(
+        "s", models=["m", "n"], tasks=["mnli", "qnli"], learning_rates=[1e-3], seeds=[0, 1], points=6,
+        grid={"epochs": [1, 2, 3], "qnli: epochs": [2, 5, 10]},
+    )  # fmt: skip
+    assert sweep.tags["mlmclm.grid.epochs"] == "1, 2, 3"
+    assert sweep.tags["mlmclm.grid.qnli.epochs"] == "2, 5, 10"
+    assert sweep.tags[views.NOTE_TAG].startswith("24 cells: 2 models x 6 settings of 2 tasks")
+
+
 def test_a_diverged_cell_is_a_failed_run_without_scores() -> None:
     record = views.cell_record("s", make_result(status="diverged", scores=None))
     assert record.status == "FAILED"

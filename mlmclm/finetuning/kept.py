@@ -1,0 +1,54 @@
+"""Encoders that are kept as a cell's fine-tuning left them, for other cells to start from: `store/tuned/KE/KEY/`.
+
+A folder holds `encoder.safetensors` and `result.json`, the result of the run that made the weights with their checksum. It is
+written whole or not at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.files import hash_file, read_json, write_json
+
+WEIGHTS, RESULT = "encoder.safetensors", "result.json"
+
+
+def kept_folder(store: Path, key: str) -> Path:
+    """Where the encoder of the cell with this key is, or will be."""
+    return store / "tuned" / key[:2] / key
+
+
+def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None:
+    """Fills a folder; whoever calls puts it in its place when it is whole.
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable.
+    """
+    weights = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
+    try:
+        save_file(weights, folder / WEIGHTS)
+    except SafetensorError as error:
+        raise EnvironmentFault(f"{folder / WEIGHTS}: cannot write ({error}).") from error
+    write_json(folder / RESULT, {**result, "encoder": hash_file(folder / WEIGHTS)})
+
+
+def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
+    """Gives an encoder of the same base model the weights that a cell left.
+
+    Raises:
+        UserError: they are not there, or altered.
+    """
+    folder = kept_folder(store, key)
+    if not (folder / RESULT).is_file():
+        raise UserError(
+            f"{folder}: the fine-tuned weights to start from are not there; run the sweep, which makes them."
+        )
+    if hash_file(folder / WEIGHTS) != read_json(folder / RESULT)["encoder"]:
+        raise UserError(f"{folder / WEIGHTS}: altered or cut short. Delete {folder}: the next sweep makes it again.")
+    encoder.load_state_dict(load_file(folder / WEIGHTS), strict=True)

@@ -1,0 +1,20 @@
+"""What a metric's name stands for among the scores of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def metric_parts(metric: str) -> list[str]:
+    """The scores that a metric is the mean of: `accuracy+f1` is that of two, `accuracy` of one."""
+    return metric.split("+")
+
+
+def value_of(scores: Mapping[str, float], metric: str) -> float:
+    """A metric's value.
+
+    Raises:
+        KeyError: a score isn't there.
+    """
+    parts = [float(scores[name]) for name in metric_parts(metric)]
+    return sum(parts) / len(parts)
