@@ -34,7 +34,7 @@ from unittest.mock import patch
 import typer
 
 from benchmarks.results import machine, write_section
-from mlmclm.files import read_json, stable_hash, whole_folder, write_json
+from mlmclm.files import read_json, whole_folder, write_json
 from mlmclm.workers import worker_environment
 
 PARTS = ("sweep", "actors", "processes", "profile")
@@ -43,6 +43,7 @@ TASKS = {"sst2": "accuracy", "conll2003": "f1"}
 SIZE = "7m"
 VOCABULARY = 16_384
 LENGTH = 256
+STEPS = 300
 RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3)
 SEEDS = (0, 1)
 PEER_RATES = RATES[2:4]
@@ -62,9 +63,16 @@ class Work:
 
     place: Path
     data: Path
-    steps: int
-    sentences: int | None = None
-    """Of validation and of test that are evaluated; None for all."""
+    trial: bool = False
+    """A few steps and sentences, at the peers' rates only, to try the command out."""
+
+    @property
+    def steps(self) -> int:
+        return 3 if self.trial else STEPS
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return PEER_RATES if self.trial else RATES
 
     @property
     def model(self) -> Path:
@@ -81,7 +89,7 @@ class Work:
 
         # Tags at first tokens and no dropout before the tagger are what transformers' example and EuroBERT's class do.
         changes = {"max_steps": self.steps, "max_length": LENGTH, "label_sub_tokens": "first", "head_dropout": 0.0}
-        return Protocol.model_validate({**changes, "max_evaluation_examples": self.sentences}).model_dump()
+        return Protocol.model_validate({**changes, "max_evaluation_examples": 60 if self.trial else None}).model_dump()
 
     def described(self) -> str:
         """As JSON, for a worker process."""
@@ -125,7 +133,7 @@ def cells_of(work: Work, store: Path) -> list[Any]:
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepare import prepare_task
 
-    values = {"tasks": list(TASKS), "learning_rates": RATES, "seeds": SEEDS, "protocol": work.protocol()}
+    values = {"tasks": list(TASKS), "learning_rates": work.rates, "seeds": SEEDS, "protocol": work.protocol()}
     space = Space.model_validate(values)
     fingerprints = {
         task: prepare_task(task, work.model, space.protocol_for(task), store, work.data).task_data for task in TASKS
@@ -268,7 +276,8 @@ def by_class(events: Sequence[Any], seconds: float) -> dict[str, float]:
 def measure(work: Work, part: str, number: int = 0) -> dict[str, Any]:
     """Runs a part in a process of its own; its answer, with the seconds from start to end."""
     own = {**os.environ, **(worker_environment() if part == "profile" else {}), "HF_HUB_OFFLINE": "1"}
-    threads = {"OMP_NUM_THREADS": "2"} if part == "processes" else {}
+    # The peers are as they come, but for two threads a process, and Tune's tables, which are not wanted here.
+    threads = {"OMP_NUM_THREADS": "2"} if part == "processes" else {"RAY_AIR_NEW_OUTPUT": "0"}
     answer = work.place / "answer.json"
     answer.unlink(missing_ok=True)
     started = time.perf_counter()
@@ -313,7 +322,7 @@ def difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], task: s
 
 def report(work: Work, found: dict[str, Any]) -> list[str]:
     """The section of RESULTS.md."""
-    grid = len(TASKS) * len(RATES) * len(SEEDS)
+    grid = len(TASKS) * len(work.rates) * len(SEEDS)
     ours, reused, fresh = found["sweep"], found["actors"], found["processes"]
     hours = {
         "sweep": ours["seconds"],
@@ -330,7 +339,7 @@ def report(work: Work, found: dict[str, Any]) -> list[str]:
     measured = {"sweep": ours["cells"], "actors": reused["cells"], "processes": fresh}
     lines = [
         f"Command: `python -m benchmarks.cells --data FOLDER`. Machine: {machine()}.",
-        f"Grid: {len(RATES)} learning rates x {len(SEEDS)} seeds of SST-2 and CoNLL-2003, {grid} cells; EuroBERT 6 x 256 with random weights,",
+        f"Grid: {len(work.rates)} learning rates x {len(SEEDS)} seeds of SST-2 and CoNLL-2003, {grid} cells; EuroBERT 6 x 256 with random weights,",
         f"vocabulary {VOCABULARY:,}; {work.steps} steps of 32, bf16 autocast, validation and test evaluated at the end. The sweep is timed from the",
         "start of its process to its end, imports, Ray and tokenising included, over the whole grid; the peers, whose data are tokenised before, over",
         f"{len(reused['cells'])} cells (rates {', '.join(f'{rate:g}' for rate in PEER_RATES)}), extrapolated to the grid by cell (the actors' start once).",
@@ -385,18 +394,16 @@ def shares_of(ours: dict[str, Any], profiled: dict[str, dict[str, float]]) -> li
 def main(
     data: Annotated[Path, typer.Option(help="Folder with enwiki2015/, sst2/ and conll2003/.")],
     parts: Annotated[str, typer.Option(help="What to measure, with commas between.")] = ",".join(PARTS),
-    steps: Annotated[int, typer.Option(help="Of a cell; fewer only to try the command out.")] = 300,
-    sentences: Annotated[
-        int | None, typer.Option(help="Evaluated of each split in place of all; only to try the command out.")
-    ] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial", help="A few steps, cells and sentences, to try the command out.")
+    ] = False,
     store: Annotated[Path, typer.Option(help="Where everything is kept.")] = Path("store-cells"),
 ) -> None:
     """Measures the parts that are missing, and writes the section of RESULTS.md when all are there."""
     chosen = parts.split(",")
     if wrong := set(chosen) - set(PARTS):
         raise typer.BadParameter(f"--parts: no {', '.join(sorted(wrong))}; there are {', '.join(PARTS)}")
-    place = store / stable_hash([steps, sentences, RATES, SEEDS])[:8]
-    work = Work(place.resolve(), data.resolve(), steps, sentences)
+    work = Work((store / ("trial" if trial else "grid")).resolve(), data.resolve(), trial)
     prepare(work)
     found: dict[str, Any] = {}
     for part in PARTS:
@@ -411,17 +418,16 @@ def main(
             found[part] = answers if part == "processes" else answers[0]
     if missing := [part for part in PARTS if part not in found]:
         print(f"not measured yet: {', '.join(missing)}")
-    elif steps != 300 or sentences is not None:
-        print("\n".join(report(work, found)))  # a trial: RESULTS.md stays as it is
+    elif trial:
+        print("\n".join(report(work, found)))
     else:
         write_section("Cells an hour", report(work, found))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        described = json.loads(sys.argv[4])
-        worker(
-            sys.argv[2], int(sys.argv[3]), Work(Path(described["place"]), Path(described["data"]), described["steps"])
-        )
+        given = json.loads(sys.argv[4])
+        work = Work(Path(given["place"]), Path(given["data"]), given["trial"])
+        worker(sys.argv[2], int(sys.argv[3]), work)
     else:
         typer.run(main)

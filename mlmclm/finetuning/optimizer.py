@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101) with clipped gradients: torch's, and on the CPU one that leaves alone the rows of the
 embedding which a step doesn't read.
 
-In a small model most weights are the embedding's, and a batch reads a few hundred of its rows. The others get no gradient, but AdamW
+In a small model about half of the weights are the embedding's, and a batch reads a few hundred of its rows. The others get no gradient, but AdamW
 moves them too, by decay and by the momentum of gradients past. Nobody sees that before a batch reads the row again, so it is done then:
 the steps missed, one by one, by the same arithmetic, to the same bits.
 """
@@ -156,7 +156,8 @@ class RowwiseAdamW:
         bias, inverted."""
         first, second = (1 - beta ** (self.taken + 1) for beta in (self.settings.adam_beta1, self.settings.adam_beta2))
         left = 1 - rate * self.settings.weight_decay if decayed else 1
-        return np.array((left, rate / first, 1 / math.sqrt(second)), dtype=np.float32)
+        with np.errstate(over="ignore"):  # a rate that fp32 doesn't hold makes the cell diverge
+            return np.array((left, rate / first, 1 / math.sqrt(second)), dtype=np.float32)
 
     def _constants(self) -> Array:
         """float32 [5]: both betas, what they lack to 1, epsilon."""
