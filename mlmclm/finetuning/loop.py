@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from mlmclm.finetuning.batching import Array, batches_by_length, training_rows
 from mlmclm.finetuning.forward import compute_in, forward
+from mlmclm.finetuning.optimizer import optimizer_for
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.packing import Packing
@@ -58,14 +59,7 @@ def train(
     steps = protocol.steps(family.train_size)
     encoder.train()
     head.train()
-    parameters = [*encoder.parameters(), *head.parameters()]
-    optimizer = torch.optim.AdamW(
-        _decay_groups(parameters, protocol.optimizer_weight_decay(learning_rate)),
-        lr=learning_rate,
-        betas=(protocol.adam_beta1, protocol.adam_beta2),
-        eps=protocol.adam_epsilon,
-        fused=True,
-    )
+    optimizer = optimizer_for(encoder, head, protocol, learning_rate, steps)
     rows = training_rows(family.train_size, protocol.batch_size, order)
     curve: list[list[float]] = []
     since: list[float] = []
@@ -77,20 +71,19 @@ def train(
         finite = math.isfinite(found.loss)
         if finite:
             found.backward()
-            norm = _clip(parameters, protocol.clip_norm)
+            norm = optimizer.norm()
             finite = math.isfinite(norm)
         if not finite:
             return Trained(curve, step, step * protocol.batch_size, tokens, diverged_step=step + 1)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        rate = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
+        optimizer.step(rate, clipping(norm, protocol.clip_norm))
         since.append(found.loss)
         if (step + 1) % every == 0 or step + 1 == steps:
             curve.append([step + 1, sum(since) / len(since)])
             since = []
         if on_step is not None:
             on_step(step + 1, steps, found.loss)
+    optimizer.finish()
     return Trained(curve, steps, steps * protocol.batch_size, tokens, diverged_step=None)
 
 
@@ -119,18 +112,6 @@ def evaluate(
     return scores
 
 
-def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
-    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
-    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
-    groups: list[dict[str, object]] = [{"params": matrices, "weight_decay": weight_decay}]
-    return [*groups, {"params": vectors, "weight_decay": 0.0}] if vectors else groups
-
-
-def _clip(parameters: list[nn.Parameter], largest: float | None) -> float:
-    """Scales the gradients in place so that their joint norm is at most `largest`; the norm before."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norms: list[Tensor] = list(torch._foreach_norm(gradients))
-    norm = float(torch.linalg.vector_norm(torch.stack([part.float() for part in norms])))
-    if largest is not None and math.isfinite(norm) and norm > largest:
-        torch._foreach_mul_(gradients, largest / (norm + 1e-6))
-    return norm
+def clipping(norm: float, largest: float | None) -> float:
+    """What gradients of a joint norm are to be multiplied by, so that it is at most `largest`."""
+    return largest / (norm + 1e-6) if largest is not None and norm > largest else 1.0

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.nn.functional as functional
-from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+from seqeval.metrics import accuracy_score
+from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
@@ -141,14 +142,21 @@ class TokenClassification(Family):
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
         logits = head(hidden[: packing.tokens]).float().cpu().numpy()
-        parts = np.split(logits, packing.starts[1:])
         _, words, tags = self._splits[split]
-        return [self._vote(part, words[row], len(tags[row])) for part, row in zip(parts, rows, strict=True)]
+        counts = tags.lengths[rows]
+        begins = np.cumsum(counts) - counts
+        own = np.concatenate([words[row] for row in rows])  # [tokens], the word in its sentence
+        owners = np.where(own == NO_WORD, NO_WORD, own + np.repeat(begins, packing.lengths))
+        return np.split(self._vote(logits, owners, int(counts.sum())), begins[1:])
 
     def _vote(self, logits: Array, words: Array, count: int) -> Array:
         """float32 [words]: the tag of each word by majority of its sub-tokens, or of its first.
 
         A tie goes to the tag with the larger mean probability. A word that was cut off gets O.
+
+        Args:
+            words: int [tokens], the word of each token, of several sentences counted on; `NO_WORD` at each one's end.
+            count: how many words there are.
         """
         if not np.isfinite(logits).all():
             return np.full(count, np.nan, dtype=np.float32)
@@ -171,10 +179,11 @@ class TokenClassification(Family):
         tags = self._splits[split][2]
         true = [[names[tag] for tag in tags[row]] for row in range(len(tags))]
         predicted = [[names[int(tag)] for tag in row] for row in predictions]
+        precision, recall, f1, _ = precision_recall_fscore_support(true, predicted, average="micro", zero_division=0)
         return {
-            "f1": float(f1_score(true, predicted, zero_division=0)),
-            "precision": float(precision_score(true, predicted, zero_division=0)),
-            "recall": float(recall_score(true, predicted, zero_division=0)),
+            "f1": float(f1),
+            "precision": float(precision),
+            "recall": float(recall),
             "accuracy": float(accuracy_score(true, predicted)),
             "study.f1": study_f1([tags[row] for row in range(len(tags))], predictions, len(names)),
         }

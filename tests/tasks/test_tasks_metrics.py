@@ -11,8 +11,12 @@ import string
 
 import numpy as np
 import pytest
+import seqeval.metrics
+import torch
 from sklearn.metrics import f1_score
 
+from mlmclm.models.packing import Packing
+from mlmclm.tasks.family import Lists
 from mlmclm.tasks.question_answering import (
     answer_f1,
     exact_match,
@@ -23,6 +27,7 @@ from mlmclm.tasks.question_answering import (
 from mlmclm.tasks.retrieval import ndcg_at_10
 from mlmclm.tasks.sequence_classification import classification_scores
 from mlmclm.tasks.sequence_regression import correlations
+from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.token_classification import TokenClassification, words_of_tokens
 from small_models import CITIES, FILL, NAMES
 
@@ -160,9 +165,8 @@ def tagger(monkeypatch: pytest.MonkeyPatch) -> TokenClassification:
     """A tagger without data, whose `score_of` scores given tags."""
     from pathlib import Path
 
-    from mlmclm.tasks.family import Lists, Prepared
+    from mlmclm.tasks.family import Prepared
     from mlmclm.tasks.registry import get_task
-    from mlmclm.tasks.settings import TaskSettings
 
     names = get_task("conll2003").label_names
     assert names is not None
@@ -189,6 +193,50 @@ def test_a_words_tag_is_the_majority_of_its_sub_tokens_and_ties_go_to_the_likeli
         (votes(1, 1, strength=0.1), votes(3, strength=9.0), votes(5), votes(7, strength=4.0), votes(2))
     )
     assert tagger._vote(logits, words, 3).tolist() == [1, 7, 0]  # the third word was cut off: O
+
+
+@pytest.mark.parametrize("labelled", ["all", "first"])
+def test_a_batchs_tags_are_those_of_each_sentence_by_itself(
+    tagger: TokenClassification, monkeypatch: pytest.MonkeyPatch, labelled: str
+) -> None:
+    chance = np.random.default_rng(0)
+    monkeypatch.setattr(tagger, "settings", TaskSettings(label_sub_tokens=labelled))
+    words, tags = [], []
+    for _ in range(40):  # words of 1 to 3 tokens, a bare space here and there, some words cut off, a closing token
+        pieces = chance.integers(1, 4, chance.integers(1, 8))
+        own = np.repeat(np.arange(len(pieces)), pieces)[: max(1, int(pieces.sum()) - 2)]
+        words.append(np.append(np.where(chance.random(len(own)) < 0.1, -1, own), -1))
+        tags.append(np.zeros(len(pieces), int))
+
+    def lists(rows: list[np.ndarray]) -> Lists:
+        return Lists(np.concatenate(rows), np.cumsum([0, *(len(row) for row in rows)]))
+
+    splits = {"test": (lists(words), lists(words), lists(tags))}
+    monkeypatch.setattr(TokenClassification, "_splits", splits, raising=False)
+    logits = torch.from_numpy(chance.normal(size=(sum(map(len, words)), 9)))
+
+    def predict(rows: np.ndarray) -> list[np.ndarray]:
+        own = torch.cat([logits.split([len(row) for row in words])[row] for row in rows])
+        packing = Packing.of([len(words[row]) for row in rows])
+        return tagger.predict(torch.nn.Identity(), own, packing, "test", rows)
+
+    together = predict(np.arange(40)[::-1].copy())
+    for row, found in zip(range(39, -1, -1), together, strict=True):
+        assert found.tolist() == predict(np.array([row]))[0].tolist()
+        assert len(found) == len(tags[row])
+    assert len({tag for found in together for tag in found.tolist()}) == 9
+
+
+def test_entity_scores_are_seqevals(tagger: TokenClassification) -> None:
+    chance = np.random.default_rng(1)
+    true = [chance.integers(0, 9, chance.integers(1, 12)) for _ in range(200)]
+    found = [np.where(chance.random(len(row)) < 0.3, chance.integers(0, 9, len(row)), row) for row in true]
+    names = tagger.prepared.label_names
+    pair = [[[names[tag] for tag in row] for row in rows] for rows in (true, found)]
+    scores = tagger.score_of(true, found)
+    assert scores["f1"] == seqeval.metrics.f1_score(*pair)
+    assert scores["precision"] == seqeval.metrics.precision_score(*pair)
+    assert scores["recall"] == seqeval.metrics.recall_score(*pair)
 
 
 def test_tokens_find_their_words_whatever_the_tokenizer_does_with_spaces() -> None:

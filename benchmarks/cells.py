@@ -1,0 +1,433 @@
+"""Cells of a sweep an hour, beside Hugging Face's Trainer:  python -m benchmarks.cells --data FOLDER
+
+The grid is 6 learning rates x 2 seeds of SST-2 and CoNLL-2003, fine-tuned from one EuroBERT (6 layers x 256, vocabulary 16,384, random
+weights) for 300 steps of 32, in bf16 autocast with fp32 weights, and evaluated on validation and test at the end; two cores. Three ways:
+
+    sweep      the engine of `mlmclm sweep`: Ray Tune with two one-thread workers, the whole grid
+    actors     Trainer in two reused one-thread Ray Tune actors (`benchmarks.cells_trainer`), the cells of two rates
+    processes  Trainer in a process a cell, two threads, the same cells
+
+The sweep's time is that of its process from start to end: imports, tokenising and Ray are in it. The peers find their data tokenised.
+`profile` is one cell of each task under torch's profiler, which says where the time of training goes. FOLDER holds enwiki2015/ (the
+tokenizer is trained on it), sst2/ and conll2003/ as Parquet. What was measured is kept in --store: a part that was interrupted is measured
+again, a finished one (of `processes` each cell) is not. The section of RESULTS.md is written when all parts are there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import typer
+
+from benchmarks.results import machine, write_section
+from mlmclm.files import read_json, whole_folder, write_json
+from mlmclm.workers import worker_environment
+
+PARTS = ("sweep", "actors", "processes", "profile")
+TASKS = {"sst2": "accuracy", "conll2003": "f1"}
+"""With the metric that is compared."""
+SIZE = "7m"
+VOCABULARY = 16_384
+LENGTH = 256
+STEPS = 300
+RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3)
+SEEDS = (0, 1)
+PEER_RATES = RATES[2:4]
+"""Those that the peers are measured at."""
+CLASSES = {
+    "matrix products": ("aten::mm", "aten::bmm", "aten::addmm", "aten::linear", "aten::mkldnn_linear", "aten::_addmm_activation"),
+    "optimizer": ("optimizer",),
+    "data": ("data",),
+    "element-wise loops": ("kernels",),
+}  # fmt: skip
+"""Of the profile: what an event, or the nearest range around it, is called."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where things lie and what is measured; a worker process gets it as JSON."""
+
+    place: Path
+    data: Path
+    trial: bool = False
+    """A few steps and sentences, at the peers' rates only, to try the command out."""
+
+    @property
+    def steps(self) -> int:
+        return 3 if self.trial else STEPS
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return PEER_RATES if self.trial else RATES
+
+    @property
+    def model(self) -> Path:
+        return self.place / "model"
+
+    @property
+    def splits(self) -> Path:
+        """The tasks' data as `load_task` gives them: validation is held out of SST-2's train."""
+        return self.place / "splits"
+
+    def protocol(self) -> dict[str, Any]:
+        """The settings that are not defaults; the peers read them too."""
+        from mlmclm.finetuning.protocol import Protocol
+
+        # Tags at first tokens and no dropout before the tagger are what transformers' example and EuroBERT's class do.
+        changes = {"max_steps": self.steps, "max_length": LENGTH, "label_sub_tokens": "first", "head_dropout": 0.0}
+        return Protocol.model_validate({**changes, "max_evaluation_examples": 60 if self.trial else None}).model_dump()
+
+    def described(self) -> str:
+        """As JSON, for a worker process."""
+        return json.dumps({**asdict(self), "place": str(self.place), "data": str(self.data)})
+
+
+def prepare(work: Work) -> None:
+    """The model, and the tasks' splits for the peers, tokenised."""
+    from benchmarks.cells_trainer import encoded
+    from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+    from mlmclm.corpora.prepare import prepare_corpus
+    from mlmclm.models.architectures import weights_of
+    from mlmclm.models.build import build, load_tokenizer, model_config
+    from mlmclm.models.export import export_folder
+    from mlmclm.tasks.load import load_task
+    from mlmclm.tasks.registry import get_task
+
+    if not work.model.is_dir():
+        corpus = prepare_corpus(
+            CorpusConfig(source="enwiki2015", max_documents=600), TokenizerConfig(train_vocab_size=VOCABULARY),
+            block_length=LENGTH, store=work.place / "corpus", data_root=work.data,
+        )  # fmt: skip
+        config = model_config(SIZE, load_tokenizer(corpus.tokenizer), LENGTH)
+        export_folder(work.model, weights_of(build(config, 0)), config, corpus.tokenizer, card="", decoder=False)
+    for task in TASKS:
+        if not (work.splits / task).is_dir():
+            import pyarrow.parquet as parquet
+
+            loaded = load_task(get_task(task), store=work.place / "corpus", data_root=work.data)
+            with whole_folder(work.splits / task) as folder:
+                for split in ("train", "validation", "test"):
+                    parquet.write_table(getattr(loaded, split), folder / f"{split}.parquet")
+                write_json(folder / "labels.json", loaded.label_names)
+        encoded(task, work.splits, work.model, LENGTH)
+
+
+def cells_of(work: Work, store: Path) -> list[Any]:
+    """The grid as cells, in a sweep's order; tokenises what isn't."""
+    from mlmclm.models.folder import weights_hash
+    from mlmclm.sweeps.cells import SweepModel, expand
+    from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepare import prepare_task
+
+    values = {"tasks": list(TASKS), "learning_rates": work.rates, "seeds": SEEDS, "protocol": work.protocol()}
+    space = Space.model_validate(values)
+    fingerprints = {
+        task: prepare_task(task, work.model, space.protocol_for(task), store, work.data).task_data for task in TASKS
+    }
+    return expand(space, [SweepModel(SIZE, work.model, weights_hash(work.model))], fingerprints)
+
+
+def sweep(work: Work) -> dict[str, Any]:
+    """The whole grid by this project's engine, in an empty store."""
+    from functools import partial
+
+    from mlmclm.service.ray_cluster import ray_session
+    from mlmclm.sweeps.launch import run_sweep
+
+    store = work.place / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    session = partial(ray_session, store, num_cpus=2)
+    outcome = run_sweep(
+        cells_of(work, store), store=store, data_root=work.data, session=session, on_result=lambda result: print(
+            f"{result['task']} {result['learning_rate']:g}: {result['cost']['seconds']:.1f} s", file=sys.stderr, flush=True,
+        ),
+    )  # fmt: skip
+    outcome.check()
+    return {"cells": [summary(result) for result in outcome.results]}
+
+
+def summary(result: dict[str, Any]) -> dict[str, Any]:
+    """A cell's result in the form of the peers'."""
+    metric, scores = TASKS[result["task"]], result["scores"]
+    return {
+        **{name: result[name] for name in ("task", "learning_rate", "seed", "tokens")},
+        "scores": scores and {split: scores[split][metric] for split in ("validation", "test")},
+        **{name: result["cost"][name] for name in ("start_up", "train", "evaluate")},
+    }
+
+
+def peer_cells(work: Work) -> list[dict[str, Any]]:
+    """What `cells_trainer` is asked for."""
+    names = {task: read_json(work.splits / task / "labels.json") for task in TASKS}
+    return [
+        {"task": task, "names": names[task], "rate": rate, "seed": seed}
+        for task in TASKS
+        for rate in PEER_RATES
+        for seed in SEEDS
+    ]
+
+
+def actors(work: Work) -> dict[str, Any]:
+    """The peer's cells in reused actors."""
+    from benchmarks.cells_trainer import run_actors
+
+    return run_actors(peer_cells(work), work.splits, work.model, work.protocol())
+
+
+def process(work: Work, number: int) -> dict[str, Any]:
+    """One of the peer's cells, in this process."""
+    from benchmarks.cells_trainer import run_process
+
+    return run_process(peer_cells(work)[number], work.splits, work.model, work.protocol())
+
+
+def profile(work: Work) -> dict[str, Any]:
+    """Of each task the shares of training's time by class (`CLASSES`), on one thread, and the loops' share of evaluation."""
+    import torch
+
+    from mlmclm.finetuning.cell import run_cell
+
+    torch.set_num_threads(1)
+    store, cache, shares = work.place / "profile", {}, {}
+    by_task = {cell.task: cell for cell in cells_of(work, store) if cell.learning_rate == PEER_RATES[0]}
+    for task, cell in by_task.items():
+        for _ in range(2):  # the first fills caches
+            found: list[dict[str, float]] = []
+            with profiled(found.append):
+                run_cell(cell, store=store, data_root=work.data, cache=cache)
+        shares[task] = found[0]
+    return {"shares": shares}
+
+
+@contextmanager
+def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
+    """Runs torch's profiler over the calls of `train`, and tells the shares of its time by class."""
+    import torch
+    from torch.profiler import ProfilerActivity, record_function
+
+    from mlmclm.finetuning import cell, loop
+    from mlmclm.models import kernels
+    from mlmclm.models.packing import Packing
+
+    def ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with record_function(name):
+                return function(*arguments, **named)
+
+        return call
+
+    def watched(encoder: Any, head: Any, family: Any, *arguments: Any, **named: Any) -> Any:
+        with (
+            patch.object(family, "batch", ranged("data", family.batch)),
+            torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler,
+        ):
+            started = time.perf_counter()
+            trained = train(encoder, head, family, *arguments, **named)
+            seconds = time.perf_counter() - started
+        tell(by_class(profiler.events(), seconds))
+        return trained
+
+    def watched_optimizer(*arguments: Any) -> Any:
+        optimizer = optimizer_for(*arguments)
+        for name in ("norm", "step", "finish"):
+            setattr(optimizer, name, ranged("optimizer", getattr(optimizer, name)))
+        return optimizer
+
+    train, optimizer_for = cell.train, loop.optimizer_for
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(cell, "train", watched))
+        stack.enter_context(patch.object(loop, "optimizer_for", watched_optimizer))
+        stack.enter_context(patch.object(Packing, "of", staticmethod(ranged("data", Packing.of))))
+        for name, function in inspect.getmembers(kernels, inspect.isfunction):
+            if function.__module__ == kernels.__name__ and not name.startswith("_"):
+                stack.enter_context(patch.object(kernels, name, ranged("kernels", function)))
+        yield
+
+
+def by_class(events: Sequence[Any], seconds: float) -> dict[str, float]:
+    """Shares of a time by class; `rest` is torch's other operations and Python."""
+    spent: Counter[str] = Counter()
+    for event in events:
+        above = event
+        kind = None
+        while above is not None and kind is None:
+            kind = next((name for name, starts in CLASSES.items() if above.name.startswith(starts)), None)
+            above = above.cpu_parent
+        if kind is not None:
+            spent[kind] += event.self_cpu_time_total / 1e6
+    shares = {name: spent[name] / seconds for name in CLASSES}
+    return {**shares, "rest": 1 - sum(shares.values())}
+
+
+def measure(work: Work, part: str, number: int = 0) -> dict[str, Any]:
+    """Runs a part in a process of its own; its answer, with the seconds from start to end."""
+    own = {**os.environ, **(worker_environment() if part == "profile" else {}), "HF_HUB_OFFLINE": "1"}
+    # The peers are as they come, but for two threads a process, and Tune's tables, which are not wanted here.
+    threads = {"OMP_NUM_THREADS": "2"} if part == "processes" else {"RAY_AIR_NEW_OUTPUT": "0"}
+    answer = work.place / "answer.json"
+    answer.unlink(missing_ok=True)
+    started = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.cells", "--worker", part, str(number), work.described()], env={**own, **threads}, check=True
+    )  # fmt: skip
+    return {**read_json(answer), "seconds": time.perf_counter() - started}
+
+
+def worker(part: str, number: int, work: Work) -> None:
+    """A part, in this process."""
+    parts = {"sweep": sweep, "actors": actors, "profile": profile}
+    write_json(work.place / "answer.json", process(work, number) if part == "processes" else parts[part](work))
+
+
+def once(file: Path, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What the file holds, measured where it isn't there."""
+    if not file.is_file():
+        write_json(file, measured())
+    return dict(read_json(file))
+
+
+def difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], task: str, split: str) -> tuple[float, float]:
+    """Ours less theirs at the rates that both have, and half the width of its 95 % interval (Student's, one deviation)."""
+    from scipy.stats import t as student
+
+    gaps, squares, free, weight = [], 0.0, 0, 0.0
+    for rate in PEER_RATES:
+        groups = [
+            [cell["scores"][split] for cell in cells if (cell["task"], cell["learning_rate"]) == (task, rate) and cell["scores"]]
+            for cells in (ours, theirs)
+        ]  # fmt: skip
+        means = [sum(group) / len(group) for group in groups]
+        gaps.append(means[0] - means[1])
+        for group, mean in zip(groups, means, strict=True):
+            squares += sum((score - mean) ** 2 for score in group)
+            free += len(group) - 1
+            weight += 1 / len(group)
+    deviation = math.sqrt(squares / free)
+    return sum(gaps) / len(gaps), float(student.ppf(0.975, free)) * deviation * math.sqrt(weight) / len(gaps)
+
+
+def report(work: Work, found: dict[str, Any]) -> list[str]:
+    """The section of RESULTS.md."""
+    grid = len(TASKS) * len(work.rates) * len(SEEDS)
+    ours, reused, fresh = found["sweep"], found["actors"], found["processes"]
+    hours = {
+        "sweep": ours["seconds"],
+        # Its start once, then all cells at the pace of those that were measured.
+        "actors": reused["seconds"] - reused["rest"] + reused["rest"] * grid / len(reused["cells"]),
+        "processes": sum(cell["seconds"] for cell in fresh) * grid / len(fresh),
+    }
+    speed = {name: 3600 * grid / seconds for name, seconds in hours.items()}
+    titles = {
+        "sweep": "`mlmclm sweep`: Ray Tune, two one-thread workers",
+        "actors": "Trainer in two reused one-thread Ray Tune actors",
+        "processes": "Trainer, a process a cell, two threads",
+    }
+    measured = {"sweep": ours["cells"], "actors": reused["cells"], "processes": fresh}
+    lines = [
+        f"Command: `python -m benchmarks.cells --data FOLDER`. Machine: {machine()}.",
+        f"Grid: {len(work.rates)} learning rates x {len(SEEDS)} seeds of SST-2 and CoNLL-2003, {grid} cells; EuroBERT 6 x 256 with random weights,",
+        f"vocabulary {VOCABULARY:,}; {work.steps} steps of 32, bf16 autocast, validation and test evaluated at the end. The sweep is timed from the",
+        "start of its process to its end, imports, Ray and tokenising included, over the whole grid; the peers, whose data are tokenised before, over",
+        f"{len(reused['cells'])} cells (rates {', '.join(f'{rate:g}' for rate in PEER_RATES)}), extrapolated to the grid by cell (the actors' start once).",
+        "",
+        "| | cells measured | s a cell | start-up | training | evaluation | cells an hour | sweep over it |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, title in titles.items():
+        cells = measured[name]
+        parts = [sum(cell[part] for cell in cells) / len(cells) for part in ("start_up", "train", "evaluate")]
+        ratio = f"{speed['sweep'] / speed[name]:.2f}" if name != "sweep" else ""
+        lines.append(
+            f"| {title} | {len(cells)} | {hours[name] / grid:.1f} | "
+            + " | ".join(f"{part:.1f}" for part in parts)
+            + f" | {speed[name]:,.0f} | {ratio} |"
+        )
+    lines += [
+        "",
+        "Start-up, training and evaluation: seconds within a cell, on its one or two threads. Scores at the rates that all have, ours",
+        "less the peer's, with the 95 % interval over seeds (Student's, one deviation for all rates and both sides):",
+        "",
+    ]
+    lines += ["| task | split | less actors' | less processes' |", "|---|---|---|---|"]
+    for task in TASKS:
+        for split in ("validation", "test"):
+            gaps = [difference(ours["cells"], peer, task, split) for peer in (reused["cells"], fresh)]
+            lines.append(f"| {task} | {split} | " + " | ".join(f"{gap:+.4f} ± {half:.4f}" for gap, half in gaps) + " |")
+    lines += ["", *shares_of(ours, found["profile"]["shares"])]
+    return lines
+
+
+def shares_of(ours: dict[str, Any], profiled: dict[str, dict[str, float]]) -> list[str]:
+    """Where the two workers' time goes: training's shares are those of the profile."""
+    total = 2 * ours["seconds"]
+    spent: defaultdict[str, float] = defaultdict(float)
+    for cell in ours["cells"]:
+        for kind, share in profiled[cell["task"]].items():
+            spent[kind] += share * cell["train"]
+        spent["evaluation"] += cell["evaluate"]
+    spent["start-up"] = total - sum(spent.values())
+    kinds = [*CLASSES, "rest", "evaluation", "start-up"]
+    return [
+        "Of the sweep's time on both cores (training divided as torch's profiler does for a cell of each task; *rest* is other operations and",
+        "Python; *start-up* all that is no training or evaluation: imports, Ray, tokenising, Tune between cells, waiting for the last cell):",
+        "",
+        "| " + " | ".join(kinds) + " |",
+        "|---" * len(kinds) + "|",
+        "| " + " | ".join(f"{spent[kind] / total:.1%}" for kind in kinds) + " |",
+    ]
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Folder with enwiki2015/, sst2/ and conll2003/.")],
+    parts: Annotated[str, typer.Option(help="What to measure, with commas between.")] = ",".join(PARTS),
+    trial: Annotated[
+        bool, typer.Option("--trial", help="A few steps, cells and sentences, to try the command out.")
+    ] = False,
+    store: Annotated[Path, typer.Option(help="Where everything is kept.")] = Path("store-cells"),
+) -> None:
+    """Measures the parts that are missing, and writes the section of RESULTS.md when all are there."""
+    chosen = parts.split(",")
+    if wrong := set(chosen) - set(PARTS):
+        raise typer.BadParameter(f"--parts: no {', '.join(sorted(wrong))}; there are {', '.join(PARTS)}")
+    work = Work((store / ("trial" if trial else "grid")).resolve(), data.resolve(), trial)
+    prepare(work)
+    found: dict[str, Any] = {}
+    for part in PARTS:
+        numbers = range(len(peer_cells(work))) if part == "processes" else range(1)
+        files = [work.place / "measured" / f"{part}-{number}.json" for number in numbers]
+        if part in chosen:
+            for number, file in zip(numbers, files, strict=True):
+                answer = once(file, lambda part=part, number=number: measure(work, part, number))
+                print(f"{part} {number + 1}/{len(files)}: {answer['seconds']:.0f} s", flush=True)
+        if all(file.is_file() for file in files):
+            answers = [read_json(file) for file in files]
+            found[part] = answers if part == "processes" else answers[0]
+    if missing := [part for part in PARTS if part not in found]:
+        print(f"not measured yet: {', '.join(missing)}")
+    elif trial:
+        print("\n".join(report(work, found)))
+    else:
+        write_section("Cells an hour", report(work, found))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        given = json.loads(sys.argv[4])
+        work = Work(Path(given["place"]), Path(given["data"]), given["trial"])
+        worker(sys.argv[2], int(sys.argv[3]), work)
+    else:
+        typer.run(main)

@@ -1,0 +1,245 @@
+"""Scores of small models on all local tasks:  python -m benchmarks.scores --data FOLDER [--size 2m] [--steps 2048]
+
+CLM, MLM at 40 %, CLM followed by MLM, and the same model untrained, on every task of FOLDER (rte, qqp_20k, sick with both its labels, sst2,
+conll2003, squad_4k, squad_v2, reqa_squad, and the corpus enwiki2015, as Parquet): the best learning rate of three, five seeds, fine-tuning of
+100 to 200 steps. Beside them stands what chance scores on the same test rows. It asks whether scores are sane, not how good a model can be.
+
+It is one `mlmclm study`, so that it goes on where it was stopped; store, report and MLflow runs lie in --store. Its table is a section of
+RESULTS.md. Of SQuAD v2 FOLDER has the official development set only, which is cut by article: the first 25 are the training set, the others the
+test set of a task of this benchmark's own, `squad_v2_dev`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+import yaml
+
+from benchmarks.results import machine, write_section
+
+SEEDS = (0, 1, 2, 3, 4)
+RATES = (5e-4, 1e-3, 2e-3)
+BLOCK, BATCH = 128, 32
+SETS = ("enwiki2015", "rte", "qqp_20k", "sick", "sst2", "conll2003", "squad_4k", "reqa_squad")
+SPACE: dict[str, Any] = {
+    "tasks": [
+        "rte", "qqp_20k", "sick", "sick_relatedness", "sst2", "conll2003", "squad_4k", "squad_v2_dev", "reqa_squad",
+    ],
+    "learning_rates": list(RATES),
+    "seeds": list(SEEDS),
+    "protocol": {
+        "batch_size": 32, "max_steps": 150, "max_length": BLOCK, "stride": 32, "max_evaluation_examples": 1000,
+        "max_evaluation_documents": 1000,
+    },
+    "per_task": {
+        "rte": {"batch_size": 16, "max_steps": 100},
+        "sst2": {"max_steps": 200},
+        "conll2003": {"max_steps": 200},
+        "squad_4k": {"batch_size": 16, "max_steps": 120, "max_evaluation_examples": 300},
+        "squad_v2_dev": {"batch_size": 16, "max_steps": 120, "max_evaluation_examples": 300},
+        "reqa_squad": {"max_steps": 100, "max_evaluation_examples": 500},
+    },
+}  # fmt: skip
+TRAIN_ARTICLES = 25
+SQUAD_V2_DEV = {
+    "name": "squad_v2_dev",
+    "family": "question-answering",
+    "title": "SQuAD v2.0's development set, cut by article into train and test",
+    "source": "local",
+    "folder": "squad_v2_dev",
+    "splits": {"train": "train", "validation_fraction": 0.05, "validation_group": "context", "test": "test"},
+    "unanswerable": True,
+    "metric": "f1",
+    "licence": "CC BY-SA 4.0",
+    "citation": "Rajpurkar et al., 2018. Know What You Don't Know: Unanswerable Questions for SQuAD. ACL.",
+}
+GAIN = np.array([1 / np.log2(rank + 1) for rank in range(1, 11)])
+"""Of the ten ranks of NDCG@10."""
+
+
+def models(size: str, steps: int) -> dict[str, str]:
+    """What each is called in the table, and its name."""
+    from mlmclm.studies.names import format_steps
+
+    whole, quarter = format_steps(steps), format_steps(steps // 4)
+    return {
+        "untrained": f"{size}-untrained",
+        "CLM": f"{size}-clm-{whole}",
+        "MLM 40 %": f"{size}-mlm40-{whole}",
+        "CLM 25 %, then MLM 40 %": f"{size}-clm-{quarter}-mlm40-{whole}",
+    }
+
+
+def lay_out(data: Path, store: Path, size: str, steps: int, space: dict[str, Any]) -> Path:
+    """Data, tasks, space and study file in the store; the study file."""
+    import pyarrow.compute
+    import pyarrow.parquet as parquet
+
+    place, cut = store / "data", store / "data" / "squad_v2_dev"
+    cut.mkdir(parents=True, exist_ok=True)
+    for name in SETS:
+        if not (place / name).exists():
+            (place / name).symlink_to((data / name).resolve(), target_is_directory=True)
+    questions = parquet.read_table(data / "squad_v2" / "validation.parquet")
+    articles = questions["title"].combine_chunks().unique()
+    train = pyarrow.compute.is_in(questions["title"], value_set=articles[:TRAIN_ARTICLES])
+    parquet.write_table(questions.filter(train), cut / "train.parquet")
+    parquet.write_table(questions.filter(pyarrow.compute.invert(train)), cut / "test.parquet")
+    names = models(size, steps)
+    study = {
+        "name": "scores",
+        "models": list(names.values()),
+        "baseline": names["untrained"],
+        "corpus": {"source": "enwiki2015", "max_tokens": steps * BATCH * BLOCK + 2**17},
+        "tokenizer": {"train_vocab_size": 4096},
+        "recipe": {
+            "block_length": BLOCK, "batch": BATCH, "peak_learning_rate": 4e-3, "adam_eps": 1e-8,
+            "warmup_steps": max(1, steps // 40), "decay_steps": max(1, steps // 10), "workers": 2, "zero_stage": 0,
+            "checkpoint_every": 500, "evaluate_every": 500, "evaluation_blocks": 192,
+        },
+        "space": str(store / "space.yaml"),
+    }  # fmt: skip
+    (store / "tasks").mkdir(exist_ok=True)
+    for file, content in (("tasks/squad_v2_dev", SQUAD_V2_DEV), ("space", space), ("scores", study)):
+        (store / f"{file}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return store / "scores.yaml"
+
+
+def chance(store: Path, size: str, steps: int) -> dict[str, tuple[float, str]]:
+    """What is scored on the test rows of each task without a model, and how."""
+    from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepare import prepare_task
+    from mlmclm.tasks.registry import find_tasks
+
+    space = Space.model_validate(yaml.safe_load((store / "space.yaml").read_text(encoding="utf-8")))
+    tasks, tokenizer = (
+        find_tasks([store / "tasks"]),
+        store / "studies" / "scores" / "models" / models(size, steps)["CLM"],
+    )
+    found = {}
+    for name in space.tasks:
+        task = tasks[name]
+        prepared = prepare_task(task, tokenizer, space.protocol_for(name), store, store / "data")
+        if task.family == "sequence-classification":
+            train, test = (prepared.table(split)["label"].to_numpy() for split in ("train", "test"))
+            found[name] = float((test == np.bincount(train).argmax()).mean()), "the most frequent class"
+        elif task.family == "sequence-regression":
+            found[name] = 0.0, "always the same"
+        elif task.family == "token-classification":
+            found[name] = 0.0, "no entities"
+        elif task.family == "question-answering":
+            found[name] = chance_answers(prepared.table("test_examples").to_pylist(), empty=task.unanswerable)
+        else:
+            found[name] = chance_ranking(prepared.table("test"), prepared.table("test_qrels")), "any order"
+    return found
+
+
+def chance_answers(examples: list[dict[str, Any]], *, empty: bool) -> tuple[float, str]:
+    """Mean F1 of one to four words from anywhere in the passage (twenty draws each), or of no answer where that can be right."""
+    from mlmclm.tasks.question_answering import answer_f1
+
+    if empty:
+        return float(np.mean([not example["answers"] for example in examples])), "never an answer"
+    draw, scores = np.random.default_rng(0), []
+    for example in examples:
+        words = example["context"].split()
+        for _ in range(20):
+            first, length = int(draw.integers(len(words))), int(draw.integers(1, 5))
+            scores.append(answer_f1(" ".join(words[first : first + length]), example["answers"]))
+    return float(np.mean(scores)), "words from anywhere"
+
+
+def chance_ranking(sequences: Any, qrels: Any) -> float:
+    """Expected NDCG@10 of a random order, mean over queries: with r of n documents relevant, each rank holds one of them with chance r/n."""
+    documents = int((~sequences["is_query"].to_numpy()).sum())
+    relevant = pd.Series(qrels["query_id"].to_numpy()[qrels["score"].to_numpy() > 0]).value_counts()
+    return float(np.mean([count / documents * GAIN.sum() / GAIN[: min(count, 10)].sum() for count in relevant]))
+
+
+def report(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: dict[str, str]) -> list[str]:
+    """The table and what it says; scores are test means with their 95 % interval over seeds."""
+    lines = ["| task | metric | chance | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
+    for task, (score, how) in by_chance.items():
+        rows = [best.loc[(name, task)] for name in names.values()]
+        cells = [f"{row['test_mean']:.3f} [{row['test_low']:.3f}, {row['test_high']:.3f}]" for row in rows]
+        lines.append(f"| {task} | {rows[0]['metric']} | {score:.3f} ({how}) | " + " | ".join(cells) + " |")
+    return [*lines, "", *reading(best, by_chance, names)]
+
+
+def reading(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: dict[str, str]) -> list[str]:
+    """On which tasks a model's interval lies above chance, and above the untrained model's."""
+
+    def named(tasks: list[str]) -> str:
+        every = len(tasks) == len(by_chance)
+        return (
+            "all tasks"
+            if every
+            else f"{len(tasks)} of {len(by_chance)} tasks" + (f" ({', '.join(tasks)})" if tasks else "")
+        )
+
+    lines = ["Reading, by intervals that don't overlap:"]
+    for title, name in names.items():
+        above = [task for task, (score, _) in by_chance.items() if best.loc[(name, task)]["test_low"] > score]
+        line = f"- {title}: above chance on {named(above)}"
+        if title != "untrained":
+            base = {task: best.loc[(names["untrained"], task)] for task in by_chance}
+            better = [task for task in by_chance if best.loc[(name, task)]["test_low"] > base[task]["test_high"]]
+            worse = [task for task in by_chance if best.loc[(name, task)]["test_high"] < base[task]["test_low"]]
+            line += f"; above the untrained model on {named(better)}, below it on {named(worse)}"
+        lines.append(line + ".")
+    return lines
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Folder with the data sets.")],
+    size: Annotated[str, typer.Option(help="A size of mlmclm.")] = "2m",
+    steps: Annotated[int, typer.Option(help="Of pretraining, a multiple of 4; a step is 4,096 tokens.")] = 2048,
+    trial: Annotated[bool, typer.Option("--trial", help="A few steps and rows, to try the command out.")] = False,
+    store: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("store-scores"),
+) -> None:
+    """Runs the study and writes the section of RESULTS.md."""
+    space = SPACE
+    if trial:
+        few = {"batch_size": 4, "max_steps": 2, "max_evaluation_examples": 20, "max_evaluation_documents": 20}
+        space = {
+            **SPACE,
+            "learning_rates": [1e-3],
+            "seeds": [0, 1],
+            "per_task": {},
+            "protocol": {**SPACE["protocol"], **few},
+        }
+    store = store.resolve()
+    file = lay_out(data, store, size, steps, space)
+    subprocess.run(
+        [
+            sys.executable, "-m", "mlmclm", "study", str(file), "--data", str(store / "data"), "--task-dir", str(store / "tasks"),
+            "--store", str(store),
+        ],
+        check=True,
+    )  # fmt: skip
+    best = pd.read_csv(store / "studies" / "scores" / "best.csv").set_index(["model", "task"])
+    table = report(best, chance(store, size, steps), models(size, steps))
+    if trial:
+        print("\n".join(table))
+        return
+    rates, taken = ", ".join(f"{rate:g}" for rate in RATES), [each["max_steps"] for each in SPACE["per_task"].values()]
+    lines = [
+        f"Command: `python -m benchmarks.scores --data FOLDER --size {size} --steps {steps}`. Machine: {machine()}.",
+        f"Corpus enwiki2015, {steps * BATCH * BLOCK / 1e6:.1f} M tokens, vocabulary 4,096. Test scores at the learning rate (of {rates})",
+        f"that is best on validation, mean over {len(SEEDS)} seeds with its 95 % interval; {min(taken)} to {max(taken)} steps of fine-tuning,",
+        "at most 1,000 test rows. `squad_v2_dev` is SQuAD v2's development set cut by article. *Chance* is scored on the same rows",
+        "without a model.",
+        "",
+        *table,
+    ]
+    write_section("Scores on all local tasks", lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)
