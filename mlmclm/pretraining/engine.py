@@ -151,7 +151,7 @@ def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, A
     if stage == 3:
         # By default DeepSpeed keeps what it gathers until the backward pass has used it too: all weights of most models.
         sizes = ("stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance")
-        config["zero_optimization"] |= dict.fromkeys(sizes, bucket) | {"stage3_allgather_sequential": True}
+        config["zero_optimization"] |= dict.fromkeys(sizes, bucket)
         config["zero_optimization"].pop("allgather_bucket_size")
     if "offload_optimizer" in (recipe.deepspeed.get("zero_optimization") or {}):
         config["zero_force_ds_cpu_optimizer"] = False  # torch's AdamW, there as everywhere
