@@ -2,7 +2,8 @@
 
 Two workers train one model a few steps under each stage. The formula (ZeRO, arXiv 1910.02054, section 3, with everything in fp32)
 gives the bytes of weights, gradients and Adam's two moments. What a worker holds besides (libraries, activations, buffers) is
-measured as the peak of a model of almost no parameters on the same batch, and taken off.
+measured as the peak of a model of almost no parameters on the same batch, and taken off. Peaks are resident memory: of the whole
+run, and of its last steps alone, for which the kernel's mark is set back (Linux: `clear_refs`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.pretraining import VOCABULARY, corpus
 from benchmarks.results import machine, write_section
@@ -24,7 +27,8 @@ from mlmclm.workers import worker_environment
 
 SIZE = "210m"
 WORKERS = 2
-STEPS = 3
+STEPS = 13
+"""The workers say their memory after ten steps and at the end."""
 ROWS, LENGTH = 2, 64
 """Of a worker's share: activations should be small beside weights."""
 
@@ -35,8 +39,15 @@ def predicted(stage: int, count: int) -> float:
     return sum(width * count / (WORKERS if split else 1) for width, split in zip((4, 4, 8), shared, strict=True))
 
 
-def peak(size: str, stage: int, folder: Path) -> float:
-    """Largest resident memory of a worker, in bytes, over a short stage."""
+def set_back_peaks() -> None:
+    """Has this machine's training workers count their largest resident memory anew."""
+    for process in psutil.Process().children(recursive=True):
+        if "RayTrainWorker" in " ".join(process.cmdline()):
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+
+def peaks(size: str, stage: int, folder: Path) -> tuple[float, float]:
+    """Largest resident memory of a worker, in bytes, over a short stage and over its last steps."""
     prepared = corpus(folder, length=LENGTH)
     recipe = Recipe(
         block_length=LENGTH, batch=ROWS * WORKERS, peak_learning_rate=1e-4, warmup_steps=1, decay_steps=1, workers=WORKERS,
@@ -44,13 +55,19 @@ def peak(size: str, stage: int, folder: Path) -> float:
     )  # fmt: skip
     plan = make_plan([parse(f"{size}-mlm40-{STEPS}")], recipe)
     seen: list[dict[str, Any]] = []
+
+    def observe(records: list[dict[str, Any]]) -> None:
+        if not seen:
+            set_back_peaks()
+        seen.extend(record for record in records if "memory" in record)
+
     prepare_environment()
     with ray_session(folder / "store", num_cpus=WORKERS):
         run_stage(
             plan.stages[0], store=folder / "store", corpus=prepared, recipe=recipe,
-            fingerprint=fingerprint(recipe, prepared.key, VOCABULARY), observer=seen.extend,
+            fingerprint=fingerprint(recipe, prepared.key, VOCABULARY), observer=observe,
         )  # fmt: skip
-    return float([record for record in seen if "memory" in record][-1]["memory"])
+    return float(max(record["memory"] for record in seen)), float(seen[-1]["memory"])
 
 
 def main() -> None:
@@ -58,27 +75,28 @@ def main() -> None:
     os.environ.update(worker_environment())
     count = parameters(SIZES[SIZE], VOCABULARY) + VOCABULARY * SIZES[SIZE].hidden
     little = parameters(SIZES["1m"], VOCABULARY) + VOCABULARY * SIZES["1m"].hidden
+    with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
+        besides = peaks("1m", 0, Path(place))[0] - predicted(0, little)
     lines = [
         f"Command: `python -m benchmarks.memory`. Machine: {machine()}.",
         f"{SIZE} at a vocabulary of {VOCABULARY:,}: {count / 1e6:.0f} M parameters with LM head, {WORKERS} workers, fp32 weights, gradients and",
         "moments. *Formula*: ZeRO's, 16 bytes a parameter, of which stage 1 divides the moments' 8, stage 2 also the gradients' 4, stage 3",
-        "also the weights' 4. *Measured*: the peak of a worker's resident memory, less that of `1m` on the same batch, plus the formula's for",
-        "`1m`. A checkpoint is not written in these steps but at their end, when rank 0 holds weights and moments whole (12 bytes a parameter);",
-        "the peak is read before it. It includes the start, at which every worker builds the whole model before DeepSpeed divides it, and a",
-        "CPU worker keeps the memory that it once had: what ZeRO saves on a CPU does not show in a peak.",
+        "also the weights' 4. *Measured*: the peak of a worker's resident memory, less what a worker holds besides, which is the peak of `1m`",
+        f"on the same batch less the formula's for it ({besides / 2**30:.2f} GiB): over the whole run with its start, and over the last three of",
+        f"its {STEPS} steps alone. The checkpoint at the end is in neither: rank 0 then holds weights and moments whole (12 bytes a parameter).",
+        "A CPU worker keeps what it has freed, and allocates beside it where the holes don't fit: both peaks have that in them, ZeRO 3's",
+        "most, which gathers and frees each weight twice a step. Weights in bf16, which the forward pass keeps for the backward pass, are too.",
         "",
-        "| ZeRO | formula, GiB | measured, GiB | measured / formula |",
-        "|---|---|---|---|",
+        "| ZeRO | formula, GiB | whole run, GiB | / formula | last steps, GiB | / formula |",
+        "|---|---|---|---|---|---|",
     ]
     for stage in range(4):
-        found = []
-        for size in ("1m", SIZE):
-            with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
-                found.append(peak(size, stage, Path(place)))
-            print(f"ZeRO {stage}, {size}: {found[-1] / 2**30:.2f} GiB", flush=True)
+        with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
+            found = peaks(SIZE, stage, Path(place))
+        print(f"ZeRO {stage}: {found[0] / 2**30:.2f} and {found[1] / 2**30:.2f} GiB", flush=True)
         formula = predicted(stage, count)
-        measured = found[1] - found[0] + predicted(stage, little)
-        lines.append(f"| {stage} | {formula / 2**30:.2f} | {measured / 2**30:.2f} | {measured / formula:.2f} |")
+        cells = (f"{(each - besides) / 2**30:.2f} | {(each - besides) / formula:.2f}" for each in found)
+        lines.append(f"| {stage} | {formula / 2**30:.2f} | {' | '.join(cells)} |")
     write_section("Memory of pretraining", lines)
 
 

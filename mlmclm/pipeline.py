@@ -259,7 +259,7 @@ def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
         weights = read_weights(states.state_folder(prepared.place.store, key))
     elif initial is not None:
         initial.check()
-        weights = read_written(initial.folder)[1]
+        weights = dict(read_written(initial.folder)[1])
     else:
         weights = weights_of(build(config, recipe.seed))
     objective = name.last_objective

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,15 +234,27 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
 
 
-def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
-    """Takes up what `weights_of` gave.
+def load_weights(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], then: Callable[[nn.Parameter], None] | None = None
+) -> None:
+    """Takes up what `weights_of` gave, one weight after the other; a parameter that has a shape alone (`build.hollow`) becomes
+    real, on the CPU.
+
+    Args:
+        then: called with each parameter when it has its weight.
 
     Raises:
         ValueError: other names than the model's.
     """
-    names = weights_of(model).keys()
-    if names != weights.keys():
-        raise ValueError(f"these weights are another model's: {', '.join(sorted(names ^ weights.keys())[:5])}")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
+    others = {name for name, _ in model.named_parameters()} ^ set(weights)
+    if others:
+        raise ValueError(f"these weights are another model's: {', '.join(sorted(others)[:5])}")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            # In place, since a tied matrix is one parameter under several modules.
+            real = torch.empty_like(parameter, device="cpu")
+            torch.utils.swap_tensors(parameter, nn.Parameter(real, parameter.requires_grad))  # type: ignore[no-untyped-call]
+        with torch.no_grad():
             parameter.copy_(weights[name])
+        if then is not None:
+            then(parameter)

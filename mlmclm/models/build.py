@@ -46,6 +46,23 @@ def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         return ARCHITECTURES[config.model_type].model(config)
 
 
+def hollow(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without weights: parameters have a shape alone (torch's `meta` device) until `load_weights`; buffers are real."""
+    register = nn.Module.register_parameter
+
+    def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:  # a tied one stays the same
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_shape  # type: ignore[method-assign,assignment]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return ARCHITECTURES[config.model_type].model(config)
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
 class BiasedHead(LabelledCrossEntropyHead):
     """An LM head with a bias, which is the weight of one more hidden unit that is always 1."""
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -43,10 +43,11 @@ from mlmclm.models.architectures import (
     shared,
     weights_of,
 )
-from mlmclm.models.build import build
+from mlmclm.models.build import hollow
 from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, read_model
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.models.sources import fetch
+from mlmclm.models.stored import StoredTensors
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
 """Texts that are taken for the mask token where the tokenizer names none but has one of them; the first is added otherwise."""
@@ -69,14 +70,15 @@ class Initial:
         return begin(self.config, self.weights)
 
 
-def begin(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrainedModel:
-    """The model with these weights, fp32, on the CPU; without dropout, whatever its configuration says."""
+def begin(config: PreTrainedConfig, weights: Mapping[str, Tensor] | None) -> PreTrainedModel:
+    """The model with these weights, fp32, on the CPU, or `hollow`; without dropout, whatever its configuration says."""
     config = copy.deepcopy(config)
     for name in DROPOUTS:
         if hasattr(config, name):
             setattr(config, name, 0.0)
-    model = build(config, 0)
-    load_weights(model, weights)
+    model = hollow(config)
+    if weights is not None:
+        load_weights(model, weights)
     return model
 
 
@@ -91,9 +93,9 @@ def written_config(folder: Path) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
-def read_written(folder: Path) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
-    """What `write_initial` wrote."""
-    return written_config(folder), load_file(folder / "model.safetensors")
+def read_written(folder: Path) -> tuple[PreTrainedConfig, StoredTensors]:
+    """What `write_initial` wrote; each weight is read when it is asked for."""
+    return written_config(folder), StoredTensors(folder / "model.safetensors")
 
 
 @dataclass(frozen=True)

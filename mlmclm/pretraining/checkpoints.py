@@ -10,7 +10,7 @@ Any number of workers and any ZeRO stage can take them up.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, whole_folder, write_json
+from mlmclm.models.stored import StoredTensors
 from mlmclm.pretraining import states
 
 WEIGHTS, FIRST, SECOND = "w/", "m/", "v/"
@@ -32,10 +33,10 @@ class TrainingState:
     """Everything that the next step depends on, apart from the step's number, batch and learning rate."""
 
     step: int
-    weights: dict[str, Tensor]
-    first: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
+    first: Mapping[str, Tensor]
     """Adam's running mean of gradients, by parameter name; empty before the first step."""
-    second: dict[str, Tensor]
+    second: Mapping[str, Tensor]
     """Adam's running mean of squared gradients."""
 
 
@@ -49,23 +50,17 @@ def write_tensors(folder: Path, state: TrainingState) -> None:
 
 
 def read_tensors(folder: Path) -> TrainingState:
-    """Reads what `write_tensors` wrote.
+    """What `write_tensors` wrote; each tensor is read when it is asked for.
 
     Raises:
         UserError: the folder holds no whole state.
     """
     path = folder / "state.safetensors"
     try:
-        with safe_open(str(path), "pt") as handle:
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        parts = [StoredTensors(path, prefix) for prefix in (WEIGHTS, FIRST, SECOND)]
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: not a whole pretraining state ({error}). Delete {folder} and run again.") from error
-    step = int(read_json(folder / "step.json")["step"])
-    parts = [
-        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        for prefix in (WEIGHTS, FIRST, SECOND)
-    ]
-    return TrainingState(step, *parts)
+    return TrainingState(int(read_json(folder / "step.json")["step"]), *parts)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -108,7 +103,7 @@ def deposit(
     return folder
 
 
-def _parts(state: TrainingState) -> list[tuple[str, dict[str, Tensor]]]:
+def _parts(state: TrainingState) -> list[tuple[str, Mapping[str, Tensor]]]:
     return [(WEIGHTS, state.weights), (FIRST, state.first), (SECOND, state.second)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import deepspeed
@@ -34,13 +35,16 @@ from mlmclm.models.packing import Packing
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.host_sum import HostSum
 from mlmclm.studies.recipe import Recipe
+from mlmclm.workers import return_freed_memory
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 # On the CPU DeepSpeed compiles a shared-memory all-reduce that only its inference engine uses: half a minute, and a C++ compiler.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-LARGEST_BUCKET = 50_000_000
-"""Elements that ZeRO reduces or gathers at once; its default of 5e8 allocates gigabytes that a small model never fills."""
+BUCKETS = 16
+"""Parts that ZeRO reduces a model's gradients in: a part is held twice meanwhile. Likewise what ZeRO 3 gathers ahead."""
+SMALLEST_BUCKET, LARGEST_BUCKET = 4_000_000, 50_000_000
+"""Elements: smaller messages cost time, larger ones memory; DeepSpeed's default of 5e8 is more than most models have."""
 BUCKET_MULTIPLE = 2
 """DeepSpeed wants buckets that begin at a multiple of 4 bytes in 16-bit elements."""
 
@@ -68,6 +72,49 @@ def _sum_by_messages(gradients: Sequence[Tensor]) -> None:
         wait.wait()
 
 
+def _divide(parameter: nn.Parameter, config: dict[str, Any]) -> None:
+    """Leaves this worker its part of a weight (ZeRO 3), as DeepSpeed does for a whole model when it starts; collective."""
+    holder = nn.Module()
+    holder.register_parameter("weight", parameter)
+    deepspeed.zero.Init(module=holder, config_dict_or_path=config)
+
+
+def _drop_copies(optimiser: Any, stage: int, rank: int) -> None:
+    """Has DeepSpeed's optimiser work on what is there: it copies weights and gradients for an optimiser of higher precision
+    than theirs, but here all are fp32.
+
+    DeepSpeed means to do so for weights in ZeRO 3, but compares a device with its name and finds them different.
+    """
+    if stage == 3:
+        copies, weights = optimiser.fp32_partitioned_groups_flat, optimiser.fp16_partitioned_groups_flat
+        optimiser.flatten = _flat
+    else:
+        copies = optimiser.single_partition_of_fp32_groups
+        weights = [parts[rank] for parts in optimiser.parallel_partitioned_bit16_groups]
+    for copy, weight in zip(copies, weights, strict=True):
+        offloaded = weight is None or copy.shape != weight.shape or copy.device != weight.device
+        if not offloaded:
+            copy.data = weight.data
+            if stage != 3:
+                optimiser.flatten = partial(_flat, room=torch.empty_like(weight))
+    if stage != 3:
+        optimiser._link_all_hp_params()  # each parameter knows its part of the copy
+
+
+def _flat(tensors: Sequence[Tensor], room: Tensor | None = None) -> Tensor:
+    """All in one dimension: no copy where they lie one behind the other, as gradients do in ZeRO 3, and else in `room`, which is
+    overwritten the next time."""
+    first, count = tensors[0], 0
+    behind = True
+    for tensor in tensors:
+        behind = behind and tensor.is_contiguous() and tensor.data_ptr() == first.data_ptr() + count * first.itemsize
+        count += tensor.numel()
+    if behind and first.untyped_storage().nbytes() >= (first.storage_offset() + count) * first.itemsize:
+        return first.as_strided((count,), (1,))
+    out = None if room is None or count > len(room) else room[:count]
+    return torch.cat([tensor.flatten() for tensor in tensors], out=out)
+
+
 def effective_stage(recipe: Recipe, world: int) -> int:
     """The recipe's ZeRO stage; 0 on one worker, which has nothing to share out, unless the `deepspeed` block says more about it.
 
@@ -85,7 +132,8 @@ def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, A
     share = recipe.batch // world
     stage = effective_stage(recipe, world)
     micro = recipe.micro_batch or share
-    bucket = min(-(-parameters // BUCKET_MULTIPLE) * BUCKET_MULTIPLE, LARGEST_BUCKET)
+    bucket = min(max(parameters // BUCKETS, SMALLEST_BUCKET), parameters, LARGEST_BUCKET)
+    bucket = -(-bucket // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
     config: dict[str, Any] = {
         "train_batch_size": recipe.batch,
         "train_micro_batch_size_per_gpu": micro,
@@ -98,10 +146,13 @@ def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, A
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
             "overlap_comm": False,
+            "contiguous_gradients": False,  # which would be one more copy of them
         },
     }
     if stage == 3:
-        config["zero_optimization"] |= {"stage3_prefetch_bucket_size": bucket, "stage3_max_live_parameters": bucket}
+        # By default DeepSpeed keeps what it gathers until the backward pass has used it too: all weights of most models.
+        sizes = ("stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance")
+        config["zero_optimization"] |= dict.fromkeys(sizes, bucket)
         config["zero_optimization"].pop("allgather_bucket_size")
     if "offload_optimizer" in (recipe.deepspeed.get("zero_optimization") or {}):
         config["zero_force_ds_cpu_optimizer"] = False  # torch's AdamW, there as everywhere
@@ -143,11 +194,12 @@ class Engine:
     """One worker's part of the training of one model."""
 
     def __init__(
-        self, model: PretrainingModel, recipe: Recipe, state: TrainingState, separator: int | None = None
+        self, model: PretrainingModel, recipe: Recipe, state: TrainingState | None, separator: int | None = None
     ) -> None:
-        """Takes up `state`: its weights, moments and step count; collective over all workers.
+        """Takes up a state: its weights, moments and step count; collective over all workers.
 
         Args:
+            state: None for the one before the first step, with the weights that the model has.
             separator: the token that documents end with, if they are isolated (`objectives.separator`).
 
         Raises:
@@ -164,8 +216,11 @@ class Engine:
             self.sum_over_workers = HostSum.create() or _sum_by_messages
         if distributed.get_backend() == "gloo":
             stage_1_and_2.all_gather_dp_groups = _send_partitions
-        load_weights(model.model, state.weights)
         self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
+        config = deepspeed_config(recipe, self.world, sum(parameter.numel() for parameter in model.parameters()))
+        deepspeed.init_distributed(distributed.get_backend(), dist_init_required=False)
+        if state is not None:
+            load_weights(model.model, state.weights, partial(_divide, config=config) if self.stage == 3 else None)
         optimiser = torch.optim.AdamW(
             model.parameters(),
             lr=0.0,  # set before each step; at 0, an engine that steps while it starts changes nothing
@@ -177,13 +232,13 @@ class Engine:
         if self.stage == 3:
             # A layer's weights are used together, whoever multiplies them, so they are gathered together.
             set_z3_leaf_modules(model, list({type(layer) for layer in layers_of(model.model.base_model)}))
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return_freed_memory()
         self.engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=optimiser,
-            config=deepspeed_config(recipe, self.world, parameters),
-            dist_init_required=False,
+            model=model, optimizer=optimiser, config=config, dist_init_required=False
         )
+        if self.stage != 0:
+            _drop_copies(self.engine.optimizer, self.stage, self.rank)
+            return_freed_memory()
         if self.sums_itself:
             self.engine.enable_backward_allreduce = False
         self.device = self.engine.device
@@ -191,7 +246,9 @@ class Engine:
             check_compiler(self.device)
         self.micro = self.engine.train_micro_batch_size_per_gpu()
         self.accumulation = self.engine.gradient_accumulation_steps()
-        self._take_up(state)
+        self._start_moments(0 if state is None else state.step)
+        if state is not None and state.first:
+            self._take_up_moments(state)
 
     def step(
         self, batches: Sequence[tuple[Tensor, Tensor]], *, causal: bool, rate: float
@@ -280,8 +337,8 @@ class Engine:
     def _torch_optimiser(self) -> torch.optim.Optimizer:
         return self.engine.optimizer if self.stage == 0 else self.engine.optimizer.optimizer
 
-    def _take_up(self, state: TrainingState) -> None:
-        """Gives Adam the state's moments and step count; zeros at step 0, whatever DeepSpeed did while starting."""
+    def _start_moments(self, step: int) -> None:
+        """Gives Adam its step count, and moments of zero, whatever DeepSpeed did while starting."""
         optimiser = self._torch_optimiser()
         if self.stage == 3:
             parameters = list(self.engine.optimizer.fp32_partitioned_groups_flat)
@@ -289,14 +346,15 @@ class Engine:
             parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         for parameter in parameters:
             optimiser.state[parameter] = {
-                "step": torch.tensor(float(state.step), device=parameter.device),
+                "step": torch.tensor(float(step), device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
                 "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
             }
         if self.stage in (1, 2):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
-        if not state.first:
-            return
+
+    def _take_up_moments(self, state: TrainingState) -> None:
+        optimiser = self._torch_optimiser()
         for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
             for key, value in (("exp_avg", state.first[name]), ("exp_avg_sq", state.second[name])):
                 if self.stage == 0:

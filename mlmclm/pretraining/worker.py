@@ -7,6 +7,7 @@ of the step, and the state taken up is the last one that is whole.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -21,21 +22,21 @@ from numpy.typing import NDArray
 from ray.train import CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
-from mlmclm.files import write_json
+from mlmclm.files import whole_folder, write_json
 from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
-from mlmclm.models.initial import begin, read_written
+from mlmclm.models.build import PretrainingModel, build, hollow, load_tokenizer, model_config
+from mlmclm.models.initial import begin, read_written, written_config
 from mlmclm.models.sizes import training_flops
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState
-from mlmclm.pretraining.engine import Engine, Evaluation
+from mlmclm.pretraining.engine import Engine, Evaluation, effective_stage
 from mlmclm.pretraining.failures import VALIDATION_LOSS
 from mlmclm.pretraining.initial import open_initial
 from mlmclm.pretraining.job import StageJob
@@ -54,8 +55,7 @@ VALIDATION_STEP = 2**31
 def train_stage(job: StageJob) -> None:
     """One worker's whole part of a stage; every worker of the group calls it."""
     recipe = job.recipe
-    model = first_model(job)
-    state = _latest_state(job, weights_of(model))
+    model, state = _begin(job, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
     pretraining_model = PretrainingModel(
         model,
         precision=recipe.precision,
@@ -64,8 +64,7 @@ def train_stage(job: StageJob) -> None:
     )
     end = separator(recipe, Path(job.tokenizer))
     engine = Engine(pretraining_model, recipe, state, end)
-    start = state.step
-    del state  # the engine has its own copies under ZeRO 1 to 3; these would stay beside them
+    start = 0 if state is None else state.step
     objective = job.legs[-1].objective
     label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed, end)
     log = _Log(job, engine, start, model.config.vocab_size)
@@ -101,14 +100,45 @@ def first_model(job: StageJob) -> PreTrainedModel:
     """The model before its first step, fp32, on the CPU."""
     if job.initial is not None:
         return begin(*read_written(open_initial(Path(job.store), job.initial).folder))
-    tokenizer = load_tokenizer(Path(job.tokenizer))
-    return build(model_config(job.size, tokenizer, job.recipe.block_length), job.recipe.seed)
+    return build(_random_config(job), job.recipe.seed)
 
 
-def _latest_state(job: StageJob, initial: dict[str, Tensor]) -> TrainingState:
-    """The furthest whole state that the stage can go on from; rank 0 chooses for all."""
-    chosen = broadcast_from_rank_zero(_latest_folder(job) if ray.train.get_context().get_world_rank() == 0 else None)
-    return checkpoints.fresh(initial) if chosen is None else checkpoints.read_tensors(Path(chosen))
+def hollow_model(job: StageJob) -> PreTrainedModel:
+    """`first_model` without weights (`build.hollow`)."""
+    if job.initial is not None:
+        return begin(written_config(open_initial(Path(job.store), job.initial).folder), None)
+    return hollow(_random_config(job))
+
+
+def write_beginning(job: StageJob, folder: Path) -> None:
+    """Writes the state before the first step, in place of what an earlier attempt left."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with whole_folder(folder) as temporary:
+        checkpoints.write_tensors(temporary, checkpoints.fresh(weights_of(first_model(job))))
+
+
+def _random_config(job: StageJob) -> PreTrainedConfig:
+    return model_config(job.size, load_tokenizer(Path(job.tokenizer)), job.recipe.block_length)
+
+
+def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
+    """The model and the furthest whole state that the stage can go on from, None if that is the model itself; rank 0 chooses
+    for all.
+
+    Args:
+        divided: the workers share the weights out (ZeRO 3), so none of them should hold all: the model is hollow, and a process
+            that is none of the workers writes the weights that a stage begins with.
+    """
+    chosen = None
+    if distributed.get_rank() == 0:
+        chosen = _latest_folder(job)
+        if chosen is None and divided:
+            chosen = str(Path(job.run_folder) / "beginning")
+            write = ray.remote(num_cpus=0, max_calls=1)(write_beginning)
+            ray.get(write.remote(job, Path(chosen)))
+    chosen = broadcast_from_rank_zero(chosen)
+    model = hollow_model(job) if divided or chosen is not None else first_model(job)
+    return model, None if chosen is None else checkpoints.read_tensors(Path(chosen))
 
 
 def _latest_folder(job: StageJob) -> str | None:

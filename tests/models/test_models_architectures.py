@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import (
+    AutoConfig,
     EuroBertConfig,
     EuroBertForMaskedLM,
     LlamaForCausalLM,
@@ -21,9 +25,10 @@ from transformers import (
 import mlmclm.models.attention
 from mlmclm.models.architectures import ARCHITECTURES, final_states, load_weights, weights_of
 from mlmclm.models.attention import use_attention
-from mlmclm.models.build import PretrainingModel
+from mlmclm.models.build import PretrainingModel, build, hollow
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.packing import Packing
+from mlmclm.models.stored import StoredTensors
 
 VOCABULARY, LENGTH = 97, 24
 COMMON = {
@@ -164,3 +169,45 @@ def test_weights_carry_over_by_name_with_tied_matrices_once() -> None:
     weights.pop("head.dense.weight")
     with pytest.raises(ValueError, match=r"another model's: head\.dense\.weight"):
         load_weights(other, weights)
+
+
+@pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
+def test_a_hollow_model_becomes_the_built_one_as_it_reads_weight_after_weight(kind: str, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(kind, **COMMON)
+    whole, other = build(config, 1), hollow(config)
+    assert all(parameter.is_meta for parameter in other.parameters())
+    save_file({f"w/{name}": tensor for name, tensor in weights_of(whole).items()}, tmp_path / "weights.safetensors")
+    read: list[torch.Size] = []
+    load_weights(other, StoredTensors(tmp_path / "weights.safetensors", "w/"), lambda weight: read.append(weight.shape))
+    assert read == [weight.shape for weight in whole.parameters()]
+    assert other.state_dict().keys() == whole.state_dict().keys()
+    for (name, tensor), found in zip(whole.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(found, tensor), name
+    for (name, buffer), found in zip(whole.named_buffers(), other.buffers(), strict=True):
+        assert torch.equal(found, buffer), name
+    assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in whole.parameters()]
+    shared = [(name, id(p)) for name, p in whole.named_parameters(remove_duplicate=False)]
+    again = [(name, id(p)) for name, p in other.named_parameters(remove_duplicate=False)]
+    assert _groups(shared) == _groups(again), "what is tied stays tied"
+    linear = torch.nn.Linear(2, 2)
+    assert not linear.weight.is_meta, "other modules are real again"
+
+
+def _groups(named: list[tuple[str, int]]) -> list[list[str]]:
+    return sorted([name for name, other in named if other == identity] for identity in {each for _, each in named})
+
+
+def test_stored_tensors_are_those_of_a_prefix_and_a_file_cut_short_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "some.safetensors"
+    tensors = {"w/a": torch.arange(6.0).view(2, 3), "w/b": torch.ones(2), "m/a": torch.zeros(3)}
+    save_file(tensors, path)
+    stored = StoredTensors(path, "w/")
+    assert sorted(stored) == ["a", "b"]
+    assert len(stored) == 2
+    assert torch.equal(stored["a"], tensors["w/a"])
+    assert "m/a" not in stored
+    with pytest.raises(KeyError):
+        stored["m/a"]
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(SafetensorError):
+        StoredTensors(path)

@@ -20,8 +20,8 @@ os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
 distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous-{world}")
 from transformers import BertConfig, EuroBertConfig, ModernBertConfig
 from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import PretrainingModel, build
-from mlmclm.pretraining.checkpoints import fresh, read_tensors, write_tensors
+from mlmclm.models.build import PretrainingModel, build, hollow
+from mlmclm.pretraining.checkpoints import TrainingState, fresh, read_tensors, write_tensors
 from mlmclm.pretraining.engine import Engine
 from mlmclm.studies.recipe import Recipe
 from pathlib import Path
@@ -42,14 +42,47 @@ def batch(step):
     labels = torch.where(torch.rand(8, 16, generator=generator) < 0.1 + 0.1 * torch.arange(8)[:, None], ids, -100)
     return ids, labels
 
+class Watched(dict):
+    """Weights; notes how many elements of the model a worker holds whenever one is asked for."""
+
+    def __init__(self, weights, model):
+        super().__init__(weights)
+        self.model, self.held = model, []
+
+    def __getitem__(self, name):
+        self.held.append(held(self.model))
+        return super().__getitem__(name)
+
+def held(model):
+    parts = [getattr(parameter, "ds_tensor", None) for parameter in model.parameters()]
+    whole = sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
+    return whole + sum(part.numel() for part in parts if part is not None)
+
+def copies(engine):
+    """Elements of the optimiser's weights that are not the model's own memory."""
+    inner = engine.engine.optimizer
+    if engine.stage == 0:
+        return 0
+    if engine.stage == 3:
+        own = [part for group in inner.fp16_partitioned_groups for part in group]
+        taken = inner.fp32_partitioned_groups_flat
+    else:
+        own, taken = list(engine.engine.module.parameters()), inner.single_partition_of_fp32_groups
+    storages = {tensor.untyped_storage().data_ptr() for tensor in own}
+    return sum(tensor.numel() for tensor in taken if tensor.untyped_storage().data_ptr() not in storages)
+
 for case in cases:
     recipe = Recipe.model_validate(dict(batch=8, block_length=16, workers=world, micro_batch=case["micro"], zero_stage=case["zero"],
         precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1,
         deepspeed=case.get("deepspeed", {})) | case.get("recipe", {}))
-    model = build(next((each for name, each in configs.items() if name in case["name"]), eurobert), 0)
-    state = fresh(weights_of(model))
+    config = next((each for name, each in configs.items() if name in case["name"]), eurobert)
+    model = build(config, 0)
+    state = fresh(weights_of(model)) if case.get("given", True) else None
     if case.get("start"):
         state = read_tensors(Path(folder) / case["start"])
+    if case.get("hollow"):
+        model = hollow(config)
+        state = TrainingState(state.step, Watched(state.weights, model), state.first, state.second)
     wrapped = PretrainingModel(model, precision=case["precision"], activation_checkpointing=case.get("again", False),
         compiled=recipe.compile)
     engine = Engine(wrapped, recipe, state, 4 if recipe.isolate_documents else None)
@@ -59,7 +92,7 @@ for case in cases:
         if recipe.isolate_documents:
             ids[:, 5::4] = torch.where(ids[:, 5::4] % 3 == 0, 4, ids[:, 5::4])
         return [(ids[i:i + engine.micro], labels[i:i + engine.micro]) for i in range(rank * share, (rank + 1) * share, engine.micro)]
-    for step in range(state.step, case["stop"]):
+    for step in range(0 if state is None else state.step, case["stop"]):
         total, labelled, _, norm = engine.step(mine(step), causal=case["causal"], rate=1e-2)
         distributed.all_reduce(total)
         losses.append(float(total / labelled)); norms.append(norm)
@@ -70,6 +103,9 @@ for case in cases:
         target.mkdir()
         write_tensors(target, final)
         (target / "losses.json").write_text(json.dumps([losses, norms, evaluation]))
+        sizes = [weight.numel() for weight in final.weights.values()]
+        facts = {"held": state.weights.held if case.get("hollow") else [], "sizes": sizes, "copies": copies(engine)}
+        (target / "facts.json").write_text(json.dumps(facts))
 distributed.barrier()
 '''  # fmt: skip
 
@@ -79,6 +115,9 @@ WEIGHTED = {"loss_weights": {"clm": 7.0, "mlm": 0.02}, "adam_eps": 1e-2, "clip":
 """A weight that shows: gradients of about 0.025 are clipped, and eps is not small beside them."""
 ISOLATED = {"isolate_documents": True}
 OFFLOADED = {"zero_optimization": {f"offload_{what}": {"device": "cpu"} for what in ("optimizer", "param")}}
+
+BUCKETS = {"zero_optimization": {"reduce_bucket_size": 4000}}
+"""Fewer elements than the embedding, and than all others together."""
 
 
 def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> None:
@@ -132,6 +171,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(case(f"two-zero{zero}-three", zero=zero, micro=2, stop=3) for zero in (1, 2, 3)),
             *(case(f"two-zero{zero}-resumed", zero=zero, micro=2, start=f"two-zero{zero}-three") for zero in (1, 2, 3)),
             case("elastic", zero=3, start="one-three"),
+            *(case(f"{kind}-hollow", zero=3, micro=2, hollow=True) for kind in ("two-zero3", "modernbert-zero3")),
+            case("two-zero3-resumed-hollow", zero=3, micro=2, start="two-zero3-three", hollow=True),
+            case("two-zero2-resumed-hollow", zero=2, micro=2, start="two-zero2-three", hollow=True),
+            *(case(f"two-zero{zero}-own", zero=zero, micro=2, given=False) for zero in (1, 2, 3)),
+            *(case(f"two-zero{zero}-buckets", zero=zero, micro=2, deepspeed=BUCKETS) for zero in (1, 2, 3)),
             *(case(f"{kind}-zero{zero}", zero=zero, micro=2) for kind in TIED for zero in (1, 3)),
             *(case(f"{kind}-zero{zero}-three", zero=zero, micro=2, stop=3) for kind in TIED for zero in (1, 3)),
             *(
@@ -193,6 +237,38 @@ def test_a_model_with_tied_matrices_trains_alike_under_every_zero_stage_and_is_t
     assert found[1] == pytest.approx(expected[1], rel=2e-5)
     assert losses(runs, f"{kind}-zero{zero}-resumed")[0] == found[0][3:]
     assert _difference(runs, f"{kind}-zero{zero}", f"{kind}-zero{zero}-resumed") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("two-zero3-hollow", "two-zero3"),
+        ("modernbert-zero3-hollow", "modernbert-zero3"),
+        ("two-zero3-resumed-hollow", "two-zero3"),
+        ("two-zero2-resumed-hollow", "two-zero2"),
+        *((f"two-zero{zero}-own", f"two-zero{zero}") for zero in (1, 2, 3)),
+        *((f"two-zero{zero}-buckets", f"two-zero{zero}") for zero in (1, 2, 3)),
+    ],
+)
+def test_where_weights_come_from_and_the_size_of_buckets_change_no_bit(runs: Path, name: str, same: str) -> None:
+    assert losses(runs, name)[0] == losses(runs, same)[0][-len(losses(runs, name)[0]) :]
+    assert _difference(runs, same, name) == 0
+
+
+def facts(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / name / "facts.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["two-zero3-hollow", "modernbert-zero3-hollow", "two-zero3-resumed-hollow"])
+def test_under_zero_3_a_worker_holds_no_more_than_its_part_of_each_weight_and_one_weight(runs: Path, name: str) -> None:
+    sizes = facts(runs, name)["sizes"]
+    parts = [-(-size // 2) for size in sizes]
+    assert facts(runs, name)["held"] == [sum(parts[:place]) + size for place, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("name", ["two-zero1", "two-zero2", "two-zero3", "modernbert-zero3", "two-zero2-resumed"])
+def test_the_optimiser_s_weights_are_the_model_s_own(runs: Path, name: str) -> None:
+    assert facts(runs, name)["copies"] == 0
 
 
 def test_a_state_of_one_worker_is_taken_up_by_two_under_another_zero_stage(runs: Path) -> None:

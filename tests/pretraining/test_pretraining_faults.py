@@ -115,6 +115,20 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     assert curve(disturbed) == curve(undisturbed)
 
 
+def test_a_stage_under_zero_3_whose_workers_build_no_model_begins_with_the_same_weights(
+    undisturbed: Prepared, study_path: Path, tmp_path: Path
+) -> None:
+    divided = prepared(study_path, tmp_path, "1m-mlm40-10", zero_stage=3)
+    pretrain(divided)
+    first, other = (
+        next(row for row in states.curve(made.place.store, made.plan.targets[0].key(made.fingerprint)) if "loss" in row)
+        for made in (undisturbed, divided)
+    )
+    assert first["step"] == other["step"] == 1
+    assert other["loss"] == pytest.approx(first["loss"], rel=1e-5)
+    assert other["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-4)
+
+
 @pytest.mark.parametrize("fault", [pytest.param("cut short", marks=pytest.mark.slow), "a byte flipped"])
 def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
     undisturbed: Prepared, study_path: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]

@@ -28,13 +28,14 @@ from mlmclm.cli.pretrain import with_suite
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import stable_hash
-from mlmclm.models.architectures import final_states, weights_of
+from mlmclm.models.architectures import final_states, load_weights, weights_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.sizes import parameters
 from mlmclm.pipeline import Place, Prepared, export_models, find_prepared, prepare, study_space
+from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen
-from mlmclm.pretraining.worker import first_model
+from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.studies.names import parse
 from mlmclm.studies.plans import ENGINE_VERSION, history, make_plan
 from mlmclm.studies.recipe import Recipe
@@ -95,8 +96,15 @@ def test_a_worker_begins_with_the_folder_s_weights_and_sees_in_the_objective_s_d
     original = LlamaForCausalLM.from_pretrained(tmp_path / "decoder").eval()
     source = weights_of(original)
     shutil.rmtree(tmp_path / "decoder")  # a worker reads the store only
-    model = first_model(job_of(prepared))
+    job = job_of(prepared)
+    model = first_model(job)
     check_grown(weights_of(model), source)
+    hollow = hollow_model(job)
+    assert all(parameter.is_meta for parameter in hollow.parameters())
+    for _ in range(2):  # a second attempt writes it anew
+        write_beginning(job, tmp_path / "beginning")
+    load_weights(hollow, read_tensors(tmp_path / "beginning").weights)
+    assert all(torch.equal(tensor, weights_of(model)[name]) for name, tensor in weights_of(hollow).items())
     assert special_ids(prepared.corpus.tokenizer)["mask"] == KNOWN == model.config.mask_token_id
     ids = torch.randint(4, KNOWN, (2, 24), generator=torch.Generator().manual_seed(1))
     changed = ids.clone()
