@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,8 @@ def trainer(folder: Path, objective: str) -> float:
     return BATCH * LENGTH / statistics.median(np.diff(times)[1:])
 
 
-def bare(folder: Path, objective: str) -> float:
-    """Tokens a second of this project's model in a plain loop on half the batch, one thread."""
+def bare_step(folder: Path, objective: str) -> Callable[[int], None]:
+    """A step of this project's model in a plain loop on half the batch."""
     import torch
 
     from mlmclm.corpora.tokenizer import vocabulary
@@ -118,17 +119,77 @@ def bare(folder: Path, objective: str) -> float:
     model = PretrainingModel(build(model_config(SIZE, tokenizer, LENGTH), 0), precision="bf16-autocast")
     label = Labelling(parsed, vocabulary(prepared.tokenizer), Corruption(), 0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    rows, times = np.arange(BATCH // 2), []
-    for step in range(STEPS):
-        taken = prepared.train.take(rows + step * len(rows))
-        ids, labels = (torch.from_numpy(part) for part in label(taken, rows=rows, step=step))
+    rows = np.arange(BATCH // 2)
+
+    def step(number: int) -> None:
+        taken = prepared.train.take(rows + number * len(rows))
+        ids, labels = (torch.from_numpy(part) for part in label(taken, rows=rows, step=number))
         loss = model(ids, labels, parsed.causal) / int((labels != -100).sum())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
+
+    return step
+
+
+def bare(folder: Path, objective: str) -> float:
+    """Tokens a second of `bare_step`, one thread."""
+    step, times = bare_step(folder, objective), []
+    for number in range(STEPS):
+        step(number)
         times.append(time.perf_counter())
     return BATCH // 2 * LENGTH / statistics.median(np.diff(times)[1:])
+
+
+def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
+    """Shares of the time of `bare_step` by kind of work, the largest first."""
+    import torch
+
+    from mlmclm.models import kernels, tile_attention, tiles
+
+    def ranged(module: Any, name: str, kind: str) -> None:
+        function = getattr(module, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            with torch.profiler.record_function(kind):
+                return function(*given, **named)
+
+        setattr(module, name, call)
+
+    for name in ("forward", "backward"):
+        ranged(tile_attention, name, "attention by tiles")
+    ranged(tiles, "add_weight_gradient", "weights' gradients by tiles")
+    ranged(kernels, "cross_entropy", "softmax of the logits and its gradient")
+    for name in (
+        "add",
+        "norm",
+        "norm_backward",
+        "gated",
+        "gated_backward",
+        "to_blocks",
+        "from_blocks",
+        "softmax",
+        "softmax_backward",
+    ):
+        ranged(kernels, name, "norms, gated units, rotary embedding, gathers")
+    step = bare_step(folder, objective)
+    for number in range(STEPS // 2):
+        step(number)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for number in range(STEPS // 2, STEPS):
+            step(number)
+    kinds = {
+        "aten::mm": "other products (oneDNN)", "aten::bmm": "other products (oneDNN)", "aten::_fused_adamw_": "AdamW",
+        "aten::linalg_vector_norm": "clipping", "aten::mul_": "clipping", "aten::copy_": "copies and casts",
+        "aten::cat": "copies and casts",
+    }  # fmt: skip
+    times: dict[str, float] = {}
+    for event in profiler.key_averages():
+        kind = event.key if not event.key.startswith("aten::") and " " in event.key else kinds.get(event.key, "other")
+        times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total
+    whole = sum(times.values())
+    return sorted(((kind, part / whole) for kind, part in times.items()), key=lambda item: -item[1])
 
 
 def stage(folder: Path, objective: str, workers: int, zero: int = 0) -> tuple[float, float]:
@@ -155,7 +216,14 @@ def stage(folder: Path, objective: str, workers: int, zero: int = 0) -> tuple[fl
 
 
 def measure(way: str, objective: str) -> list[float]:
-    """Runs one way of training in a process of its own."""
+    """Tokens a second, first, of one way of training."""
+    found = run_apart(way, objective)
+    print(f"{objective} {way}: {found[0]:,.0f} tokens/s", flush=True)
+    return found
+
+
+def run_apart(way: str, objective: str) -> list[Any]:
+    """What one way of training gives in a process of its own."""
     own = {**os.environ, **worker_environment(), "HF_HUB_OFFLINE": "1"}
     threads = "2" if way == "trainer" else "1"
     environment = {**(dict(os.environ) if way == "trainer" else own), "OMP_NUM_THREADS": threads}
@@ -163,9 +231,7 @@ def measure(way: str, objective: str) -> list[float]:
         [sys.executable, "-m", "benchmarks.pretraining", way, objective],
         env=environment, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    print(f"{objective} {way}: {found[0]:,.0f} tokens/s", flush=True)
-    return list(found)
+    return list(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def main() -> None:
@@ -203,6 +269,16 @@ def main() -> None:
         "FLOPs are the model's: 6 a weight and token in the blocks, 6 a weight and labelled token in the LM head, attention as",
         "`mlmclm.models.sizes.training_flops` counts it.",
     ]
+    shares = [run_apart("profile", objective) for objective in ("mlm40", "clm")]
+    causal = dict(shares[1])
+    lines += [
+        "",
+        "Where the time of a step of the bare loop goes (torch's profiler):",
+        "",
+        "| work | mlm40 | clm |",
+        "|---|---|---|",
+        *(f"| {kind} | {share:.0%} | {causal.get(kind, 0):.0%} |" for kind, share in shares[0]),
+    ]
     write_section("Pretraining", lines)
 
 
@@ -214,6 +290,8 @@ if __name__ == "__main__":
             way, objective = sys.argv[1:]
             if way in ("one", "two", "zero1"):
                 answer = list(stage(Path(place), objective, 1 if way == "one" else 2, 1 if way == "zero1" else 0))
+            elif way == "profile":
+                answer = profile(Path(place), objective)
             else:
                 answer = [{"trainer": trainer, "bare": bare}[way](Path(place), objective)]
         print(json.dumps(answer))

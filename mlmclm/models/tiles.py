@@ -1,11 +1,12 @@
 """Products of bfloat16 matrices by the tile instructions of Intel's CPUs (AMX), as loops that numba compiles.
 
-One instruction multiplies 16 rows of 32 values with 32 rows of 16 and adds to 16 x 16 sums in fp32. oneDNN's products, which torch
-calls, leave such a core waiting for its second-level cache: here the next part of the right-hand matrix is asked for while the one
-before it is multiplied. The right-hand side is brought into the order that the instruction wants, which for matrices of a few
-hundred rows and more is a small part of the work; the weights' gradients turn their left-hand side on the same way.
+One instruction multiplies 16 rows of 32 values with 32 rows of 16 and adds to 16 x 16 sums in fp32. oneDNN, whose products torch calls, keeps
+these instructions busy where rows of a large matrix meet columns of another. Here is what it does at a quarter to a half of that: products
+that sum over rows, which are a linear layer's weight gradients, and the parts that attention (`tile_attention`) is made of. What is
+multiplied is brought into the order that the instruction wants while it lies in a core's cache, and the next part of the right-hand
+side is asked for while the one before it is multiplied.
 
-Where the CPU has no such instructions, or a shape is no multiple of 32, `product` is torch's.
+Where the CPU has no such instructions, or a shape is no multiple of 32, products are torch's.
 """
 
 from __future__ import annotations
@@ -116,28 +117,19 @@ def multiply(_: Any, sums: Any, left: Any, right: Any) -> Any:
     return types.void(sums, left, right), _instruction("tdpbf16ps", 3, 0)
 
 
-def _fetch(write: int) -> Any:
+@intrinsic
+def fetch(_: Any, address: Any) -> Any:
+    """Asks for a line of the cache, which may lie anywhere."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = [_I8.as_pointer(), _I32, _I32, _I32]
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
         )
-        builder.call(function, [_address(builder, values[0]), *(ir.Constant(_I32, n) for n in (write, 3, 1))])
+        builder.call(function, [_address(builder, values[0]), *(ir.Constant(_I32, n) for n in (0, 3, 1))])
         return context.get_dummy_value()
 
-    return generate
-
-
-@intrinsic
-def fetch(_: Any, address: Any) -> Any:
-    """Asks for a line of the cache, which may lie anywhere."""
-    return types.void(types.intp), _fetch(0)
-
-
-@intrinsic
-def fetch_w(_: Any, address: Any) -> Any:
-    """Asks for a line of the cache that will be written to."""
-    return types.void(types.intp), _fetch(1)
+    return types.void(types.intp), generate
 
 
 def _shuffle(builder: Any, first: Any, second: Any, order: list[int]) -> Any:

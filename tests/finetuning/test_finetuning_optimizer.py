@@ -70,10 +70,10 @@ def train(model: Small, optimizer: Any, read: Tensor | None = None) -> dict[str,
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def reference(model: Small) -> dict[str, Tensor]:
+def reference(model: Small, decay: float) -> dict[str, Tensor]:
     """By torch's AdamW and its clipping, every row at every step."""
     groups = [
-        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": SETTINGS.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(SETTINGS.adam_beta1, SETTINGS.adam_beta2), eps=1e-8)
@@ -87,12 +87,17 @@ def reference(model: Small) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("kind", [RowwiseAdamW, TorchAdamW])
-def test_weights_are_those_of_torchs_adamw_and_clipping(small: Small, kind: Any) -> None:
-    expected = reference(copy.deepcopy(small))
+def test_weights_are_those_of_torchs_adamw_and_clipping(small: Small, kind: Any, decoupled: bool) -> None:
+    peak, decay = 1e-3, SETTINGS.weight_decay
+    expected = reference(copy.deepcopy(small), decay)
     before = small.embed.weight.detach().clone()
-    arguments = ([*small.parameters()], small.embed, SETTINGS, 1e-3, STEPS)
-    found = train(small, kind(*arguments) if kind is RowwiseAdamW else kind(arguments[0], SETTINGS))
+    settings = SETTINGS.model_copy(
+        update={"decoupled_weight_decay": True, "weight_decay": decay * peak} if decoupled else {}
+    )
+    more = (small.embed, settings, peak, STEPS) if kind is RowwiseAdamW else (settings, peak)
+    found = train(small, kind([*small.parameters()], *more))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=2e-5, atol=1e-7, msg=name)
     never = slice(ROWS - 10, ROWS)  # read by no batch, and decayed all the same
