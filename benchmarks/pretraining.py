@@ -148,8 +148,11 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
 
     from mlmclm.models import kernels, tile_attention, tiles
 
+    ours: set[str] = set()
+
     def ranged(module: Any, name: str, kind: str) -> None:
         function = getattr(module, name)
+        ours.add(kind)
 
         def call(*given: Any, **named: Any) -> Any:
             with torch.profiler.record_function(kind):
@@ -186,7 +189,7 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
     }  # fmt: skip
     times: dict[str, float] = {}
     for event in profiler.key_averages():
-        kind = event.key if not event.key.startswith("aten::") and " " in event.key else kinds.get(event.key, "other")
+        kind = event.key if event.key in ours else kinds.get(event.key, "other")
         times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total
     whole = sum(times.values())
     return sorted(((kind, part / whole) for kind, part in times.items()), key=lambda item: -item[1])
