@@ -9,17 +9,17 @@ the steps missed, one by one, by the same arithmetic, to the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import njit
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mlmclm.finetuning.protocol import Protocol as Settings
+from mlmclm.models.kernels import compiled
 
 Array = npt.NDArray[Any]
 
@@ -176,16 +176,10 @@ def _flat(tensor: Tensor) -> Array:
     return tensor.detach().view(-1).numpy()
 
 
-def _compiled(function: Callable[..., None]) -> Any:
-    """By numba, without liberties of arithmetic: a step that is made up for has the bits of one made in time."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # numba finds no folder for compiled code
-        return njit(**options)(function)
+# Without liberties of arithmetic: a step that is made up for has the bits of one made in time.
 
 
-@_compiled
+@compiled(set())
 def _move(
     weight: Array, first: Array, second: Array, grad: Array, scale: Any, factors: Array, constants: Array
 ) -> None:
@@ -198,7 +192,7 @@ def _move(
         weight[i] = weight[i] * left - rate * m / (np.sqrt(v) * root + epsilon)
 
 
-@_compiled
+@compiled(set())
 def _move_rows(
     rows: Array, weight: Array, first: Array, second: Array, grad: Array, scale: Any, factors: Array, constants: Array
 ) -> None:
@@ -207,7 +201,7 @@ def _move_rows(
         _move(weight[row], first[row], second[row], grad[place], scale, factors, constants)
 
 
-@_compiled
+@compiled(set())
 def _make_up(
     rows: Array, weight: Array, first: Array, second: Array, done: Array, began: Array, factors: Array, constants: Array
 ) -> None:

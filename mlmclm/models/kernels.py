@@ -481,21 +481,17 @@ def _over_rows(
         sums: a row for every `ROWS` rows, which the loop adds to, its last argument.
     """
     arrays, rest = [as_array(tensor) for tensor in tensors], [as_array(other) for other in others]
-    rows, threads = len(arrays[0]), torch.get_num_threads()
-    if threads == 1 or max(tensor.numel() for tensor in tensors) < SMALL:
-        threads = 1
-    step = ROWS if sums is not None else max(1, -(-rows // threads))
     partial = None if sums is None else as_array(sums)
 
-    def work(start: int) -> None:
-        more = [] if partial is None else [partial[start // step]]
-        kernel(*(array[start : start + step] for array in arrays), *rest, *more)
+    def work(first: int, last: int) -> None:
+        if partial is None:
+            kernel(*(array[first:last] for array in arrays), *rest)
+            return
+        for part in range(first, last):
+            kernel(*(array[part * ROWS : (part + 1) * ROWS] for array in arrays), *rest, partial[part])
 
-    if threads == 1:
-        for start in range(0, rows, step):
-            work(start)
-    else:
-        list(_pool(threads).map(work, range(0, rows, step)))
+    count = len(arrays[0]) if partial is None else len(partial)
+    over_threads(work, count, max(tensor.numel() for tensor in tensors))
 
 
 def over_threads(work: Callable[[int, int], None], count: int, elements: int) -> None:
