@@ -15,7 +15,6 @@ again, a finished one (of `processes` each cell) is not. The section of RESULTS.
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -33,6 +32,7 @@ from unittest.mock import patch
 
 import typer
 
+from benchmarks.profiles import ATTENTION, LOGITS, LOOPS, WEIGHTS, own_ranges, ranged
 from benchmarks.results import machine, write_section
 from mlmclm.files import read_json, whole_folder, write_json
 from mlmclm.workers import worker_environment
@@ -49,12 +49,13 @@ SEEDS = (0, 1)
 PEER_RATES = RATES[2:4]
 """Those that the peers are measured at."""
 CLASSES = {
-    "matrix products": ("aten::mm", "aten::bmm", "aten::addmm", "aten::linear", "aten::mkldnn_linear", "aten::_addmm_activation"),
+    "matrix products": ("aten::mm", "aten::bmm", "aten::addmm", "aten::linear", "aten::mkldnn_linear", "aten::_addmm_activation",
+        ATTENTION, WEIGHTS),
     "optimizer": ("optimizer",),
     "data": ("data",),
-    "element-wise loops": ("kernels",),
+    "element-wise loops": (LOOPS, LOGITS),
 }  # fmt: skip
-"""Of the profile: what an event, or the nearest range around it, is called."""
+"""Of the profile: what an event, or the nearest range around it, is called. Attention by tiles has its softmax in it."""
 
 
 @dataclass(frozen=True)
@@ -217,18 +218,10 @@ def profile(work: Work) -> dict[str, Any]:
 def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
     """Runs torch's profiler over the calls of `train`, and tells the shares of its time by class."""
     import torch
-    from torch.profiler import ProfilerActivity, record_function
+    from torch.profiler import ProfilerActivity
 
     from mlmclm.finetuning import cell, loop
-    from mlmclm.models import kernels
     from mlmclm.models.packing import Packing
-
-    def ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            with record_function(name):
-                return function(*arguments, **named)
-
-        return call
 
     def watched(encoder: Any, head: Any, family: Any, *arguments: Any, **named: Any) -> Any:
         with (
@@ -252,9 +245,7 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
         stack.enter_context(patch.object(cell, "train", watched))
         stack.enter_context(patch.object(loop, "optimizer_for", watched_optimizer))
         stack.enter_context(patch.object(Packing, "of", staticmethod(ranged("data", Packing.of))))
-        for name, function in inspect.getmembers(kernels, inspect.isfunction):
-            if function.__module__ == kernels.__name__ and not name.startswith("_"):
-                stack.enter_context(patch.object(kernels, name, ranged("kernels", function)))
+        stack.enter_context(own_ranges())
         yield
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.profiles import ATTENTION, LOGITS, LOOPS, WEIGHTS, own_ranges
 from benchmarks.results import machine, matrix_peak, write_section
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.prepare import PreparedCorpus
@@ -146,40 +147,10 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
     """Shares of the time of `bare_step` by kind of work, the largest first."""
     import torch
 
-    from mlmclm.models import kernels, tile_attention, tiles
-
-    ours: set[str] = set()
-
-    def ranged(module: Any, name: str, kind: str) -> None:
-        function = getattr(module, name)
-        ours.add(kind)
-
-        def call(*given: Any, **named: Any) -> Any:
-            with torch.profiler.record_function(kind):
-                return function(*given, **named)
-
-        setattr(module, name, call)
-
-    for name in ("forward", "backward"):
-        ranged(tile_attention, name, "attention by tiles")
-    ranged(tiles, "add_weight_gradient", "weights' gradients by tiles")
-    ranged(kernels, "cross_entropy", "softmax of the logits and its gradient")
-    for name in (
-        "add",
-        "norm",
-        "norm_backward",
-        "gated",
-        "gated_backward",
-        "to_blocks",
-        "from_blocks",
-        "softmax",
-        "softmax_backward",
-    ):
-        ranged(kernels, name, "norms, gated units, rotary embedding, gathers")
     step = bare_step(folder, objective)
     for number in range(STEPS // 2):
         step(number)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with own_ranges(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for number in range(STEPS // 2, STEPS):
             step(number)
     kinds = {
@@ -189,7 +160,7 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
     }  # fmt: skip
     times: dict[str, float] = {}
     for event in profiler.key_averages():
-        kind = event.key if event.key in ours else kinds.get(event.key, "other")
+        kind = event.key if event.key in (ATTENTION, WEIGHTS, LOGITS, LOOPS) else kinds.get(event.key, "other")
         times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total
     whole = sum(times.values())
     return sorted(((kind, part / whole) for kind, part in times.items()), key=lambda item: -item[1])
