@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from mlmclm.cli.main import main
 from mlmclm.tasks.registry import FOLDER
 from small_models import write_table
 from small_study import write_study
@@ -23,15 +22,12 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command line in this process: its exit code and what it printed."""
+def run(run: Run) -> Run:
+    """The same with every gap between words one space, wherever lines were broken."""
 
     def call(*words: str | Path) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        code = ended.value.code
-        captured = capfd.readouterr()
-        return (code if isinstance(code, int) else 0), " ".join((captured.out + captured.err).split())
+        code, text = run(*words)
+        return code, " ".join(text.split())
 
     return call
 

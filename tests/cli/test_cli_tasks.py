@@ -11,25 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlmclm.cli.main import main
 from mlmclm.tasks.registry import FOLDER, task_names
 from small_models import small_tokenizer, write_place
 
 Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command line in this process: its exit code and what it printed."""
-
-    def call(*words: str | Path) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        captured = capfd.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), captured.out + captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
