@@ -26,22 +26,19 @@ from mlmclm.models.kernels import (
     put,
     wide,
 )
-from mlmclm.models.tiles import (
+from mlmclm.models.tile_instructions import (
     BLOCK,
     LINE,
     SHAPES,
     SIDE,
     available,
     configure,
-    multiply_panel,
-    pack_columns,
-    pack_left,
-    pack_rows,
     pair,
     put_turned_floats,
     release,
     round_row,
 )
+from mlmclm.models.tiles import multiply_panel, pack_columns, pack_left, pack_rows
 
 QUERIES = 512
 """Queries whose scores' gradients are kept at once."""

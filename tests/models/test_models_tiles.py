@@ -9,8 +9,9 @@ from torch import Tensor
 from mlmclm.models import tile_attention, tiles
 from mlmclm.models.packed_attention import packed_attention
 from mlmclm.models.packing import Packing
+from mlmclm.models.tile_instructions import available
 
-needs_tiles = pytest.mark.skipif(not tiles.available(), reason="this CPU has no AMX tiles for bfloat16")
+needs_tiles = pytest.mark.skipif(not available(), reason="this CPU has no AMX tiles for bfloat16")
 
 
 @pytest.fixture(params=[1, 2])
