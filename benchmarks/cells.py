@@ -48,6 +48,8 @@ RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3)
 SEEDS = (0, 1)
 PEER_RATES = RATES[2:4]
 """Those that the peers are measured at."""
+PROFILED_STEPS = 20
+"""Of a cell; the profiler's events of 300 take 20 GiB."""
 CLASSES = {
     "matrix products": ("aten::mm", "aten::bmm", "aten::addmm", "aten::linear", "aten::mkldnn_linear", "aten::_addmm_activation",
         ATTENTION, WEIGHTS),
@@ -84,12 +86,17 @@ class Work:
         """The tasks' data as `load_task` gives them: validation is held out of SST-2's train."""
         return self.place / "splits"
 
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self, steps: int | None = None) -> dict[str, Any]:
         """The settings that are not defaults; the peers read them too."""
         from mlmclm.finetuning.protocol import Protocol
 
         # Tags at first tokens and no dropout before the tagger are what transformers' example and EuroBERT's class do.
-        changes = {"max_steps": self.steps, "max_length": LENGTH, "label_sub_tokens": "first", "head_dropout": 0.0}
+        changes = {
+            "max_steps": steps or self.steps,
+            "max_length": LENGTH,
+            "label_sub_tokens": "first",
+            "head_dropout": 0.0,
+        }
         return Protocol.model_validate({**changes, "max_evaluation_examples": 60 if self.trial else None}).model_dump()
 
     def described(self) -> str:
@@ -127,14 +134,19 @@ def prepare(work: Work) -> None:
         encoded(task, work.splits, work.model, LENGTH)
 
 
-def cells_of(work: Work, store: Path) -> list[Any]:
+def cells_of(work: Work, store: Path, steps: int | None = None) -> list[Any]:
     """The grid as cells, in a sweep's order; tokenises what isn't."""
     from mlmclm.models.folder import weights_hash
     from mlmclm.sweeps.cells import SweepModel, expand
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepare import prepare_task
 
-    values = {"tasks": list(TASKS), "learning_rates": work.rates, "seeds": SEEDS, "protocol": work.protocol()}
+    values = {
+        "tasks": list(TASKS),
+        "learning_rates": work.rates,
+        "seeds": list(SEEDS),
+        "protocol": work.protocol(steps),
+    }
     space = Space.model_validate(values)
     fingerprints = {
         task: prepare_task(task, work.model, space.protocol_for(task), store, work.data).task_data for task in TASKS
@@ -204,7 +216,8 @@ def profile(work: Work) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     store, cache, shares = work.place / "profile", {}, {}
-    by_task = {cell.task: cell for cell in cells_of(work, store) if cell.learning_rate == PEER_RATES[0]}
+    cells = cells_of(work, store, min(PROFILED_STEPS, work.steps))
+    by_task = {cell.task: cell for cell in cells if cell.learning_rate == PEER_RATES[0]}
     for task, cell in by_task.items():
         for _ in range(2):  # the first fills caches
             found: list[dict[str, float]] = []

@@ -4,7 +4,8 @@ One model (8 layers x 512, vocabulary 32,768), 16 blocks of 512 tokens a step, b
 in processes of its own, one after the other: Trainer with two threads; a bare loop of this project's model in one one-thread
 process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch, under
 ZeRO 0 (nothing is shared out, which is the fastest where the model fits) and ZeRO 1.
-Tokens a second are medians over steps after the first ones. Tokens are random: speed does not depend on them.
+Tokens a second are medians over steps after the first ones. Tokens are random: speed does not depend on them. All ways are run once, then
+all again, ROUNDS times: the speed of a shared machine drifts, so what is compared is compared within a round, and medians are reported.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ STEPS = 8
 """Of Trainer and of the bare loop; the first two don't count."""
 STAGE_STEPS = 20
 """Of a Ray Train run; the last ten count."""
+ROUNDS = 3
+WAYS = ("trainer", "bare", "one", "two", "zero1")
 
 
 def corpus(folder: Path, length: int = LENGTH) -> PreparedCorpus:
@@ -189,11 +192,24 @@ def stage(folder: Path, objective: str, workers: int, zero: int = 0) -> tuple[fl
     return last["tokens_per_second"], last["data_wait"]
 
 
-def measure(way: str, objective: str) -> list[float]:
-    """Tokens a second, first, of one way of training."""
-    found = run_apart(way, objective)
-    print(f"{objective} {way}: {found[0]:,.0f} tokens/s", flush=True)
+def measure(objective: str) -> dict[str, list[list[float]]]:
+    """Of each way of training, for each round: tokens a second, and of the stages the share of a step spent waiting for data."""
+    found: dict[str, list[list[float]]] = {way: [] for way in WAYS}
+    for number in range(ROUNDS):
+        for way in WAYS:
+            found[way].append(run_apart(way, objective))
+            print(f"{objective} {way}: {found[way][-1][0]:,.0f} tokens/s (round {number + 1} of {ROUNDS})", flush=True)
     return found
+
+
+def ratios(speeds: dict[str, list[float]], way: str, other: str) -> list[float]:
+    """Of two ways' speeds, in each round."""
+    return [mine / peers for mine, peers in zip(speeds[way], speeds[other], strict=True)]
+
+
+def spread(values: list[float], form: str) -> str:
+    """The median, and in brackets the least and the most."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def run_apart(way: str, objective: str) -> list[Any]:
@@ -214,16 +230,18 @@ def main() -> None:
     lines = [
         f"Command: `python -m benchmarks.pretraining`. Machine: {machine()}; matrix peak {peak / 1e12:.2f} TFLOP/s with two threads",
         "(the best of bf16 products of 2,048 to 4,096 rows, measured in this run).",
-        f"Model: 8 layers x 512, vocabulary {VOCABULARY:,}, {BATCH} x {LENGTH} tokens a step, bf16 autocast. Tokens a second:",
+        f"Model: 8 layers x 512, vocabulary {VOCABULARY:,}, {BATCH} x {LENGTH} tokens a step, bf16 autocast. Tokens a second, medians of",
+        f"{ROUNDS} rounds (least to most), ratios taken within a round:",
         "",
         "| objective | Trainer, 2 threads | bare loop, 1 thread | Ray + DeepSpeed, 1 worker | 2 workers | 2, ZeRO 1 | over Trainer "
         "| Ray + DeepSpeed cost | 2 over 1 | data wait | share of peak |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for objective in ("mlm40", "clm"):
-        (peer,), (loop,) = measure("trainer", objective), measure("bare", objective)
-        (one, _), (two, wait) = measure("one", objective), measure("two", objective)
-        (shared, _) = measure("zero1", objective)
+        found = measure(objective)
+        speeds = {way: [entry[0] for entry in found[way]] for way in WAYS}
+        wait = statistics.median(entry[1] for entry in found["two"])
+        two = statistics.median(speeds["two"])
         tokens = BATCH * LENGTH
         labelled = round(tokens * (0.4 if objective == "mlm40" else (LENGTH - 1) / LENGTH))
         flops = training_flops(
@@ -235,8 +253,9 @@ def main() -> None:
             causal=objective == "clm",
         )
         lines.append(
-            f"| {objective} | {peer:,.0f} | {loop:,.0f} | {one:,.0f} | {two:,.0f} | {shared:,.0f} | {two / peer:.2f} | {1 - one / loop:.1%} "
-            f"| {two / one:.2f} | {wait:.2%} | {two * flops / tokens / peak:.0%} |"
+            f"| {objective} | {' | '.join(spread(speeds[way], ',.0f') for way in WAYS)} | {spread(ratios(speeds, 'two', 'trainer'), '.2f')} "
+            f"| {spread([1 - ratio for ratio in ratios(speeds, 'one', 'bare')], '.1%')} | {spread(ratios(speeds, 'two', 'one'), '.2f')} "
+            f"| {wait:.2%} | {two * flops / tokens / peak:.0%} |"
         )
     lines += [
         "",

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from mlmclm.models import kernels, tiles
 from mlmclm.models.packed_attention import Heads, attend, attend_backward
-from mlmclm.models.packing import Packing
+from mlmclm.models.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
 """Classes of transformers whose block is exactly the one computed here (where `fits` says so)."""
@@ -47,6 +47,14 @@ class Shape:
             Heads(vectors, end, self.key_heads),
         )
 
+    def apart(self, queries: Tensor, others: Tensor) -> tuple[Heads, Heads, Heads]:
+        """The same of queries [T', heads, width], and keys and values [T, 2 * key heads, width]."""
+        return (
+            Heads(queries, 0, self.heads),
+            Heads(others, 0, self.key_heads),
+            Heads(others, self.key_heads, self.key_heads),
+        )
+
 
 @dataclass(frozen=True)
 class Run:
@@ -59,6 +67,8 @@ class Run:
     sin: Tensor
     dtype: torch.dtype
     """The type of the products."""
+    chosen: Chosen | None
+    """The tokens that this layer is asked for, where they aren't all."""
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -73,13 +83,17 @@ def fits(model: PreTrainedModel) -> bool:
     )
 
 
-def run_blocks(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool) -> Tensor:
+def run_blocks(
+    model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, chosen: Chosen | None = None
+) -> Tensor:
     """Final hidden states [T, hidden] of a model that `fits`, in the type of its weights.
 
     Layers are called as modules, so that what hangs on modules (ZeRO 3's gathering of weights) still sees them.
 
     Args:
         input_ids: int64 [1, T].
+        chosen: tokens of the packing, whose states alone are given, [chosen.number, hidden]: of the others the last layer
+            computes keys and values only. Not if causal.
     """
     hidden = model.embed_tokens(input_ids[0])  # [T, hidden]
     dtype = hidden.dtype
@@ -90,12 +104,13 @@ def run_blocks(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, c
     kind = torch.promote_types(dtype, torch.float32)
     cos, sin = (part[0, :, :half].to(kind).contiguous() for part in (cos, sin))  # [T, width / 2]
     with torch.autocast("cpu", enabled=False):
-        for layer in model.layers:
+        for number, layer in enumerate(model.layers, start=1):
             if "forward" not in vars(layer):
                 layer.forward = partial(_forward, layer, layer.forward)
-            hidden = layer(hidden, run=Run(packing, causal, cos, sin, dtype))
+            last = chosen if number == len(model.layers) else None
+            hidden = layer(hidden, run=Run(packing, causal, cos, sin, dtype, last))
         final: Tensor = model.norm(hidden)
-    return final
+    return final if chosen is None else final[: chosen.number]
 
 
 def _forward(
@@ -129,8 +144,17 @@ def _forward(
         run.packing,
         shape,
         run.dtype,
+        run.chosen,
     )
     return output
+
+
+def _cast(weights: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """Matrices one below the other, in a type."""
+    out = torch.empty(sum(map(len, weights)), weights[0].shape[1], dtype=dtype)
+    for part, weight in zip(out.split([len(weight) for weight in weights]), weights, strict=True):
+        part.copy_(weight)
+    return out
 
 
 class _Block(torch.autograd.Function):
@@ -154,16 +178,24 @@ class _Block(torch.autograd.Function):
         packing: Packing,
         shape: Shape,
         dtype: torch.dtype,
+        chosen: Chosen | None,
     ) -> Tensor:
-        qkv_weight = torch.cat((query_weight, key_weight, value_weight)).to(dtype)
-        gate_up_weight = torch.cat((gate_weight, up_weight)).to(dtype)  # [2 * intermediate, hidden]
+        qkv_weight = _cast((query_weight, key_weight, value_weight), dtype)
+        gate_up_weight = _cast((gate_weight, up_weight), dtype)  # [2 * intermediate, hidden]
         ctx.kind = out_weight.dtype
         out_weight, down_weight = out_weight.to(dtype), down_weight.to(dtype)
         normed_1, inverse_1 = kernels.norm(x, weight_1, shape.epsilon, dtype)
-        qkv = functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width)  # [T, heads + 2 key heads, width]
-        attended, kept = attend(*shape.parts(qkv), packing, shape.causal, shape.scale, 0.0, (cos, sin))
-        attended = attended.view(len(x), -1)
-        middle = kernels.add(x, functional.linear(attended, out_weight))
+        if chosen is None:
+            heads = shape.parts(functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width))
+            residual = x
+        else:
+            query_part, key_value_part = qkv_weight.tensor_split((shape.heads * shape.width,))
+            queries = functional.linear(normed_1[chosen.rows], query_part).view(-1, shape.heads, shape.width)
+            heads = shape.apart(queries, functional.linear(normed_1, key_value_part).view(len(x), -1, shape.width))
+            residual = x[chosen.rows]
+        attended, kept = attend(*heads, packing, shape.causal, shape.scale, 0.0, (cos, sin), chosen=chosen)
+        attended = attended.view(len(residual), -1)
+        middle = kernels.add(residual, functional.linear(attended, out_weight))
         normed_2, inverse_2 = kernels.norm(middle, weight_2, shape.epsilon, dtype)
         gate_up = functional.linear(normed_2, gate_up_weight)  # [T, 2 * intermediate]
         output = kernels.add(middle, functional.linear(kernels.gated(gate_up), down_weight))
@@ -171,7 +203,7 @@ class _Block(torch.autograd.Function):
             x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, inverse_1, normed_1,
             attended, middle, inverse_2, normed_2, gate_up, *kept.tensors,
         )  # fmt: skip
-        ctx.packing, ctx.shape, ctx.kept = packing, shape, kept.without_tensors()
+        ctx.packing, ctx.chosen, ctx.shape, ctx.kept = packing, chosen, shape, kept.without_tensors()
         return output
 
     @staticmethod
@@ -193,15 +225,32 @@ class _Block(torch.autograd.Function):
 
         out = grad.to(dtype)
         grad_out_weight = tiles.weight_gradient(out, attended, ctx.kind)
-        grad_attended = (out @ out_weight).view(len(x), shape.heads, shape.width)
-        grad_qkv = grad_attended.new_empty(len(x), shape.heads + 2 * shape.key_heads, shape.width)
+        grad_attended = (out @ out_weight).view(len(out), shape.heads, shape.width)
         kept = ctx.kept.with_tensors(tensors)
-        attend_backward(grad_attended, ctx.packing, shape.scale, kept, *shape.parts(grad_qkv))
-        grad_qkv = grad_qkv.view(len(x), -1)
         turning, end = shape.heads * shape.width, (shape.heads + shape.key_heads) * shape.width
-        grad_query_key_value = tiles.weight_gradient(grad_qkv, normed_1, ctx.kind).tensor_split((turning, end))
-        grad, grad_weight_1 = kernels.norm_backward(grad_qkv @ qkv_weight, x, weight_1, inverse_1, grad)
+        if ctx.chosen is None:
+            grad_qkv = grad_attended.new_empty(len(x), shape.heads + 2 * shape.key_heads, shape.width)
+            attend_backward(grad_attended, ctx.packing, shape.scale, kept, *shape.parts(grad_qkv))
+            grad_qkv = grad_qkv.view(len(x), -1)
+            grad_query_key_value = tiles.weight_gradient(grad_qkv, normed_1, ctx.kind).tensor_split((turning, end))
+            grad_normed = grad_qkv @ qkv_weight
+        else:
+            rows, tokens, number = ctx.chosen.rows, ctx.chosen.tokens, ctx.chosen.number
+            grad_query = torch.empty_like(grad_attended)
+            grad_key_value = grad_attended.new_empty(len(x), 2 * shape.key_heads, shape.width)
+            heads = shape.apart(grad_query, grad_key_value)
+            attend_backward(grad_attended, ctx.packing, shape.scale, kept, *heads, ctx.chosen)
+            grad_query, grad_key_value = grad_query.view(len(rows), -1), grad_key_value.view(len(x), -1)
+            grad_query_key_value = (
+                tiles.weight_gradient(grad_query, normed_1[rows], ctx.kind),
+                *tiles.weight_gradient(grad_key_value, normed_1, ctx.kind).tensor_split((end - turning,)),
+            )
+            query_part, key_value_part = qkv_weight.tensor_split((turning,))
+            grad_normed = grad_key_value @ key_value_part
+            grad_normed.index_add_(0, tokens, (grad_query @ query_part)[:number])
+            grad = torch.zeros_like(x).index_copy_(0, tokens, grad[:number])
+        grad, grad_weight_1 = kernels.norm_backward(grad_normed, x, weight_1, inverse_1, grad)
         return (
             grad, grad_weight_1, *grad_query_key_value, grad_out_weight, grad_weight_2,
-            *grad_gate_up_weight.chunk(2), grad_down, None, None, None, None, None,
+            *grad_gate_up_weight.chunk(2), grad_down, None, None, None, None, None, None,
         )  # fmt: skip

@@ -17,11 +17,13 @@ from mlmclm.models.block import fits, run_blocks
 from mlmclm.models.compilation import compile_layers
 from mlmclm.models.cross_entropy import LabelledCrossEntropyHead, summed_cross_entropy
 from mlmclm.models.encoder import encode
-from mlmclm.models.packing import Packing
+from mlmclm.models.packing import Chosen, Packing
 from mlmclm.models.sizes import SIZES
 
 ALIGNMENT = 8
 """Hidden units that a bias adds, all but one of them 0: matrix products of bf16 want a multiple of this."""
+MOST_CHOSEN = 0.75
+"""Up to this share of labelled tokens the last layer is computed for them alone; choosing them has a price too."""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -129,26 +131,26 @@ class PretrainingModel(nn.Module):
             count: give fp64 [2], that sum and the number of these positions whose most probable token is the label; has no
                 gradient.
         """
-        with self._autocast(input_ids.device.type):
-            hidden = self._final_states(input_ids, causal, packing)  # [sequences * length, hidden]
         where = (labels.flatten() != -100).nonzero().flatten()
+        with self._autocast(input_ids.device.type):
+            hidden = self._final_states(input_ids, where, causal, packing)  # [labelled, hidden]
         summed: Tensor = self.model.get_output_embeddings()(
-            self._before_head(hidden[where]), labels.flatten()[where], bf16=self.bf16, count=count
+            self._before_head(hidden), labels.flatten()[where], bf16=self.bf16, count=count
         )
         return summed
 
-    def _final_states(self, input_ids: Tensor, causal: bool, packing: Packing | None) -> Tensor:
-        """[at least sequences * length, hidden]."""
+    def _final_states(self, input_ids: Tensor, where: Tensor, causal: bool, packing: Packing | None) -> Tensor:
+        """[labelled, hidden], at these places of the concatenated sequences, int64 [labelled]."""
         longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
         fused = self.fused and input_ids.device.type == "cpu" and longest <= LONGEST_WRITTEN_OUT
         fused = fused and fits(self.model.base_model)
-        if packing is not None:
-            row = functional.pad(input_ids.reshape(1, -1), (0, packing.padded_tokens - packing.tokens))
-            return encode(self.model.base_model, row, packing, causal=causal, fused=fused)
-        if fused:
-            uniform = Packing.uniform(*input_ids.shape)
-            return run_blocks(self.model.base_model, input_ids.view(1, -1), uniform, causal=causal)
-        return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)
+        if packing is None and not fused:
+            return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)[where]
+        packing = packing or Packing.uniform(*input_ids.shape)
+        row = functional.pad(input_ids.reshape(1, -1), (0, packing.padded_tokens - packing.tokens))
+        if fused and not causal and 0 < len(where) <= MOST_CHOSEN * packing.tokens:
+            return run_blocks(self.model.base_model, row, packing, causal=causal, chosen=Chosen(packing, where))
+        return encode(self.model.base_model, row, packing, causal=causal, fused=fused)[where]
 
     def _before_head(self, hidden: Tensor) -> Tensor:
         """What the LM head gets, from final hidden states [positions, hidden]."""

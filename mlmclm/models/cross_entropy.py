@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mlmclm.models import kernels, tiles
 
@@ -86,13 +87,16 @@ class _SummedCrossEntropy(torch.autograd.Function):
             grad_hidden[start : start + count] = (logits @ matrix)[:count]
             tiles.add_weight_gradient(logits, rows, grad_weight, first=start == 0)
         if needed:
-            ctx.save_for_backward(grad_hidden, grad_weight)
+            ctx.grads = grad_hidden, grad_weight
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * upstream[0], grad_weight * upstream[0], None, None, None, None
+        if ctx.grads is None:
+            raise RuntimeError("the cross-entropy's gradients are given once; they are scaled where they lie")
+        (grad_hidden, grad_weight), ctx.grads = ctx.grads, None
+        return grad_hidden.mul_(upstream[0]), grad_weight.mul_(upstream[0]), None, None, None, None
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

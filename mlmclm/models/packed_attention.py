@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlmclm.models import kernels, tile_attention
-from mlmclm.models.packing import Group, Packing
+from mlmclm.models.packing import Chosen, Group, Packing
 
 TILE = 128
 """Queries of causal attention that are worked on together."""
@@ -124,7 +124,8 @@ class Kept:
     """Heads of query, key and value."""
     width: int
     causal: bool
-    turn: tuple[Tensor, Tensor] | None
+    turns: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]
+    """Of queries and of keys."""
     window: int | None
     normalised: bool
     """Softmax's weights are not kept but the logarithms of its denominators (`tile_attention`)."""
@@ -151,20 +152,28 @@ def attend(
     dropout: float,
     turn: tuple[Tensor, Tensor] | None = None,
     window: int | None = None,
+    chosen: Chosen | None = None,
 ) -> tuple[Tensor, Kept]:
     """softmax(scale q k') v within each sequence, by products of one padded block a group; no autograd by itself.
 
     Args:
         query, key, value: vectors of the type that is computed in.
+        chosen: tokens whose queries alone are given, `chosen.rows`; neither causal nor local.
         turn: cosines and sines, [T, width / 2] each, of the rotary embedding of queries and keys; None where they have theirs.
         window: positions at this distance or more are hidden.
 
     Returns:
-        [T, heads, width], 0 at padding; and what the backward needs.
+        [T, heads, width] (T' if `chosen`), 0 at padding; and what the backward needs.
     """
     heads, key_heads, width = query.number, key.number, query.rows.shape[2]
-    places, key_places, slots = packing.places(heads), packing.places(key_heads), packing.slots
-    q = kernels.to_blocks(query.rows, query.first, places, slots * heads, scale, turn)
+    asked = chosen or packing
+    places, key_places, slots = asked.places(heads), packing.places(key_heads), packing.slots
+    query_turn = turn
+    if chosen is not None:
+        if causal or window is not None:
+            raise ValueError("causal or local attention needs the queries of all tokens")
+        query_turn = None if turn is None else (turn[0][chosen.rows], turn[1][chosen.rows])
+    q = kernels.to_blocks(query.rows, query.first, places, asked.slots * heads, scale, query_turn)
     k = kernels.to_blocks(key.rows, key.first, key_places, slots * key_heads, 1.0, turn)
     v = kernels.to_blocks(value.rows, value.first, key_places, slots * key_heads, 1.0, None)
     attended = torch.empty_like(q)
@@ -172,21 +181,21 @@ def attend(
     counts = (heads, key_heads, key_heads)
     if not dropout and tile_attention.fits(q.dtype, width):
         normalisers = torch.empty(len(q))
-        for group in packing.groups:
-            qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
-            out = _queries(group, heads, qs, attended)
+        for group, some in zip(packing.groups, asked.groups, strict=True):
+            qs, ks, vs = _blocks(group, some, heads, key_heads, width, q, k, v)
+            out = _queries(some, heads, qs, attended)
             tile_attention.forward(
-                qs, ks, vs, group.keys, causal, window, out, _queries(group, heads, qs[:, :, 0], normalisers)
+                qs, ks, vs, group.keys, causal, window, out, _queries(some, heads, qs[:, :, 0], normalisers)
             )
         kernels.from_blocks(attended, output, 0, places, 1.0, None)
-        return output, Kept(counts, width, causal, turn, window, True, (q, k, v, attended, normalisers))
+        return output, Kept(counts, width, causal, (query_turn, turn), window, True, (q, k, v, attended, normalisers))
     weights: list[Tensor] = []
     masks: list[Tensor] = []
-    for group in packing.groups:
-        qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
-        out = _queries(group, heads, qs, attended)
+    for group, some in zip(packing.groups, asked.groups, strict=True):
+        qs, ks, vs = _blocks(group, some, heads, key_heads, width, q, k, v)
+        out = _queries(some, heads, qs, attended)
         keys = group.keys.repeat_interleave(key_heads)  # [sequences * key heads]
-        for tile in _tiles(group, heads // key_heads, causal):
+        for tile in _tiles(group, some, heads // key_heads, causal):
             rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
             weight = qs.new_empty(len(qs), tile.stop - tile.start, tile.keys)
             mask = torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout) if dropout else None
@@ -199,11 +208,18 @@ def attend(
             if mask is not None:
                 masks.append(mask)
     kernels.from_blocks(attended, output, 0, places, 1.0, None)
-    return output, Kept(counts, width, causal, turn, window, False, (q, k, v, *weights, *masks))
+    return output, Kept(counts, width, causal, (query_turn, turn), window, False, (q, k, v, *weights, *masks))
 
 
 def attend_backward(
-    grad: Tensor, packing: Packing, scale: float, kept: Kept, query: Heads, key: Heads, value: Heads
+    grad: Tensor,
+    packing: Packing,
+    scale: float,
+    kept: Kept,
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    chosen: Chosen | None = None,
 ) -> None:
     """Writes the gradients of `attend`'s input into `query`, `key` and `value`, given that of its output.
 
@@ -211,31 +227,33 @@ def attend_backward(
     """
     (heads, key_heads, _), width = kept.counts, kept.width
     q, k, v, *rest = kept.tensors
-    tiles = [(group, tile) for group in packing.groups for tile in _tiles(group, heads // key_heads, kept.causal)]
+    asked = chosen or packing
+    groups = list(zip(packing.groups, asked.groups, strict=True))
+    tiles = [(pair, tile) for pair in groups for tile in _tiles(*pair, heads // key_heads, kept.causal)]
     weights, masks = rest[: len(tiles)], rest[len(tiles) :]
-    places = packing.places(heads)
+    places = asked.places(heads)
     upstream = kernels.to_blocks(grad, 0, places, len(q), 1.0, None)
     grad_q = torch.empty_like(q)
     if kept.normalised:
         attended, normalisers = rest
         grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
-        for group in packing.groups:
-            qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
+        for group, some in groups:
+            qs, ks, vs = _blocks(group, some, heads, key_heads, width, q, k, v)
             tile_attention.backward(
                 qs, ks, vs, group.keys, kept.causal, kept.window,
-                _queries(group, heads, qs, attended), _queries(group, heads, qs[:, :, 0], normalisers),
-                _queries(group, heads, qs, upstream),
-                *_blocks(group, heads, key_heads, width, grad_q, grad_k, grad_v),
+                _queries(some, heads, qs, attended), _queries(some, heads, qs[:, :, 0], normalisers),
+                _queries(some, heads, qs, upstream),
+                *_blocks(group, some, heads, key_heads, width, grad_q, grad_k, grad_v),
             )  # fmt: skip
-        _scatter(grad_q, grad_k, grad_v, packing, scale, kept, query, key, value)
+        _scatter(grad_q, grad_k, grad_v, places, packing, scale, kept, query, key, value)
         return
     # A tile's share of these is added to those before it, in fp32.
-    sums = torch.promote_types(k.dtype, torch.float32) if len(tiles) > len(packing.groups) else k.dtype
+    sums = torch.promote_types(k.dtype, torch.float32) if len(tiles) > len(groups) else k.dtype
     grad_k, grad_v = torch.empty_like(k, dtype=sums), torch.empty_like(v, dtype=sums)
-    for index, (group, tile) in enumerate(tiles):
-        qs, ks, vs = _blocks(group, heads, key_heads, width, q, k, v)
-        gq, gk, gv = _blocks(group, heads, key_heads, width, grad_q, grad_k, grad_v)
-        up = _queries(group, heads, qs, upstream)
+    for index, ((group, some), tile) in enumerate(tiles):
+        qs, ks, vs = _blocks(group, some, heads, key_heads, width, q, k, v)
+        gq, gk, gv = _blocks(group, some, heads, key_heads, width, grad_q, grad_k, grad_v)
+        up = _queries(some, heads, qs, upstream)
         rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
         weight = weights[index]
         for part in _parts(weight):
@@ -248,17 +266,17 @@ def attend_backward(
             kernels.softmax_backward(grad_weight, weight[part])
             _product(grad_weight, ks[part, seen], gq[part, rows])
             _gather_up(gk[part], torch.bmm(grad_weight.transpose(1, 2), qs[part, rows]), tile)
-    _scatter(grad_q, grad_k, grad_v, packing, scale, kept, query, key, value)
+    _scatter(grad_q, grad_k, grad_v, places, packing, scale, kept, query, key, value)
 
 
 def _scatter(
-    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, packing: Packing, scale: float, kept: Kept,
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, places: Tensor, packing: Packing, scale: float, kept: Kept,
     query: Heads, key: Heads, value: Heads,
 ) -> None:  # fmt: skip
     """Gradients in blocks to where they belong in rows."""
-    places, key_places = packing.places(query.number), packing.places(key.number)
-    kernels.from_blocks(grad_q, query.rows, query.first, places, scale, kept.turn)
-    kernels.from_blocks(grad_k, key.rows, key.first, key_places, 1.0, kept.turn)
+    key_places = packing.places(key.number)
+    kernels.from_blocks(grad_q, query.rows, query.first, places, scale, kept.turns[0])
+    kernels.from_blocks(grad_k, key.rows, key.first, key_places, 1.0, kept.turns[1])
     kernels.from_blocks(grad_v, value.rows, value.first, key_places, 1.0, None)
 
 
@@ -279,16 +297,17 @@ def _gather_up(sums: Tensor, part: Tensor, tile: Tile) -> None:
 
 
 def _blocks(
-    group: Group, heads: int, key_heads: int, width: int, q: Tensor, k: Tensor, v: Tensor
+    group: Group, asked: Group, heads: int, key_heads: int, width: int, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A group's views: q [sequences * key heads, repeat * length, width]; k, v [sequences * key heads, length, width].
+    """A group's views: q [sequences * key heads, repeat * asked length, width]; k, v [sequences * key heads, length, width].
 
     The query heads that share a key head follow one another, so their positions form one longer matrix.
     """
     end = group.start + group.sequences * group.length
     batch, repeat = group.sequences * key_heads, heads // key_heads
+    last = asked.start + asked.sequences * asked.length
     return (
-        q[group.start * heads : end * heads].view(batch, repeat * group.length, width),
+        q[asked.start * heads : last * heads].view(batch, repeat * asked.length, width),
         k[group.start * key_heads : end * key_heads].view(batch, group.length, width),
         v[group.start * key_heads : end * key_heads].view(batch, group.length, width),
     )
@@ -306,10 +325,10 @@ def _parts(weights: Tensor) -> list[slice]:
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def _tiles(group: Group, repeat: int, causal: bool) -> list[Tile]:
+def _tiles(group: Group, asked: Group, repeat: int, causal: bool) -> list[Tile]:
     """A group's queries, together, or by position where causal ones don't need the keys after them."""
     if not causal or repeat > 1 or group.length < 2 * TILE:
-        return [Tile(0, repeat * group.length, group.length)]
+        return [Tile(0, repeat * asked.length, group.length)]
     return [
         Tile(start, min(start + TILE, group.length), min(start + TILE, group.length))
         for start in range(0, group.length, TILE)

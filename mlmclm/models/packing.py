@@ -16,10 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 ROUND_TOKENS = 64
 ROUND_LENGTH = 16
+ROUND_CHOSEN = 32
+"""Queries that `tile_attention` works on together."""
 ROUND_SEQUENCES = 8
 """Groups hold a multiple of this many sequences (the last one what is left), so that shapes recur."""
 COST_OF_A_GROUP = 16_000
@@ -208,6 +211,15 @@ class Packing:
         """Number of (sequence, position) places in all blocks, padding included."""
         return sum(group.sequences * group.length for group in self.groups)
 
+    @cached_property
+    def slot_of_token(self) -> np.ndarray[Any, Any]:
+        """int64 [tokens]: the slot of each real token."""
+        token_of_slot = self._layout[1]
+        slots = np.empty(self.tokens, dtype=np.int64)
+        real = np.flatnonzero(token_of_slot < self.tokens)
+        slots[token_of_slot[real]] = real
+        return slots
+
     def places(self, heads: int) -> Tensor:
         """int64 [T, heads]: for each vector of the row its place among the blocks' vectors (laid out sequence, head,
         position); -1 at padding."""
@@ -224,3 +236,68 @@ class Packing:
             places[token[real]] = real
             self._places[heads] = torch.from_numpy(places.reshape(-1, heads))
         return self._places[heads]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some of a packing's tokens, the only ones that attention is asked about; they see all of their sequence.
+
+    Attributes:
+        tokens: int64 [number], rising; on the CPU.
+    """
+
+    packing: Packing
+    tokens: Tensor
+
+    @property
+    def number(self) -> int:
+        """Of the tokens."""
+        return len(self.tokens)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """int64 [T']: the tokens, and behind them the first token until their number is a multiple of `ROUND_TOKENS`."""
+        return functional.pad(self.tokens, (0, -len(self.tokens) % ROUND_TOKENS))
+
+    @cached_property
+    def _layout(self) -> tuple[list[Group], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Groups, as the packing's but with the chosen positions only; int64 [number] each: a token's group, its sequence within
+        that, and its position among the sequence's chosen ones."""
+        tokens, packing = self.tokens.numpy(), self.packing
+        slots = packing.slot_of_token[tokens]
+        group = np.searchsorted([group.start for group in packing.groups], slots, side="right") - 1
+        sequence = packing.sequence_of_token.numpy()[tokens]
+        position = np.arange(len(tokens)) - np.searchsorted(sequence, sequence)
+        groups: list[Group] = []
+        member = np.empty_like(tokens)
+        start = 0
+        for index, whole in enumerate(packing.groups):
+            mine = np.flatnonzero(group == index)
+            member[mine] = (slots[mine] - whole.start) // whole.length
+            length = round_up(1 + int(position[mine].max(initial=0)), ROUND_CHOSEN)
+            groups.append(Group(start, whole.sequences, length, whole.keys))
+            start += whole.sequences * length
+        return groups, group, member, position
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The blocks of attention's queries, one for each of the packing's groups."""
+        return self._layout[0]
+
+    @property
+    def slots(self) -> int:
+        """As a packing's."""
+        return sum(group.sequences * group.length for group in self.groups)
+
+    def places(self, heads: int) -> Tensor:
+        """int64 [T', heads], as a packing's."""
+        groups, group, member, position = self._layout
+        starts, lengths = (
+            np.array(values)[group] for values in zip(*((g.start, g.length) for g in groups), strict=True)
+        )
+        places = np.full((len(self.rows), heads), -1, dtype=np.int64)
+        head = np.arange(heads)
+        places[: self.number] = (starts * heads + position)[:, None] + (member[:, None] * heads + head) * lengths[
+            :, None
+        ]
+        return torch.from_numpy(places)

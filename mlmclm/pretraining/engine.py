@@ -138,7 +138,9 @@ def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, A
         "train_batch_size": recipe.batch,
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": share // micro,
-        "gradient_clipping": recipe.clip,
+        "gradient_clipping": recipe.clip
+        if stage != 0
+        else 0.0,  # `Engine.step` then clips by the norm that it wants anyway
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
         "zero_optimization": {
@@ -280,11 +282,18 @@ class Engine:
                 if self.sums_itself and self.world > 1:
                     self.sum_over_workers(gradients)
                 norm = float(nn.utils.get_total_norm(gradients))
+                self._clip(norm)
             self.engine.step()
         if self.stage != 0:
             norm = float(self.engine.get_global_grad_norm())
         tokens = sum(input_ids.numel() for input_ids, _ in batches)
         return total, labelled, tokens, norm
+
+    def _clip(self, norm: float) -> None:
+        """`torch.nn.utils.clip_grad_norm_`, without a pass over gradients that it would multiply by 1."""
+        limit = self.recipe.clip
+        if limit and norm + 1e-6 > limit:
+            nn.utils.clip_grads_with_norm_(self.engine.module.parameters(), limit, torch.tensor(norm))
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]], *, causal: bool) -> Evaluation:

@@ -222,4 +222,5 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
 def prepare_environment() -> None:
     """Settings that Ray Train reads in the driver's process; call before the first `run_stage`."""
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # the dashboard's page of train runs
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # `report` waits for the controller's next look
+    # The end of a stage is seen at the controller's next look; each look takes the workers' cores for some milliseconds.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")

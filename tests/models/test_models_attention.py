@@ -11,18 +11,19 @@ from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel,
 import mlmclm.models.encoder
 import mlmclm.models.packed_attention
 from mlmclm.models.attention import use_attention
+from mlmclm.models.block import run_blocks
 from mlmclm.models.encoder import encode, pack_ids, pool
 from mlmclm.models.packed_attention import packed_attention
-from mlmclm.models.packing import Packing, cut_into_groups
+from mlmclm.models.packing import Chosen, Packing, cut_into_groups
 
 VOCABULARY = 97
 RAGGED = [5, 1, 33, 17, 64, 2, 48, 9, 30, 31, 7, 3, 80, 12, 21, 40, 6, 18]
 
 
-def model(kind: str, *, key_value_heads: int = 4, length: int = 128) -> PreTrainedModel:
+def model(kind: str, *, key_value_heads: int = 4, length: int = 128, hidden: int = 32) -> PreTrainedModel:
     settings = {
         "vocab_size": VOCABULARY,
-        "hidden_size": 32,
+        "hidden_size": hidden,
         "intermediate_size": 48,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
@@ -31,7 +32,7 @@ def model(kind: str, *, key_value_heads: int = 4, length: int = 128) -> PreTrain
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "initializer_range": 0.3,
+        "initializer_range": 0.3 * (32 / hidden) ** 0.5,
     }
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -99,6 +100,57 @@ def test_packed_states_and_gradients_equal_the_padded_models(
     for name, gradient in gradients(found, both).items():
         scale = wanted[name].abs().max().item()
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5 * max(scale, 1.0), msg=name)
+
+
+CHOICES = {
+    "some": lambda generator: np.flatnonzero(generator.random(sum(RAGGED)) < 0.4),
+    "one of a sequence": lambda _: np.cumsum(RAGGED) - 1,
+    "of few sequences": lambda _: np.array([6, 7, 60, 300]),
+    "all": lambda _: np.arange(sum(RAGGED)),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("key_value_heads", [4, 2])
+def test_states_of_chosen_tokens_and_their_gradients_equal_the_padded_models(choice: str, key_value_heads: int) -> None:
+    both = model("eurobert", key_value_heads=key_value_heads).train()
+    rows = sequences(RAGGED)
+    tokens = torch.from_numpy(CHOICES[choice](np.random.default_rng(2)))
+    expected = torch.cat(padded(both, rows, causal=False))[tokens]
+    wanted = gradients([expected], both)
+    use_attention(both)
+    packing = Packing.of(RAGGED)
+    ids = pack_ids(rows, packing)
+    found = run_blocks(both, ids, packing, causal=False, chosen=Chosen(packing, tokens))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for name, gradient in gradients([found], both).items():
+        scale = wanted[name].abs().max().item()
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5 * max(scale, 1.0), msg=name)
+    with pytest.raises(ValueError, match="causal"):
+        run_blocks(both, ids, packing, causal=True, chosen=Chosen(packing, tokens))
+
+
+def test_chosen_tokens_under_autocast_are_as_near_the_exact_ones_as_all_are() -> None:
+    """Here attention is by tiles, where the CPU has them."""
+    both = model("eurobert", hidden=128).train()
+    rows = sequences(RAGGED)
+    tokens = torch.from_numpy(CHOICES["some"](np.random.default_rng(2)))
+    exact = torch.cat(padded(both, rows, causal=False))[tokens]
+    wanted = gradients([exact], both)
+    use_attention(both)
+    packing = Packing.of(RAGGED)
+    errors = []
+    for chosen in (Chosen(packing, tokens), None):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = run_blocks(both, pack_ids(rows, packing), packing, causal=False, chosen=chosen)
+        found = found if chosen else found[tokens]
+        grads = gradients([found], both)
+        away = torch.stack([(grads[name] - value).norm() / value.norm() for name, value in wanted.items()])
+        errors.append((float((found - exact).detach().std() / exact.detach().std()), float(away.max())))
+    (state, gradient), (usual, usual_gradient) = errors
+    assert usual < 0.05
+    assert state < 1.2 * usual
+    assert gradient < 1.2 * usual_gradient
 
 
 def test_both_ways_agree_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
