@@ -19,6 +19,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from mlmclm.models import tile_attention
 from mlmclm.models.packed_attention import near, packed_attention
 from mlmclm.models.packing import Packing
 
@@ -58,8 +59,9 @@ def within_sequences(
     window: int | None,
 ) -> Tensor:
     """`packed_attention`, but on the CPU without score matrices of sequences longer than `LONGEST_WRITTEN_OUT`: each of these
-    by itself through torch's kernel."""
-    if query.device.type != "cpu" or int(packing.lengths.max()) <= LONGEST_WRITTEN_OUT:
+    by itself through torch's kernel, unless tiles do without such matrices."""
+    short_enough = int(packing.lengths.max()) <= LONGEST_WRITTEN_OUT
+    if query.device.type != "cpu" or short_enough or _by_tiles(query, dropout):
         return packed_attention(query, key, value, packing, causal=causal, scale=scale, dropout=dropout, window=window)
     places = np.split(np.arange(packing.tokens), packing.starts[1:])  # of each sequence's tokens in the row
     short = [place for place in places if len(place) <= LONGEST_WRITTEN_OUT]
@@ -86,6 +88,14 @@ def within_sequences(
     pieces.append(pieces[0].new_zeros(1, len(padding), *pieces[0].shape[2:]))
     order = np.concatenate([*long, *short, padding])
     return torch.cat(pieces, 1)[:, torch.from_numpy(np.argsort(order))]
+
+
+def _by_tiles(query: Tensor, dropout: float) -> bool:
+    """Whether `packed_attention` computes these queries [..., width] by tiles."""
+    dtype = query.dtype
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+    return query.device.type == "cpu" and not dropout and tile_attention.fits(dtype, query.shape[-1])
 
 
 def attention_forward(
@@ -123,10 +133,19 @@ def attention_forward(
             query, key, value, packing, causal=bool(is_causal), scale=scale, dropout=dropout, window=window
         )
         return attended, None
+    alike = query.shape[2] == key.shape[2]
+    # What torch compiles can't have this project's loops in it.
+    if attention_mask is None and alike and attend is within_sequences and _by_tiles(query, dropout):
+        batch, _, length, _ = query.shape
+        rows = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value))
+        attended = packed_attention(
+            *rows, Packing.uniform(batch, length), causal=bool(is_causal), scale=scale, dropout=dropout, window=window
+        )
+        return attended.view(batch, length, *attended.shape[2:]), None
     if window is not None and window < query.shape[2] and attention_mask is None:
         attention_mask, is_causal = near(query.shape[2], bool(is_causal), window, query.device), False
     groups = query.shape[1] // key.shape[1]
-    if query.device.type == "cpu" and query.shape[2] <= LONGEST_WRITTEN_OUT and query.shape[2] == key.shape[2]:
+    if query.device.type == "cpu" and query.shape[2] <= LONGEST_WRITTEN_OUT and alike:
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         output = _written_out(query, key, value, attention_mask, bool(is_causal), scale, dropout)

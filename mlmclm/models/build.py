@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from mlmclm.models import tile_attention
 from mlmclm.models.architectures import ARCHITECTURES, FRESH, before_head, final_states, layers_of
 from mlmclm.models.attention import LONGEST_WRITTEN_OUT, use_attention
 from mlmclm.models.block import fits, run_blocks
@@ -142,8 +143,10 @@ class PretrainingModel(nn.Module):
     def _final_states(self, input_ids: Tensor, where: Tensor, causal: bool, packing: Packing | None) -> Tensor:
         """[labelled, hidden], at these places of the concatenated sequences, int64 [labelled]."""
         longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
-        fused = self.fused and input_ids.device.type == "cpu" and longest <= LONGEST_WRITTEN_OUT
-        fused = fused and fits(self.model.base_model)
+        fused = self.fused and input_ids.device.type == "cpu" and fits(self.model.base_model)
+        if fused and longest > LONGEST_WRITTEN_OUT:
+            kind = torch.bfloat16 if self.bf16 else self.model.dtype
+            fused = tile_attention.fits(kind, self.model.config.head_dim)
         if packing is None and not fused:
             return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)[where]
         packing = packing or Packing.uniform(*input_ids.shape)

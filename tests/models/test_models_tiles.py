@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from mlmclm.models import tile_attention, tiles
+from mlmclm.models.attention import attention_forward
 from mlmclm.models.packed_attention import packed_attention
 from mlmclm.models.packing import Packing
 from mlmclm.models.tile_instructions import available
@@ -192,3 +196,42 @@ def test_attention_with_and_without_tiles_is_the_same(
     for found in (with_tiles, without):
         for one, other in zip(found, exact, strict=True):
             assert (one.double() - other).norm() <= 8e-3 * other.norm()
+
+
+@pytest.mark.parametrize("length", [96, 544])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("key_heads", [1, 2])
+@needs_tiles
+def test_attention_of_a_plain_batch_is_by_tiles_too(
+    length: int, causal: bool, window: int | None, key_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers' models call it: against fp64, through torch's kernel."""
+    calls: list[int] = []
+    monkeypatch.setattr(tile_attention, "forward", spied(tile_attention.forward, calls))
+    query, key, value = (random(3, h, length, 64, seed=seed) for seed, h in enumerate((2, key_heads, key_heads)))
+    grad = random(3, length, 2, 64, seed=5)
+
+    def attended(kind: torch.dtype) -> list[Tensor]:
+        own = [tensor.to(kind, copy=True).requires_grad_() for tensor in (query, key, value)]
+        output, _ = attention_forward(
+            torch.nn.Module(), *own, None, scaling=0.1, is_causal=causal, sliding_window=window
+        )
+        output.backward(grad.to(kind))
+        return [output.detach(), *(tensor.grad for tensor in own if tensor.grad is not None)]
+
+    exact = attended(torch.float64)
+    assert not calls
+    for one, other in zip(attended(torch.bfloat16), exact, strict=True):
+        assert (one.double() - other).norm() <= 8e-3 * other.norm()
+    assert len(calls) == 1
+
+
+def spied(function: Callable[..., None], calls: list[int]) -> Callable[..., None]:
+    """The function, which notes its calls."""
+
+    def called(*arguments: Any) -> None:
+        calls.append(1)
+        function(*arguments)
+
+    return called
