@@ -8,7 +8,7 @@ together, and mislead where they don't.
 The mean over tasks weighs every task the same. Its variance is the sum of the tasks' own (fine-tuning runs on
 different tasks are independent), with Welch-Satterthwaite degrees of freedom; see `intervals.contrast`. These
 intervals cover the noise of fine-tuning seeds. They do not cover that of pretraining (one run a model), nor that of
-the finite test sets.
+the finite test sets, which `pairs` is about.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from mlmclm.errors import UserError
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.finetuning.protocol import Protocol
+    from mlmclm.pipeline import Place
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.protocols import TaskProtocols
@@ -136,7 +137,7 @@ def finetune(
         return
     if source is not None and ledger.find(cell_key(cell)) is None:
         _keep(source, store=place.store, data_root=place.data_root)
-    result, computed = ledger.complete(cell, lambda cell: _compute(cell, store=place.store, data_root=place.data_root))
+    result, computed = ledger.complete(cell, lambda cell: _compute(cell, ledger, place))
     _show(cell, result, ledger, computed=computed, as_json=as_json)
 
 
@@ -265,7 +266,7 @@ def _task_data(
     return data.fingerprint
 
 
-def _compute(cell: Cell, *, store: Path, data_root: Path | None) -> dict[str, Any]:
+def _compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
     import torch
 
     from mlmclm.finetuning.cell import CELL_THREADS, run_cell
@@ -276,9 +277,10 @@ def _compute(cell: Cell, *, store: Path, data_root: Path | None) -> dict[str, An
     with Bar(cell_name(cell), unit="steps") as bar:
         return run_cell(
             cell,
-            store=store,
-            data_root=data_root,
+            store=place.store,
+            data_root=place.data_root,
             on_step=lambda step, steps, loss: bar.update(step, steps, note=f"loss {loss:.3f}"),
+            on_examples=ledger.write_examples,
         )
 
 
@@ -326,9 +328,12 @@ def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as
     from mlmclm.sweeps.ledger import named
 
     result = named(result, cell)
-    path = ledger.path(result["key"])
+    path, examples = ledger.path(result["key"]), ledger.examples_path(result["key"])
+    kept = examples.is_file()
     if as_json:
-        print_json({**result, "file": str(path), "computed": computed})
+        print_json(
+            {**result, "file": str(path), "examples_file": str(examples) if kept else None, "computed": computed}
+        )
         return
     output = Console(highlight=False)
     if result["status"] == "diverged":
@@ -340,3 +345,5 @@ def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as
             table.add_row(marked, f"{result['scores']['validation'][name]:.4f}", f"{value:.4f}")
         output.print(table)
     output.print(f"result: {path} ({'computed now' if computed else 'was there'})", soft_wrap=True)
+    if kept:
+        output.print(f"examples: {examples}", soft_wrap=True)

@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 
 from mlmclm import __version__
-from mlmclm.cli import data, export, finetune, plan, pretrain, report, study, sweep, tasks, ui
+from mlmclm.cli import compare, data, export, finetune, plan, pretrain, report, study, sweep, tasks, ui
 from mlmclm.errors import MlmclmError
 from mlmclm.files import disk_fault
 from mlmclm.progress import console
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for module in (study, data, tasks, plan, pretrain, sweep, finetune, report, export, ui):
+for module in (study, data, tasks, plan, pretrain, sweep, finetune, report, compare, export, ui):
     module.register(app)
 
 

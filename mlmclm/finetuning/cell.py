@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.examples import SPLIT, to_parquet
 from mlmclm.files import stable_hash, whole_folder
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
@@ -27,7 +28,7 @@ from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import Family
+from mlmclm.tasks.family import Examples, Family
 from mlmclm.tasks.prepare import find_or_prepare
 from mlmclm.tasks.registry import get_task
 
@@ -110,6 +111,7 @@ def run_cell(
     cache: dict[Any, Any] | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
     on_end: Callable[[nn.Module, dict[str, Any]], None] | None = None,
+    on_examples: Callable[[dict[str, Any], bytes], None] | None = None,
 ) -> dict[str, Any]:
     """Fine-tunes and evaluates; a cell's result is the same, but for `cost`, in a fresh process and in a reused one.
 
@@ -120,6 +122,7 @@ def run_cell(
         cache: a dictionary that a worker keeps between cells: base weights and opened data stay in it.
         on_step: called with step (from 1), steps, loss.
         on_end: called with the fine-tuned encoder and the result.
+        on_examples: called with the result and the file of its examples (`examples.to_parquet`), unless it diverged.
 
     Returns:
         The result's JSON object.
@@ -154,9 +157,12 @@ def run_cell(
         )
         ended = time.perf_counter()
         scores = None
+        examples: dict[str, Examples] = {}
         diverged_step = trained.diverged_step
         if diverged_step is None:
-            scores = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
+            scores = evaluate(
+                encoder, head, family, cell.protocol, ("validation", "test"), on_examples=examples.__setitem__
+            )
             if scores is None:
                 diverged_step = trained.steps
     finished = time.perf_counter()
@@ -195,6 +201,8 @@ def run_cell(
     }
     if on_end is not None:
         on_end(encoder, result)
+    if on_examples is not None and scores is not None:
+        on_examples(result, to_parquet(result, examples[SPLIT], family.prepared.label_names))
     return result
 
 

@@ -17,7 +17,7 @@ from mlmclm.finetuning.optimizer import optimizer_for
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Family
+from mlmclm.tasks.family import Examples, Family
 
 CURVE_POINTS = 50
 """Points of the loss curve that a result keeps, each the mean over its share of the steps."""
@@ -88,9 +88,18 @@ def train(
 
 
 def evaluate(
-    encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, splits: Iterable[str]
+    encoder: PreTrainedModel,
+    head: nn.Module,
+    family: Family,
+    protocol: Protocol,
+    splits: Iterable[str],
+    on_examples: Callable[[str, Examples], None] | None = None,
 ) -> dict[str, dict[str, float]] | None:
-    """Metrics by split; None where the model's predictions are not finite."""
+    """Metrics by split; None where the model's predictions are not finite.
+
+    Args:
+        on_examples: called with each split and its examples.
+    """
     device = next(encoder.parameters()).device
     encoder.eval()
     head.eval()
@@ -108,7 +117,10 @@ def evaluate(
                 predictions[row] = prediction
         if not all(np.isfinite(prediction).all() for prediction in predictions):
             return None
-        scores[split] = family.score(split, predictions)
+        examples = family.examples(split, predictions)
+        scores[split] = family.scores(examples)
+        if on_examples is not None:
+            on_examples(split, examples)
     return scores
 
 

@@ -1,16 +1,19 @@
 """The ledger: one immutable file a finished cell, `store/cells/<first two digits of the key>/<key>.json`.
 
-A file is written whole or not at all, by the worker that computed the cell. What is there is never computed again.
+A file is written whole or not at all, by the worker that computed the cell. What is there is never computed again. Beside it
+lies `<key>.parquet`, what each example of the test split got; it is written first, so a result is never without its examples,
+unless a version that kept none filed it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.examples import KeptExamples, from_parquet
 from mlmclm.files import canonical_json, disk_fault, write_atomic
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.scores import metric_parts
@@ -66,6 +69,34 @@ class Ledger:
         path = self.path(result["key"])
         if not path.exists():
             write_atomic(path, canonical_json(result) + "\n")
+
+    def examples_path(self, key: str) -> Path:
+        """Where the examples of the cell with this key are, or will be."""
+        return self.path(key).with_suffix(".parquet")
+
+    def write_examples(self, result: dict[str, Any], content: bytes) -> None:
+        """Files the examples of a result that is filed next; those of one that is there already stay.
+
+        Raises:
+            EnvironmentFault: the disk is full or not writable; nothing is left behind.
+        """
+        if not self.path(result["key"]).exists():
+            write_atomic(self.examples_path(result["key"]), content)
+
+    def examples(self, result: Mapping[str, Any]) -> KeptExamples:
+        """What each example of the test split got in a cell.
+
+        Args:
+            result: the cell's, from this ledger.
+
+        Raises:
+            UserError: it diverged, an earlier version filed it without examples, or these are damaged.
+        """
+        if result["status"] != "ok":
+            raise UserError(
+                f"result {result['key']} (model {result['model']}, task {result['task']}) diverged: it has no predictions."
+            )
+        return from_parquet(self.examples_path(result["key"]), result)
 
     def complete(self, cell: Cell, compute: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
         """A cell's result, computed and filed where it isn't there; and whether it was computed now.

@@ -81,8 +81,14 @@ class SweepWorker(tune.Trainable):
         return COMPUTED if computed else REUSED
 
     def compute(self, cell: Cell) -> dict[str, Any]:
-        """The cell's result (see `run_cell`)."""
-        return run_cell(cell, store=self._store, data_root=self._data_root, cache=self._cache)
+        """The cell's result (see `run_cell`); its examples are filed before it."""
+        return run_cell(
+            cell,
+            store=self._store,
+            data_root=self._data_root,
+            cache=self._cache,
+            on_examples=Ledger(self._store).write_examples,
+        )
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """A trial is one step: there is nothing to save."""

@@ -21,6 +21,9 @@ from mlmclm.tasks.load import TaskData
 from mlmclm.tasks.settings import TaskSettings
 
 Array = np.ndarray[Any, Any]
+Examples = dict[str, Array]
+"""Columns of one length: what each example of a split got. A column that has the name of a score is that score of each
+example, NaN where it has none: its mean is the split's."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,12 @@ class Family(ABC):
         """What `score` needs of these sequences (rows of `evaluation_sequences`), one array each; NaN stays NaN."""
 
     @abstractmethod
-    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
-        """The metrics of a split (see `declaration.METRICS`), from the predictions of all its sequences in order."""
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        """What each example of a split got, in the split's order, from the predictions of all its sequences in order."""
+
+    @abstractmethod
+    def scores(self, examples: Examples) -> dict[str, float]:
+        """The metrics of a split (see `declaration.METRICS`), from all its examples."""
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
@@ -153,6 +160,11 @@ def limited(table: pa.Table, limit: int | None) -> pa.Table:
     """The table's fixed subset."""
     rows = subset(table.num_rows, limit)
     return table if rows is None else table.take(pa.array(rows))
+
+
+def mean_of(column: Array) -> float:
+    """The mean over the examples that have a value."""
+    return float(np.mean(column[~np.isnan(column)]))
 
 
 def ending(tokenizer: PreTrainedTokenizerFast) -> int:

@@ -23,7 +23,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Array, Batch, Family, Lists, ending, int_lists, limited, linear, token_ids
+from mlmclm.tasks.family import (
+    Array,
+    Batch,
+    Examples,
+    Family,
+    Lists,
+    ending,
+    int_lists,
+    limited,
+    linear,
+    mean_of,
+    token_ids,
+)
 from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.settings import TaskSettings
 
@@ -80,8 +92,17 @@ def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     return [(start, min(start + room, tokens)) for start in starts]
 
 
-def scores_with_unanswerable(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """SQuAD v2's official exact match and F1: of all questions, and of those with (`has_answer_`) and without
+def graded(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
+    """SQuAD's official F1 and exact match of each question."""
+    pairs = list(zip(predictions, references, strict=True))
+    return {
+        "f1": np.array([answer_f1(*pair) for pair in pairs]),
+        "exact_match": np.array([exact_match(*pair) for pair in pairs]),
+    }
+
+
+def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
+    """SQuAD v2's official F1 and exact match of each question: of all, and of those with (`has_answer_`) and without
     (`no_answer_`) an answer where there are any.
 
     A question without an answer has one reference, the empty text, and F1 against or of a text that is empty after
@@ -94,14 +115,14 @@ def scores_with_unanswerable(predictions: Sequence[str], references: Sequence[Se
         found = normalise_answer(prediction).split()
         f1.append(max(_f1_or_empty(found, normalise_answer(answer).split()) for answer in accepted))
     answered = np.array([bool(answers) for answers in references])
-    scores = {"f1": float(np.mean(f1)), "exact_match": float(np.mean(exact))}
-    for name, part in (("has_answer", answered), ("no_answer", ~answered)):
-        if part.any():
-            scores |= {
-                f"{name}_f1": float(np.mean(np.array(f1)[part])),
-                f"{name}_exact_match": float(np.mean(np.array(exact)[part])),
-            }
-    return scores
+    every = {"f1": np.array(f1), "exact_match": np.array(exact)}
+    parts = {"has_answer": answered, "no_answer": ~answered}
+    return every | {
+        f"{name}_{score}": np.where(part, values, np.nan)
+        for name, part in parts.items()
+        if part.any()
+        for score, values in every.items()
+    }
 
 
 def _f1_or_empty(prediction: list[str], reference: list[str]) -> float:
@@ -311,15 +332,12 @@ class QuestionAnswering(Family):
             for span in self.spans(split, predictions)
         ]
 
-    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
         _, references, answers = self._examples[split]
         pairs = zip(self.positions(split, predictions), answers, strict=True)
-        study = {"study.f1": float(np.mean([study_f1(found, answer) for found, answer in pairs]))}
-        texts = self.texts(split, predictions)
-        if self.prepared.unanswerable:
-            return scores_with_unanswerable(texts, references) | study
-        return {
-            "f1": float(np.mean([answer_f1(*pair) for pair in zip(texts, references, strict=True)])),
-            "exact_match": float(np.mean([exact_match(*pair) for pair in zip(texts, references, strict=True)])),
-            **study,
-        }
+        grade = graded_with_unanswerable if self.prepared.unanswerable else graded
+        found = grade(self.texts(split, predictions), references)
+        return found | {"study.f1": np.array([study_f1(given, answer) for given, answer in pairs])}
+
+    def scores(self, examples: Examples) -> dict[str, float]:
+        return {name: mean_of(column) for name, column in examples.items()}

@@ -15,7 +15,20 @@ from transformers import PreTrainedTokenizerFast
 
 from mlmclm.models.encoder import pool
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Array, Batch, Family, Lists, closed, ending, int_lists, limited, subset, token_ids
+from mlmclm.tasks.family import (
+    Array,
+    Batch,
+    Examples,
+    Family,
+    Lists,
+    closed,
+    ending,
+    int_lists,
+    limited,
+    mean_of,
+    subset,
+    token_ids,
+)
 from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.settings import TaskSettings
 
@@ -29,12 +42,12 @@ class NoHead(nn.Module):
 
 def ndcg_at_10(
     query_ids: Sequence[str], document_ids: Sequence[str], scores: Array, qrels: dict[str, dict[str, int]]
-) -> float:
-    """Mean NDCG@10 by pytrec_eval (trec_eval's definition: the ideal ranking is that of all judged documents).
+) -> Array:
+    """NDCG@10 of each query by pytrec_eval (trec_eval's definition: the ideal ranking is that of all judged documents).
 
     Args:
         scores: float [queries, documents].
-        qrels: relevance by query and document; queries without a relevant document are left out of the mean.
+        qrels: relevance by query and document; queries without a relevant document have NaN.
     """
     count = min(RETRIEVED, scores.shape[1])
     top = np.argpartition(-scores, count - 1, axis=1)[:, :count]
@@ -45,23 +58,23 @@ def ndcg_at_10(
     }
     judged = {query: qrels[query] for query in run}
     results = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10"}).evaluate(run)
-    return float(np.mean([results[query]["ndcg_cut_10"] for query in run]))
+    return np.array([results[query]["ndcg_cut_10"] if query in run else np.nan for query in query_ids])
 
 
 def study_ndcg_at_10(
     query_ids: Sequence[str], document_ids: Sequence[str], scores: Array, qrels: dict[str, dict[str, int]]
-) -> float:
-    """The study's NDCG@10 (arXiv 2507.00994): only judged documents are searched, and the ideal ranking is that of the ten
+) -> Array:
+    """The study's NDCG@10 (arXiv 2507.00994) of each query: only judged documents are searched, and the ideal ranking is that of the ten
     documents found, so that a relevant one that isn't among them costs nothing.
 
     Gains are the grades themselves, as trec_eval's; documents of one score keep the corpus' order. Arguments as
-    `ndcg_at_10`'s, and the same queries are left out of the mean.
+    `ndcg_at_10`'s, and the same queries have NaN.
     """
     judged = {document for query in query_ids for document in qrels.get(query, {})}
     columns = np.array([place for place, document in enumerate(document_ids) if document in judged], dtype=np.int64)
     count = min(10, len(columns))
     discounts = 1 / np.log2(np.arange(count) + 2)
-    values = []
+    values = np.full(len(query_ids), np.nan)
     for row, query in enumerate(query_ids):
         grades = qrels.get(query, {})
         if not any(grade > 0 for grade in grades.values()):
@@ -71,8 +84,8 @@ def study_ndcg_at_10(
         top = columns[among[np.argsort(-own[among], kind="stable")[:count]]]
         gains = np.array([max(0, grades.get(document_ids[place], 0)) for place in top], dtype=np.float64)
         ideal = float(np.sort(gains)[::-1] @ discounts)
-        values.append(float(gains @ discounts) / ideal if ideal else 0.0)
-    return float(np.mean(values))
+        values[row] = float(gains @ discounts) / ideal if ideal else 0.0
+    return values
 
 
 class Retrieval(Family):
@@ -169,12 +182,15 @@ class Retrieval(Family):
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
         return list(self.embeddings(hidden, packing).cpu().numpy())
 
-    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
         _, names, queries, qrels = self._evaluation[split]
         vectors = torch.from_numpy(np.stack(predictions))
         scores = (vectors[:queries] @ vectors[queries:].t()).numpy()
         asked = (names[:queries], names[queries:], scores, qrels)
         return {"ndcg@10": ndcg_at_10(*asked), "study.ndcg@10": study_ndcg_at_10(*asked)}
+
+    def scores(self, examples: Examples) -> dict[str, float]:
+        return {name: mean_of(column) for name, column in examples.items()}
 
 
 def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:

@@ -15,7 +15,19 @@ from transformers import PreTrainedTokenizerFast
 
 from mlmclm.models.encoder import pool
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Array, Batch, Family, Lists, closed, ending, int_lists, limited, linear, token_ids
+from mlmclm.tasks.family import (
+    Array,
+    Batch,
+    Examples,
+    Family,
+    Lists,
+    closed,
+    ending,
+    int_lists,
+    limited,
+    linear,
+    token_ids,
+)
 from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.settings import TaskSettings
 
@@ -100,7 +112,10 @@ class SequenceClassification(Family):
         logits = head(pool(hidden, packing, self.settings.pooling)).float().cpu().numpy()
         return list(logits)
 
-    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
         labels = self._splits[split][1]
         predicted = np.stack(predictions).argmax(axis=1)
-        return classification_scores(labels, predicted, len(self.prepared.label_names))
+        return {"gold": labels, "prediction": predicted, "correct": labels == predicted}
+
+    def scores(self, examples: Examples) -> dict[str, float]:
+        return classification_scores(examples["gold"], examples["prediction"], len(self.prepared.label_names))

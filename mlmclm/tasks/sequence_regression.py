@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mlmclm.models.encoder import pool
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Array
+from mlmclm.tasks.family import Array, Examples
 from mlmclm.tasks.sequence_classification import ClassifierHead, SequenceClassification
 
 
@@ -41,5 +41,8 @@ class SequenceRegression(SequenceClassification):
         values = head(pool(hidden, packing, self.settings.pooling)).float().squeeze(1)  # [S]
         return functional.mse_loss(values, torch.from_numpy(targets["labels"]).to(values))
 
-    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
-        return correlations(self._splits[split][1], np.concatenate(predictions))
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        return {"gold": self._splits[split][1], "prediction": np.concatenate(predictions)}
+
+    def scores(self, examples: Examples) -> dict[str, float]:
+        return correlations(examples["gold"], examples["prediction"])

@@ -9,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.nn.functional as functional
-from seqeval.metrics import accuracy_score
-from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+from seqeval.metrics.sequence_labeling import get_entities
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Array, Batch, Family, Lists, ending, int_lists, limited, linear
+from mlmclm.tasks.family import Array, Batch, Examples, Family, Lists, ending, int_lists, limited, linear, mean_of
 from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.settings import TaskSettings
 
@@ -53,8 +52,9 @@ def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Arr
     return np.where(inside, word, NO_WORD).astype(np.int32)
 
 
-def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> float:
-    """The study's F1 (arXiv 2507.00994): macro-averaged over the tags of each sentence, O included, then over sentences.
+def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> Array:
+    """The study's F1 (arXiv 2507.00994) of each sentence: macro-averaged over its tags, O included; NaN without words. The
+    score is the mean over sentences.
 
     A sentence's tags are those that its words have or are given; the published scores could not be above 90 % if all tags of
     the set counted.
@@ -71,7 +71,7 @@ def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> fl
     right = np.bincount(place_true[place_true == place_found], minlength=size)
     f1 = (2 * right / both.clip(1)).reshape(-1, tags)
     present = (both > 0).reshape(-1, tags).sum(axis=1)
-    return float(np.mean(f1.sum(axis=1)[present > 0] / present[present > 0]))
+    return np.divide(f1.sum(axis=1), present, out=np.full(len(true), np.nan), where=present > 0)
 
 
 class TokenClassification(Family):
@@ -174,16 +174,35 @@ class TokenClassification(Family):
         ballot[:, names.index("O") if "O" in names else 0] += 1e-9
         return ballot.argmax(axis=1).astype(np.float32)
 
-    def score(self, split: str, predictions: Sequence[Array]) -> dict[str, float]:
-        names = self.prepared.label_names
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        """Of each sentence its words and those with the right tag, its entities by seqeval: true, predicted, and both."""
         tags = self._splits[split][2]
-        true = [[names[tag] for tag in tags[row]] for row in range(len(tags))]
-        predicted = [[names[int(tag)] for tag in row] for row in predictions]
-        precision, recall, f1, _ = precision_recall_fscore_support(true, predicted, average="micro", zero_division=0)
+        gold = [tags[row] for row in range(len(tags))]
+        pairs = list(zip(gold, predictions, strict=True))
+        entities = [(self._entities(true), self._entities(predicted)) for true, predicted in pairs]
         return {
-            "f1": float(f1),
-            "precision": float(precision),
-            "recall": float(recall),
-            "accuracy": float(accuracy_score(true, predicted)),
-            "study.f1": study_f1([tags[row] for row in range(len(tags))], predictions, len(names)),
+            "words": tags.lengths,
+            "words_correct": np.array([np.count_nonzero(true == predicted) for true, predicted in pairs]),
+            "entities_gold": np.array([len(true) for true, _ in entities]),
+            "entities_predicted": np.array([len(predicted) for _, predicted in entities]),
+            "entities_correct": np.array([len(true & predicted) for true, predicted in entities]),
+            "study.f1": study_f1(gold, predictions, len(self.prepared.label_names)),
+        }
+
+    def _entities(self, tags: Array) -> set[tuple[str, int, int]]:
+        """(type, first word, last word) of a sentence's entities."""
+        return set(get_entities([self.prepared.label_names[int(tag)] for tag in tags]))
+
+    def scores(self, examples: Examples) -> dict[str, float]:
+        words, right, gold, predicted, both = (
+            int(examples[name].sum())
+            for name in ("words", "words_correct", "entities_gold", "entities_predicted", "entities_correct")
+        )
+        precision, recall = both / max(1, predicted), both / max(1, gold)
+        return {
+            "f1": 2 * precision * recall / (precision + recall) if both else 0.0,
+            "precision": precision,
+            "recall": recall,
+            "accuracy": right / words,
+            "study.f1": mean_of(examples["study.f1"]),
         }

@@ -79,6 +79,8 @@ def test_a_cell_is_that_of_a_sweep_to_the_last_bit_and_is_found_by_it(place: Pat
         assert found[name] == computed[name], name
     assert found["seed"] == {"head": 0, "order": 1, "dropout": 0}
     assert (found["computed"], found["file"], found["steps"]) == (True, str(ledger.path(found["key"])), 3)
+    assert found["examples_file"] == str(ledger.examples_path(found["key"]))
+    assert ledger.examples(found).rows == 20
     code, again, _ = run(*words, "--json")
     assert (code, json.loads(again)) == (0, {**found, "computed": False})
 

@@ -26,6 +26,7 @@ from mlmclm.finetuning.cell import Cell, cell_key, run_cell
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.folder import weights_hash
 from mlmclm.seeds import Seeds
+from mlmclm.tasks.family import Examples
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.sequence_classification import SequenceClassification
 from small_models import save_small_model, write_place
@@ -254,9 +255,9 @@ def test_direction_and_pooling_decide_which_tokens_a_prediction_depends_on(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[float] = []
-    original = SequenceClassification.score
+    original = SequenceClassification.examples
 
-    def watched(self: SequenceClassification, split: str, predictions: Any) -> dict[str, float]:
+    def watched(self: SequenceClassification, split: str, predictions: Any) -> Examples:
         if split == "validation":
             sequences = self.evaluation_sequences(split)
             groups: dict[int, list[np.ndarray[Any, Any]]] = {}
@@ -265,7 +266,7 @@ def test_direction_and_pooling_decide_which_tokens_a_prediction_depends_on(
             found.append(max(np.ptp(np.stack(group), axis=0).max() for group in groups.values() if len(group) > 1))
         return original(self, split, predictions)
 
-    monkeypatch.setattr(SequenceClassification, "score", watched)
+    monkeypatch.setattr(SequenceClassification, "examples", watched)
 
     def spread(**changes: Any) -> float:
         """How far predictions of sentences with the same first token lie apart."""

@@ -23,7 +23,7 @@ from mlmclm.finetuning.cell import Cell, run_cell
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import Family
+from mlmclm.tasks.family import Examples, Family
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.question_answering import QUESTION, windows
 from mlmclm.tasks.registry import get_task
@@ -37,11 +37,12 @@ Row = np.ndarray[Any, Any]
 
 @dataclass
 class Trained:
-    """A cell's result, its family, and what the family predicted for the test split."""
+    """A cell's result, its family, and what the family predicted for the test split and made of it for each example."""
 
     scores: dict[str, float]
     family: Family
     predictions: list[Row]
+    examples: Examples
     votes: list[tuple[Row, Row, Row]]
     """Token classification: logits of a sentence's tokens, the word of each, the tags of its words; all splits."""
     place: Path
@@ -66,21 +67,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         votes: list[tuple[Row, Row, Row]] = []
         kind = FAMILIES[prepared.family]
         with pytest.MonkeyPatch.context() as patch:
-            score, vote = kind.score, TokenClassification._vote
+            examples, vote = kind.examples, TokenClassification._vote
 
-            def watched(self: Family, split: str, predictions: Any) -> dict[str, float]:
-                seen[split] = (self, list(predictions))
-                return score(self, split, predictions)
+            def watched(self: Family, split: str, predictions: Any) -> Examples:
+                seen[split] = (self, list(predictions), found := examples(self, split, predictions))
+                return found
 
             def watched_vote(self: Any, logits: Row, words: Row, count: int) -> Row:
                 votes.append((logits, words, found := vote(self, logits, words, count)))
                 return found
 
-            patch.setattr(kind, "score", watched)
+            patch.setattr(kind, "examples", watched)
             patch.setattr(TokenClassification, "_vote", watched_vote)
             result = run_cell(cell, store=place / "store", data_root=place / "data")
-        family, predictions = seen["test"]
-        cache[task] = Trained(result["scores"]["test"], family, predictions, votes, place, protocol)
+        cache[task] = Trained(result["scores"]["test"], *seen["test"], votes, place, protocol)
         return cache[task]
 
     yield train
@@ -98,6 +98,8 @@ def test_accuracy_f1_and_matthews_are_scikit_learns(trained: Any) -> None:
     assert found.scores["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, predicted))
     assert found.scores["f1_macro"] == pytest.approx(sklearn.metrics.f1_score(labels, predicted, average="macro"))
     assert found.scores["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, predicted))
+    assert found.examples["gold"].tolist() == labels
+    assert found.examples["prediction"].tolist() == predicted
 
 
 def test_correlations_are_scipys(trained: Any) -> None:
@@ -107,6 +109,8 @@ def test_correlations_are_scipys(trained: Any) -> None:
     assert found.scores["spearman"] == pytest.approx(scipy.stats.spearmanr(labels, predicted).statistic)
     assert found.scores["pearson"] == pytest.approx(np.corrcoef(labels, predicted)[0, 1])
     assert found.scores["spearman"] > 0.3
+    assert found.examples["gold"].tolist() == labels
+    assert found.examples["prediction"].tolist() == predicted
 
 
 def entities(tags: list[str]) -> set[tuple[str, int, int]]:
@@ -140,6 +144,12 @@ def test_entity_f1_is_seqevals_and_counts_whole_entities(trained: Any) -> None:
     assert found.scores["precision"] == pytest.approx(len(wanted & called) / len(called))
     assert found.scores["recall"] == pytest.approx(len(wanted & called) / len(wanted))
     assert 0.05 < found.scores["f1"] < 1
+    for name, kept in (("gold", wanted), ("predicted", called), ("correct", wanted & called)):
+        rows = Counter(row for row, *_ in kept)
+        assert found.examples[f"entities_{name}"].tolist() == [rows[row] for row in range(len(true))]
+    right = [sum(map(str.__eq__, *pair)) for pair in zip(true, predicted, strict=True)]
+    assert found.examples["words_correct"].tolist() == right
+    assert found.scores["accuracy"] == seqeval.metrics.accuracy_score(true, predicted)
 
 
 def test_the_study_s_f1_of_words_is_macro_averaged_over_the_tags_of_each_sentence(trained: Any) -> None:
@@ -155,6 +165,7 @@ def test_the_study_s_f1_of_words_is_macro_averaged_over_the_tags_of_each_sentenc
             per_tag.append(2 * precision * recall / (precision + recall) if right else 0.0)
         sentences.append(sum(per_tag) / len(per_tag))
         assert sentences[-1] == pytest.approx(sklearn.metrics.f1_score(gold, given, average="macro", zero_division=0.0))
+    assert found.examples["study.f1"] == pytest.approx(sentences)
     assert found.scores["study.f1"] == pytest.approx(sum(sentences) / len(sentences))
     assert abs(found.scores["study.f1"] - found.scores["f1"]) > 1e-3
     assert len({len(set(gold)) for gold in true}) > 1
@@ -218,22 +229,29 @@ def test_squad_scores_are_the_official_scripts_and_the_study_s_are_over_token_po
         texts[name] = row["context"][max(0, spans[0][0]) : spans[-1][1]].strip() if spans else ""
         references[name] = list(row["answers"]["text"])
     assert most_windows > 1
+    assert found.examples["study.f1"] == pytest.approx(study)
     assert found.scores["study.f1"] == pytest.approx(sum(study) / len(study))
     if task == "squad_v2":
         expected = official_v2(texts, references)
         assert {name: found.scores[name] for name in expected} == pytest.approx(expected)
+        for number, name in enumerate(texts):
+            alone = official_v2({name: texts[name]}, {name: references[name]})
+            kept = {score: found.examples[score][number] for score in expected}
+            assert {score: value for score, value in kept.items() if not np.isnan(value)} == pytest.approx(alone)
     else:
         f1 = [max(official_f1(texts[name], one) for one in references[name]) for name in texts]
         exact = [
             max(official_normalise(texts[name]) == official_normalise(one) for one in references[name])
             for name in texts
         ]
+        assert found.examples["f1"] == pytest.approx(f1)
+        assert found.examples["exact_match"].tolist() == exact
         assert found.scores["f1"] == pytest.approx(sum(f1) / len(f1))
         assert found.scores["exact_match"] == pytest.approx(sum(exact) / len(exact))
     assert 0.05 < found.scores["study.f1"] < 1
 
 
-def study_ndcg(scores: Row, documents: list[str], qrels: list[dict[str, int]]) -> float:
+def study_ndcg(scores: Row, documents: list[str], qrels: list[dict[str, int]]) -> list[float]:
     """One query a row: the judged documents in order of score, and the ideal of the ten that were retrieved."""
     judged = [place for place, name in enumerate(documents) if any(name in grades for grades in qrels)]
     values = []
@@ -243,7 +261,7 @@ def study_ndcg(scores: Row, documents: list[str], qrels: list[dict[str, int]]) -
         ideal = sum(gain / math.log2(rank + 2) for rank, gain in enumerate(sorted(gains, reverse=True)))
         gained = sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains))
         values.append(gained / ideal if ideal else 0.0)
-    return sum(values) / len(values)
+    return values
 
 
 def test_ndcg_is_pytrec_evals_and_the_study_s_ideal_is_of_what_was_retrieved(trained: Any) -> None:
@@ -257,16 +275,19 @@ def test_ndcg_is_pytrec_evals_and_the_study_s_ideal_is_of_what_was_retrieved(tra
     vectors = np.stack(found.predictions)
     scores = vectors[: len(queries)] @ vectors[len(queries) :].T
 
-    def standard(qrels: dict[str, dict[str, int]]) -> float:
+    def standard(qrels: dict[str, dict[str, int]]) -> list[float]:
         run = {
             query: {name: float(score) for name, score in zip(documents, row, strict=True)}
             for query, row in zip(queries, scores, strict=True)
         }
         each = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"}).evaluate(run)
-        return float(np.mean([each[query]["ndcg_cut_10"] for query in queries]))
+        return [each[query]["ndcg_cut_10"] for query in queries]
 
-    assert 0.1 < found.scores["ndcg@10"] == pytest.approx(standard(qrels), abs=1e-6)
-    assert found.scores["study.ndcg@10"] == pytest.approx(study_ndcg(scores, documents, list(qrels.values())), abs=1e-6)
+    study = study_ndcg(scores, documents, list(qrels.values()))
+    assert found.examples["ndcg@10"] == pytest.approx(standard(qrels), abs=1e-6)
+    assert found.examples["study.ndcg@10"] == pytest.approx(study, abs=1e-6)
+    assert 0.1 < found.scores["ndcg@10"] == pytest.approx(np.mean(standard(qrels)), abs=1e-6)
+    assert found.scores["study.ndcg@10"] == pytest.approx(np.mean(study), abs=1e-6)
     # The same predictions judged with grades, several documents a query, and documents that nobody judged.
     generator = np.random.default_rng(0)
     graded = {
@@ -278,4 +299,4 @@ def test_ndcg_is_pytrec_evals_and_the_study_s_ideal_is_of_what_was_retrieved(tra
     assert ndcg_at_10(queries, documents, scores, graded) == pytest.approx(standard(graded), abs=1e-6)
     overstated = study_ndcg_at_10(queries, documents, scores, graded)
     assert overstated == pytest.approx(study_ndcg(scores, documents, list(graded.values())), abs=1e-6)
-    assert overstated > standard(graded) + 0.01
+    assert np.mean(overstated) > np.mean(standard(graded)) + 0.01

@@ -107,7 +107,7 @@ def test_the_true_spans_give_a_perfect_score(place: Path) -> None:
             none = table["start"][row] == len(ids) - 1
             first, last = table["start"][row] - table["passage"][row], table["end"][row] - table["passage"][row]
             predictions.append(np.array([0.0, 0, 0] if none else [1.0, first, last]))
-        assert family.score("test", predictions) == {"f1": 1.0, "exact_match": 1.0, "study.f1": 1.0}
+        assert family.scores(family.examples("test", predictions)) == {"f1": 1.0, "exact_match": 1.0, "study.f1": 1.0}
 
 
 def test_pairs_are_joined_by_their_template(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,12 +156,12 @@ def test_no_answer_wins_where_it_scores_higher_than_every_span_in_every_window(p
         none = table["start"][row] == len(ids) - 1
         first, last = table["start"][row] - table["passage"][row], table["end"][row] - table["passage"][row]
         predictions.append(np.array([0.0, 0, 0, 0.5] if none else [1.0, first, last, 0.9]))
-    scores = family.score("test", predictions)
+    scores = family.scores(family.examples("test", predictions))
     assert len(scores) == 7
     assert set(scores.values()) == {1.0}
     for prediction in predictions:
         prediction[3] = 2.0  # now nothing has an answer
-    scores = family.score("test", predictions)
+    scores = family.scores(family.examples("test", predictions))
     assert (scores["no_answer_f1"], scores["has_answer_f1"]) == (1.0, 0.0)
     assert scores["f1"] == sum(not answers for answers in examples["answers"]) / 40
     example = next(n for n in range(40) if table["example"].count(n) > 1)

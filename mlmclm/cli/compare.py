@@ -1,0 +1,175 @@
+"""`mlmclm compare`: two models, or two cells, on the same test examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mlmclm.cli import options
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption, print_json
+from mlmclm.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from mlmclm.examples import KeptExamples
+    from mlmclm.pipeline import Place
+    from mlmclm.seeds import Seeds
+    from mlmclm.sweeps.ledger import Ledger
+
+    Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("compare")(compare)
+
+
+def compare(
+    first: Annotated[
+        str, typer.Argument(help="A model of the study; without --study the key of a cell.", show_default=False)
+    ],
+    second: Annotated[str, typer.Argument(help="The other.", show_default=False)],
+    study: Annotated[
+        Path | None,
+        typer.Option("--study", help="The study file that has the models; each is taken at its best learning rate."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="One of the study's tasks, in place of all; may be given several times."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="A score in place of the tasks' main one.", show_default=False)
+    ] = None,
+    store: StoreOption = options.DEFAULT_STORE,
+    data: DataOption = None,
+    task_dir: TaskDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compares two models example by example of the test splits, and computes no cell.
+
+    Prints the difference of the scores (first minus second) with a paired bootstrap interval and a paired test over examples:
+    McNemar's for one seed and answers that are right or wrong, else a permutation test. They say how surely these runs differ, and
+    nothing of other fine-tuning seeds, which `mlmclm report` has.
+
+    A cell's key is the name of its file in the store's cells/.
+
+    Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study examples/quickstart.yaml --task pydocs-kind
+    """
+    from mlmclm.analysis.pairs import compare as paired
+    from mlmclm.sweeps.ledger import Ledger
+
+    place = options.place(store, data, task_dir)
+    ledger = Ledger(place.store)
+    if study is not None:
+        sides, left_out = _of_models(first, second, study, task or (), place, ledger)
+    elif task:
+        raise UserError("--task: two cells have a task already; it chooses among those of a --study.")
+    else:
+        sides, left_out = _of_cells(first, second, metric, ledger), {}
+    rows: list[dict[str, Any]] = []
+    for name, (main, ones, others) in sides.items():
+        rates = {
+            f"{side}_rate": cells[0].result["learning_rate"] for side, cells in (("first", ones), ("second", others))
+        }
+        rows.append({"task": name, **asdict(paired(ones, others, metric=metric or main)), **rates})
+    if as_json:
+        print_json({"first": first, "second": second, "tasks": rows, "left_out": left_out})
+    else:
+        _show(first, second, rows, left_out)
+
+
+def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Sides:
+    """The sides that two keys name."""
+    results = []
+    for key in (first, second):
+        result = ledger.find(key)
+        if result is None:
+            raise UserError(
+                f"{key}: {ledger.folder} has no result of that key; to compare models by name, give --study FILE."
+            )
+        results.append(result)
+    metrics = [result["metric"] for result in results]
+    if metric is None and metrics[0] != metrics[1]:
+        raise UserError(f"the cells have different main scores ({metrics[0]}, {metrics[1]}): choose one with --metric.")
+    one, other = (ledger.examples(result) for result in results)
+    return {results[0]["task"]: (metrics[0], [one], [other])}
+
+
+def _of_models(
+    first: str, second: str, file: Path, tasks: Sequence[str], place: Place, ledger: Ledger
+) -> tuple[Sides, dict[str, str]]:
+    """By task its main score and the cells of both models at their best learning rates, of the seeds that both have; and the
+    tasks that are left out, with the reason."""
+    from mlmclm.analysis.results import records, seeds_of
+    from mlmclm.errors import for_each
+    from mlmclm.pipeline import analyse_study, export_models, plan_sweep, prepare, prepare_tasks, study_space
+    from mlmclm.study_file import load_study
+
+    study = load_study(file)
+    names = [study.spelled(name) for name in (first, second)]
+    for name in names:
+        if name not in study.models:
+            raise unknown("model", name, study.models, where=str(file))
+    space = study_space(study, place.task_dirs)
+    for task in tasks:
+        if task not in space.tasks:
+            raise unknown("task", task, space.tasks, where=str(file))
+    prepared = prepare(study, place)
+    plan = plan_sweep(space, export_models(prepared), prepare_tasks(prepared, space), place)
+    results = {(result["model"], result["key"]): result for result in ledger.results(plan.cells)}
+    if not results:
+        raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
+    analysis = analyse_study(prepared, space, list(results.values()))
+    keys = {_place(row): row["key"] for row in records(analysis.cells)}
+    chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
+    for row in records(analysis.chosen):
+        own = chosen.setdefault((row["model"], row["task"]), {})
+        own[seeds_of(row)] = results[row["model"], keys[_place(row)]]
+    sides: Sides = {}
+    left_out: dict[str, str] = {}
+    for task in tasks or space.tasks:
+        pair = [chosen.get((name, task), {}) for name in names]
+        common = sorted(pair[0].keys() & pair[1].keys())
+        if not common:
+            left_out[task] = "the models have no scored cells of the same seed at their best learning rates"
+            continue
+        one, other = (for_each([own[seeds] for seeds in common], ledger.examples) for own in pair)
+        sides[task] = (one[0].result["metric"], one, other)
+    if not sides:
+        raise UserError(f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm sweep {file}`.")
+    return sides, left_out
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a cell of a study's tables from the others."""
+    seeds = (row["seed_head"], row["seed_order"], row["seed_dropout"])
+    return row["model"], row["task"], row["setting"], row["learning_rate"], seeds
+
+
+def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]) -> None:
+    from rich.table import Table
+
+    from mlmclm.reports import text
+
+    output = Console(highlight=False)
+    confidence = f"{rows[0]['confidence']:.0%}".replace("%", " %")
+    table = Table("task", "score", "first", "second", f"difference [{confidence}]", "p", "examples", "seeds")
+    for row in rows:
+        bounds = text.interval(row["low"], row["high"], sign=True)
+        table.add_row(
+            row["task"],
+            text.metric(row["metric"]),
+            *(f"{text.points(row[side])} ({text.rate(row[f'{side}_rate'])})" for side in ("first", "second")),
+            f"{text.difference(row['difference'])} {bounds}",
+            f"{text.probability(row['p'])} ({row['test']})",
+            f"{row['examples']:,}",
+            str(row["seeds"]),
+        )
+    output.print(f"first:  {first}\nsecond: {second}", soft_wrap=True)
+    output.print(table)
+    for task, reason in left_out.items():
+        output.print(f"{task} is left out: {reason}", soft_wrap=True)

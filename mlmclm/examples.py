@@ -1,0 +1,90 @@
+"""What each example of the test split got in a cell, as a Parquet file: one row an example, in the split's order.
+
+Of the validation split nothing is kept: the learning rate is chosen on it, so a comparison there would flatter the chosen one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlmclm.errors import UserError
+from mlmclm.files import canonical_json
+
+SPLIT = "test"
+ABOUT = b"mlmclm"
+"""The entry of the file's metadata that says which result it belongs to."""
+
+
+@dataclass(frozen=True)
+class KeptExamples:
+    """A cell's result and its examples."""
+
+    result: Mapping[str, Any]
+    columns: dict[str, np.ndarray[Any, Any]]
+    """By name (`Family.examples`), each with a value an example."""
+    label_names: tuple[str, ...]
+    """What the classes or tags are called, from number 0; empty where there are none."""
+
+    @property
+    def rows(self) -> int:
+        """How many examples there are."""
+        return len(next(iter(self.columns.values())))
+
+
+def to_parquet(
+    result: Mapping[str, Any], columns: Mapping[str, np.ndarray[Any, Any]], label_names: Sequence[str]
+) -> bytes:
+    """The file of a scored cell's examples. Whole numbers take the fewest bytes that hold them, NaN is null."""
+    table = pa.table({name: pa.array(_small(values), from_pandas=True) for name, values in columns.items()})
+    about = {
+        "key": result["key"],
+        "split": SPLIT,
+        "label_names": list(label_names),
+        "scores": result["scores"][SPLIT],
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({ABOUT: canonical_json(about)}),
+        sink,
+        compression="zstd",
+        write_page_checksum=True,
+    )
+    return bytes(sink.getvalue())
+
+
+def from_parquet(path: Path, result: Mapping[str, Any]) -> KeptExamples:
+    """The examples of a scored cell.
+
+    Raises:
+        UserError: the file isn't there, is damaged, or belongs to another result; it says what to do.
+    """
+    again = f"Delete {path.with_suffix('.json')} and run the command that made it again: this cell alone is then computed again."
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        about = json.loads((table.schema.metadata or {})[ABOUT])
+    except FileNotFoundError as error:
+        raise UserError(
+            f"result {result['key']} (model {result['model']}, task {result['task']}) has no examples beside it: an earlier "
+            f"version filed it, or {path.name} was removed. {again}"
+        ) from error
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: damaged file of examples ({reason}). {again}") from error
+    if (about["key"], about["scores"]) != (result["key"], result["scores"][SPLIT]):
+        raise UserError(f"{path}: the examples are those of another result than the one beside it. {again}")
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    return KeptExamples(result, columns, tuple(about["label_names"]))
+
+
+def _small(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if values.dtype.kind not in "iu" or not len(values) or values.min() < 0:
+        return values
+    return values.astype(np.min_scalar_type(values.max()))

@@ -1,0 +1,111 @@
+"""`mlmclm compare` of two cells by their keys; of two models of a study see test_cli_study."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import scipy.stats
+import yaml
+
+from mlmclm.cli.main import main
+from small_models import save_small_model, write_entities, write_sentiment
+
+Run = Callable[..., tuple[int, str, str]]
+SPACE = {
+    "tasks": ["sst2", "conll2003"],
+    "learning_rates": [5e-3],
+    "seeds": [0, 1],
+    "protocol": {"max_steps": 12, "max_length": 48, "stride": 8, "batch_size": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, model/, space.yaml and store/."""
+    folder = tmp_path_factory.mktemp("compare")
+    write_sentiment(folder / "data", train=80, test=50)
+    write_entities(folder / "data", train=80, test=30)
+    save_small_model(folder / "model")
+    (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
+    return folder
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: Path) -> Run:
+    """Runs a verb in this process on the folder's store: exit code, output, errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in (*words, "--store", place / "store", "--data", place / "data")])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
+
+    return call
+
+
+@pytest.fixture
+def cell(place: Path, run: Run) -> Callable[..., dict[str, Any]]:
+    """A cell's result, computed where it isn't there."""
+
+    def make(task: str, seed: int, *words: str) -> dict[str, Any]:
+        own = (place / "model", task, "--lr", "5e-3", "--seed", str(seed), "--space", place / "space.yaml", "--json")
+        code, output, errors = run("finetune", *own, *words)
+        assert code == 0, errors
+        return dict(json.loads(output))
+
+    return make
+
+
+def test_two_cells_are_compared_example_by_example(run: Run, cell: Any) -> None:
+    first, second = cell("sst2", 0), cell("sst2", 1)
+    code, output, errors = run("compare", first["key"], second["key"], "--json")
+    assert code == 0, errors
+    (found,) = json.loads(output)["tasks"]
+    right = [pd.read_parquet(each["examples_file"]).correct for each in (first, second)]
+    only = [int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())]
+    assert (found["task"], found["metric"], found["examples"], found["test"]) == ("sst2", "accuracy", 50, "mcnemar")
+    assert [found["only_first"], found["only_second"]] == only
+    assert found["p"] == pytest.approx(scipy.stats.binomtest(only[0], sum(only)).pvalue)
+    for side, each in (("first", first), ("second", second)):
+        assert found[side] == pytest.approx(each["scores"]["test"]["accuracy"])
+    assert found["low"] <= found["difference"] <= found["high"]
+    code, output, errors = run("compare", first["key"], second["key"], "--metric", "matthews")
+    assert code == 0, errors
+    assert "Matthews correlation" in output
+    assert "permutation" in output
+
+
+def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, place: Path) -> None:
+    first, other = cell("sst2", 0), cell("conll2003", 0)
+    limited = cell("sst2", 0, "--set", "max_evaluation_examples=20")
+    for words, message in (
+        ((first["key"], "1m-clm-1k"), "has no result of that key; to compare models by name, give --study FILE"),
+        ((first["key"], other["key"]), "the cells have different main scores (accuracy, f1): choose one with --metric"),
+        (
+            (first["key"], other["key"], "--metric", "accuracy"),
+            "cannot be paired: they were tested on different examples",
+        ),
+        ((first["key"], limited["key"]), "different examples (max_evaluation_examples differ)"),
+        ((first["key"], first["key"], "--metric", "acc"), "unknown metric 'acc'"),
+        ((first["key"], first["key"], "--task", "sst2"), "--task: two cells have a task already"),
+    ):
+        code, _, errors = run("compare", *words)
+        assert code == 2, errors
+        assert message in errors
+    Path(limited["examples_file"]).unlink()
+    code, _, errors = run("compare", limited["key"], limited["key"])
+    assert code == 2
+    assert "has no examples beside it: an earlier version filed it" in errors
+    assert f"Delete {limited['file']} and run the command that made it again" in errors
+    assert cell("sst2", 0, "--set", "max_evaluation_examples=20")["examples_file"] is None, (
+        "nothing is recomputed silently"
+    )
+    Path(limited["file"]).unlink()
+    again = cell("sst2", 0, "--set", "max_evaluation_examples=20")
+    assert (again["computed"], again["examples_file"]) == (True, limited["examples_file"])
