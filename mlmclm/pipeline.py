@@ -216,7 +216,7 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
     Raises:
         UserError: a model isn't trained yet.
     """
-    from mlmclm.models.folder import weights_hash
+    from mlmclm.models.folder import note_context, weights_hash
     from mlmclm.sweeps.cells import SweepModel
 
     models = []
@@ -224,6 +224,7 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
         folder = prepared.model_folder(name)
         if not (folder / "config.json").is_file():
             _export(prepared, name, folder)
+        note_context(folder, prepared.study.recipe.block_length)  # of a folder from before there were notes
         link = prepared.place.study_folder(prepared.study) / "models" / str(name)
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink() or link.resolve() != folder.resolve():
@@ -270,6 +271,7 @@ def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
         prepared.corpus.tokenizer,
         card=model_card(card_facts(prepared, name)),
         decoder=objective is not None and objective.causal,
+        context=recipe.block_length,
     )
 
 

@@ -8,12 +8,21 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mlmclm.errors import UserError
-from mlmclm.models.folder import check_model_folder, load_encoder, load_tokenizer, weights_hash
+from mlmclm.models.folder import (
+    NOTES,
+    check_model_folder,
+    context_of,
+    load_encoder,
+    load_tokenizer,
+    note_context,
+    weights_hash,
+)
 from small_models import save_small_model
 
 
@@ -54,6 +63,17 @@ def test_only_of_a_modernbert_decoder_s_folder_the_hash_holds_more(folder: Path)
     for kind in ("modernbert", "modernbert-decoder"):
         (folder / "config.json").write_text(json.dumps(config | {"model_type": kind}))
         assert (weights_hash(folder) == digest(folder)) == (kind == "modernbert")
+
+
+@pytest.mark.parametrize("noted", [{}, [512], {"context": 0}, {"context": "512"}])
+def test_the_context_is_what_was_noted_else_the_positions(folder: Path, noted: Any) -> None:
+    assert context_of(folder) == 128
+    note_context(folder, 32)
+    note_context(folder, 64)  # what is noted stays
+    assert context_of(folder) == 32
+    (folder / NOTES).write_text(json.dumps(noted))
+    with pytest.raises(UserError, match=r"mlmclm\.json: context is a number of tokens"):
+        context_of(folder)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
