@@ -15,6 +15,9 @@ from mlmclm.tasks.family import Array
 
 QUERIES_AT_ONCE, DOCUMENTS_AT_ONCE = 1024, 8192
 """Largest part of the matrix of scores that there is at a time: 32 MiB in fp32."""
+MANY = 4
+"""Times as many candidates as are kept of them, beyond which they are thinned out before they are sorted: where a model gives all
+texts one vector, every document is one."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,14 @@ class _Best:
             return
         every = torch.cat((self.scores[rows], scores), 1)  # [Q', count + D']
         least = every.topk(count).values[:, -1:]
-        # All that ties with the last one too; one row after the other, at least `count` of each.
-        row, column = (index.numpy() for index in (every >= least).nonzero(as_tuple=True))
+        wanted = every >= least  # all that ties with the last one too
+        if int(wanted.sum()) > MANY * count * len(every):
+            # Of new ones that tie with the last, the first by the ranking are enough.
+            ranked = torch.from_numpy(np.argsort(self.ranking.places[documents]))
+            tied = (scores == least)[:, ranked]
+            wanted[:, count + ranked] &= ~(tied & (tied.cumsum(1, dtype=torch.int32) > count))
+        # One row after the other, at least `count` of each.
+        row, column = (index.numpy() for index in wanted.nonzero(as_tuple=True))
         found, new = every.numpy()[row, column], column >= count
         number = np.empty(len(row), np.int64)
         number[new] = documents[column[new] - count]

@@ -33,10 +33,13 @@ def whole(asked: list[Row], documents: list[Row]) -> Row:
     return np.stack(asked) @ np.stack(documents).T
 
 
+@pytest.mark.parametrize("width", [1, 6])  # with one number a vector most documents tie
 @pytest.mark.parametrize("queries_at_once", [1, 8, 1000])
 @pytest.mark.parametrize("documents_at_once", [1, 7, 64, DOCUMENTS, 1000])
-def test_parts_of_any_size_find_what_the_whole_matrix_has_first(documents_at_once: int, queries_at_once: int) -> None:
-    asked, documents, ids = vectors(0, QUERIES), vectors(1, DOCUMENTS), names(DOCUMENTS)
+def test_parts_of_any_size_find_what_the_whole_matrix_has_first(
+    documents_at_once: int, queries_at_once: int, width: int
+) -> None:
+    asked, documents, ids = vectors(0, QUERIES, width), vectors(1, DOCUMENTS, width), names(DOCUMENTS)
     some = np.random.default_rng(3).random(DOCUMENTS) < 0.3
     orders = [by_id(ids), Ranking(np.arange(DOCUMENTS), some)]
     found = search(
