@@ -135,4 +135,5 @@ def export_state(found: Found, store: Path, target: Path) -> None:
         corpus.tokenizer,
         card=model_card(facts),
         decoder=facts["causal"],
+        context=found.recipe.block_length,
     )

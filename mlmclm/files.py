@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -93,6 +93,25 @@ def parse_json(content: bytes, where: object) -> Any:
         return json.loads(content.decode("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: not valid JSON ({error}).") from error
+
+
+def places_of(path: str | Path, beside: Path | None, data_root: Path | None = None) -> list[Path]:
+    """Where a path that a configuration file names is looked for: in that file's folder, in the working directory, under
+    `data_root`.
+
+    Args:
+        beside: the file's folder; None where no file names the path.
+    """
+    own = Path(path).expanduser()
+    if own.is_absolute():
+        return [own]
+    first = [beside / own] if beside is not None and beside.parts else []
+    return [*first, own, *([data_root / own] if data_root is not None else [])]
+
+
+def first_there(places: Iterable[Path]) -> Path | None:
+    """The first of these paths that there is."""
+    return next((place for place in places if place.exists()), None)
 
 
 def disk_fault(error: OSError, path: Path, *, choose: str = "another folder with --store") -> EnvironmentFault:

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.prepare import PreparedCorpus, find_corpus, prepare_corpus
 from mlmclm.corpora.tokenizer import check_special
 from mlmclm.errors import UserError, for_each, unknown
-from mlmclm.files import read_json, write_json
+from mlmclm.files import first_there, places_of, read_json, write_json
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import Beginning, InitialModel, find_initial, first_config, prepare_initial
 from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged
@@ -102,6 +103,7 @@ def prepare(
             block_length=study.recipe.block_length,
             store=place.store,
             data_root=place.data_root,
+            beside=study.folder,
             progress=progress,
             session=session if session is not None or study.corpus.workers != "ray" else partial(_own_session, place),
         )
@@ -131,11 +133,26 @@ def _beginning_of(study: StudyFile, place: Place) -> dict[str, Any]:
     return {
         "initial": study.initial,
         "used": {name.size for name in study.parsed},
-        "tokenizer": study.tokenizer,
+        "tokenizer": _tokenizer_of(study),
         "block_length": study.recipe.block_length,
         "store": place.store,
         "data_root": place.data_root,
+        "beside": study.folder,
     }
+
+
+def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
+    """The study's tokenizer, its path from here."""
+    tokenizer = study.tokenizer
+    if tokenizer is None or tokenizer.path is None:
+        return tokenizer
+    places = places_of(tokenizer.path, study.folder)
+    found = first_there(places)
+    if found is None:
+        raise UserError(
+            f"tokenizer.path: {tokenizer.path}: no such file or folder; looked for {' and '.join(map(str, places))}."
+        )
+    return tokenizer.model_copy(update={"path": str(found)})
 
 
 def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, PreparedCorpus | None]:
@@ -148,6 +165,7 @@ def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning |
         block_length=study.recipe.block_length,
         store=place.store,
         data_root=place.data_root,
+        beside=study.folder,
         damaged=damaged,
     )
     return beginning, corpus
@@ -216,7 +234,7 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
     Raises:
         UserError: a model isn't trained yet.
     """
-    from mlmclm.models.folder import weights_hash
+    from mlmclm.models.folder import note_context, weights_hash
     from mlmclm.sweeps.cells import SweepModel
 
     models = []
@@ -224,6 +242,7 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
         folder = prepared.model_folder(name)
         if not (folder / "config.json").is_file():
             _export(prepared, name, folder)
+        note_context(folder, prepared.study.recipe.block_length)  # of a folder from before there were notes
         link = prepared.place.study_folder(prepared.study) / "models" / str(name)
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink() or link.resolve() != folder.resolve():
@@ -270,6 +289,7 @@ def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
         prepared.corpus.tokenizer,
         card=model_card(card_facts(prepared, name)),
         decoder=objective is not None and objective.causal,
+        context=recipe.block_length,
     )
 
 
@@ -282,7 +302,7 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     from mlmclm.sweeps.space import find_space
     from mlmclm.tasks.registry import find_tasks
 
-    space = find_space(study.space, study.tasks).at_context(study.recipe.block_length)
+    space = find_space(study.space, study.tasks, beside=study.folder).at_context(study.recipe.block_length)
     known = find_tasks(task_dirs)
 
     def check(task: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from mlmclm.configuration import Frozen, load_config
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
@@ -16,7 +17,10 @@ from mlmclm.studies.recipe import Recipe
 
 
 class StudyFile(Frozen):
-    """A study; see `examples/quickstart.yaml` for a commented one."""
+    """A study; see `examples/quickstart.yaml` for a commented one.
+
+    Of what it reads, paths are relative to the study file, and where nothing is there, to the working directory.
+    """
 
     name: str
     """Names the report's folder and the MLflow experiment."""
@@ -32,11 +36,21 @@ class StudyFile(Frozen):
     """Left out where there are models to continue from: it is theirs."""
     recipe: Recipe
     space: str
-    """A search space: the name of a file in tune_spaces/, or a path to one."""
+    """A search space: the name of a file in tune_spaces/, or the path of one."""
     tasks: tuple[str, ...] | None = None
     """In place of the search space's tasks."""
     tracking: str | None = None
     """Address of an MLflow server; by default the store's own database, which `mlmclm ui` shows."""
+    _folder: Path | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any) -> None:
+        """Takes up where the file lies."""
+        self._folder = (context or {}).get("folder")
+
+    @property
+    def folder(self) -> Path | None:
+        """The study file's folder; None for a study that comes of no file."""
+        return self._folder
 
     @field_validator("name")
     @classmethod
@@ -93,7 +107,7 @@ def load_study(path: Path) -> StudyFile:
     Raises:
         UserError: the file, key, value and what is allowed.
     """
-    study = load_config(StudyFile, path)
+    study = load_config(StudyFile, path, context={"folder": path.parent})
     try:
         parsed = study.parsed
         baseline = None if study.baseline is None else study.spelled(study.baseline)

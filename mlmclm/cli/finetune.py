@@ -230,9 +230,8 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
 def _settings(found: TaskProtocols, task: str, folder: Path, changes: dict[str, Any]) -> Protocol:
     """The protocol of the cell, at the model's context."""
     from mlmclm.configuration import parse
-    from mlmclm.files import read_json
     from mlmclm.finetuning.protocol import Protocol, overridden
-    from mlmclm.models.sources import longest
+    from mlmclm.models.folder import context_of
 
     chosen = found.protocol_for(task)
     for axis, values in found.axes_of(task).items():
@@ -243,7 +242,7 @@ def _settings(found: TaskProtocols, task: str, folder: Path, changes: dict[str, 
         chosen = parse(Protocol, overridden(chosen.model_dump(), changes), where="options")
     if chosen.length_share is None:
         return chosen
-    context = longest(read_json(folder / "config.json"))
+    context = context_of(folder)
     if context is None:
         raise UserError(f"{folder}: config.json doesn't say the model's context; use a protocol with a max_length.")
     return chosen.at_context(context)

@@ -87,7 +87,8 @@ def plan(
         if file
         else {}
     )
-    pricing = Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **_shapes(given)})
+    shapes = _shapes(given, file.folder if file is not None else None)
+    pricing = Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes})
     if picture is not None:
         from mlmclm.reports.plan_figure import plan_page
 
@@ -99,13 +100,13 @@ def plan(
         _show(made, pricing)
 
 
-def _shapes(initial: dict[str, str]) -> dict[str, Size]:
+def _shapes(initial: dict[str, str], beside: Path | None) -> dict[str, Size]:
     """Of models to continue from, by their configurations alone."""
     if not initial:
         return {}
     from mlmclm.pretraining.initial import source_sizes
 
-    return source_sizes(initial)
+    return source_sizes(initial, beside=beside)
 
 
 def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class CorpusConfig(Frozen):
     """Which text to read, and how much of it.
 
     `source` is `pydocs` (the documentation of this Python environment), a local file or folder (Parquet, JSON, JSON
-    lines or text; looked up as given and under the data root), or the name of a Hugging Face data set.
+    lines or text; looked up beside the study file, as given and under the data root), or the name of a Hugging Face data set.
     """
 
     source: str = Field(min_length=1)

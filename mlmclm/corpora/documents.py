@@ -14,7 +14,7 @@ from mlmclm.corpora import pydocs
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.workers import Progress, silent
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import hash_file, read_json, stable_hash, write_json
+from mlmclm.files import first_there, hash_file, places_of, read_json, stable_hash, write_json
 
 PYDOCS = "pydocs"
 SUFFIXES = (".parquet", ".jsonl", ".json", ".txt")
@@ -49,24 +49,23 @@ def open_source(
     *,
     store: Path,
     data_root: Path | None = None,
+    beside: Path | None = None,
     workers: int | None = None,
     progress: Progress = silent,
 ) -> Source:
     """The source that a configuration names; nothing is read yet.
 
-    A name is looked up as `pydocs`, as a path, as a path under `data_root`, and last on the Hugging Face hub.
+    A name is looked up as `pydocs`, as a path (below `beside`, from here, below `data_root`), and last on the Hugging Face hub.
 
     Raises:
         UserError: a path that does not exist, or a folder without files of a known kind.
     """
     if config.source == PYDOCS:
         return PydocsSource(store, workers, progress)
-    tried = [Path(config.source).expanduser()]
-    if data_root is not None and not tried[0].is_absolute():
-        tried.append(data_root / config.source)
-    for path in tried:
-        if path.exists():
-            return FileSource(path, config, store)
+    tried = places_of(config.source, beside, data_root)
+    path = first_there(tried)
+    if path is not None:
+        return FileSource(path, config, store)
     if _looks_like_a_path(config.source):
         places = " nor ".join(str(path) for path in tried)
         raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.")

@@ -71,6 +71,7 @@ def prepare_corpus(
     block_length: int,
     store: Path,
     data_root: Path | None = None,
+    beside: Path | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     session: Session | None = None,
@@ -83,6 +84,7 @@ def prepare_corpus(
         block_length: tokens a block.
         store: the study's folder; blocks go to `corpora/` unless the corpus says otherwise, the tokenizer to `tokenizers/`.
         data_root: the folder in which a local source's name is also looked up.
+        beside: the study file's folder, in which it is looked up first.
         workers: processes of this machine; all processors where None. It does not change the result.
         session: a Ray cluster that `corpus.workers: auto` and `ray` use; opened if there is something to tokenise.
 
@@ -92,7 +94,7 @@ def prepare_corpus(
     """
     report = progress or silent
     count = worker_count(workers)
-    place = _locate(corpus, tokenizer, block_length, store, data_root, count, report)
+    place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
     if not place.complete():
         _tokenizer(tokenizer, corpus, place.source, place.origin, store, report)
         check_ids(place.tokenizer)
@@ -113,6 +115,7 @@ def find_corpus(
     block_length: int,
     store: Path,
     data_root: Path | None = None,
+    beside: Path | None = None,
     damaged: bool = False,
 ) -> PreparedCorpus | None:
     """What `prepare_corpus` would return without any work, or None where there is some to do; raises what it raises.
@@ -120,7 +123,7 @@ def find_corpus(
     Args:
         damaged: also where the work is to make lost shards again.
     """
-    place = _locate(corpus, tokenizer, block_length, store, data_root, 1, silent)
+    place = _locate(corpus, tokenizer, block_length, store, data_root, beside, 1, silent)
     index = read_index(place.shelf)
     if index is None or not (damaged or place.complete()):
         return None
@@ -190,12 +193,13 @@ def _locate(
     block_length: int,
     store: Path,
     data_root: Path | None,
+    beside: Path | None,
     workers: int,
     report: Progress,
 ) -> _Place:
     if block_length < 2:
         raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
-    source = open_source(corpus, store=store, data_root=data_root, workers=workers, progress=report)
+    source = open_source(corpus, store=store, data_root=data_root, beside=beside, workers=workers, progress=report)
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, _text_key(corpus, origin))
     # Where the text lies does not matter, only what it is.

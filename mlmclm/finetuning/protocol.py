@@ -49,7 +49,8 @@ class Protocol(TaskSettings):
     attention: Literal["bidirectional", "causal"] = "bidirectional"
     """What a token sees: the whole sequence, or nothing behind it."""
     length_share: float | None = Field(default=None, gt=0, le=1)
-    """In place of `max_length`: this share of the model's context, rounded (study: 0.99); see `at_context`."""
+    """In place of `max_length`: this share of the model's context, rounded (study: 0.99); see `at_context` and
+    `models.folder.context_of`."""
     evaluation_batch_tokens: int = Field(default=4096, ge=64)
     """Tokens of an evaluation batch, which holds at least one sequence."""
     decoupled_weight_decay: bool = False

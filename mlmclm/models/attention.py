@@ -136,10 +136,13 @@ def attention_forward(
     alike = query.shape[2] == key.shape[2]
     # What torch compiles can't have this project's loops in it.
     if attention_mask is None and alike and attend is within_sequences and _by_tiles(query, dropout):
-        batch, _, length, _ = query.shape
-        rows = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value))
+        batch, length = query.shape[0], query.shape[2]
+        query, key, value = (
+            tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value)
+        )
+        packing = Packing.uniform(batch, length)
         attended = packed_attention(
-            *rows, Packing.uniform(batch, length), causal=bool(is_causal), scale=scale, dropout=dropout, window=window
+            query, key, value, packing, causal=bool(is_causal), scale=scale, dropout=dropout, window=window
         )
         return attended.view(batch, length, *attended.shape[2:]), None
     if window is not None and window < query.shape[2] and attention_mask is None:
@@ -164,11 +167,18 @@ def attention_forward(
 
 
 def _window(module: nn.Module, sliding_window: int | None, causal: bool) -> int | None:
-    """The smallest distance that is hidden. ModernBERT as a decoder sees one token fewer to the left than as an encoder:
-    transformers' ModernBertDecoder counts the token itself in half of `local_attention`."""
+    """The smallest distance that is hidden, from what a layer's class gives for its own direction.
+
+    With `local_attention` L transformers' ModernBertModel sees L / 2 tokens to each side (`sliding_window` is L / 2 + 1), its
+    ModernBertDecoderModel, which counts the token itself, L / 2 - 1 to the left (L / 2). Weights that can be either's are run as
+    the class of the direction that is asked for, whichever class holds them.
+    """
     if sliding_window is None:
         return None
-    return sliding_window - 1 if causal and not getattr(module, "is_causal", True) else sliding_window
+    if not getattr(module, "is_causal", True):
+        return sliding_window - 1 if causal else sliding_window
+    decoder = getattr(getattr(module, "config", None), "model_type", None) == "modernbert-decoder"
+    return sliding_window + 1 if decoder and not causal else sliding_window
 
 
 def _written_out(

@@ -152,8 +152,10 @@ def _forward(
 def _cast(weights: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
     """Matrices one below the other, in a type."""
     out = torch.empty(sum(map(len, weights)), weights[0].shape[1], dtype=dtype)
-    for part, weight in zip(out.split([len(weight) for weight in weights]), weights, strict=True):
-        part.copy_(weight)
+    start = 0
+    for weight in weights:
+        out[start : start + len(weight)] = weight
+        start += len(weight)
     return out
 
 

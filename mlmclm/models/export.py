@@ -3,7 +3,7 @@
 One set of weights is exported as either:
 
     FOLDER/            AutoModel, AutoModelForMaskedLM: EuroBertForMaskedLM, ModernBertForMaskedLM
-                       (Qwen: AutoModelForCausalLM, with `is_causal` false)
+                       (Qwen: AutoModelForCausalLM, with `is_causal` false); mlmclm.json, of use here only
     FOLDER/decoder/    AutoModelForCausalLM (after a CLM phase): LlamaForCausalLM, ModernBertDecoderForCausalLM, Qwen's
 
 A EuroBERT encoder and a Llama decoder have the same state-dict keys, so theirs is one file, hard-linked; ModernBERT's decoder has
@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig
 
 from mlmclm.files import whole_folder
 from mlmclm.models.architectures import ARCHITECTURES
+from mlmclm.models.folder import note_context
 
 
 def export_folder(
@@ -32,6 +33,7 @@ def export_folder(
     *,
     card: str,
     decoder: bool,
+    context: int | None = None,
 ) -> None:
     """Writes a model folder whole or not at all; one that is there stays as it is.
 
@@ -40,6 +42,7 @@ def export_folder(
         tokenizer: folder whose files are copied as they are, so that the model's tokenizer is the corpus's to the byte.
         card: the README.md.
         decoder: also write `decoder/`.
+        context: tokens of the longest sequence that the model was trained on; None for as many as it has positions.
     """
     if (target / "config.json").is_file():
         return
@@ -59,6 +62,9 @@ def export_folder(
                 save_file(architecture.decoder_weights(weights), str(file), metadata={"format": "pt"})
             architecture.decoder_config(config).save_pretrained(str(folder / "decoder"))
             _copy_tokenizer(tokenizer, folder / "decoder")
+        if context is not None:
+            for part in (folder, *([folder / "decoder"] if decoder else [])):
+                note_context(part, context)
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

@@ -15,13 +15,20 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from mlmclm.errors import UserError
-from mlmclm.files import hash_file, read_json
+from mlmclm.files import hash_file, read_json, write_json
 from mlmclm.models.directions import use_either_direction
 from mlmclm.models.sources import longest, weight_files
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 POOLED = ("bert", "roberta")
 """Architectures whose base model has a layer over the first token, which no language model trains and nothing here uses."""
+
+NOTES = "mlmclm.json"
+"""Of a folder that was exported here: `context`, the tokens of the longest sequence that its study trained it on."""
+
+COMPUTED_OTHERWISE = {"modernbert-decoder": b"bidirectional: the window of ModernBertModel"}
+"""By architecture, what its weights' hash holds besides: it is computed otherwise than the engine's version says (`cell.ENGINE_VERSION`,
+which would set aside results of all models)."""
 
 
 def check_model_folder(path: Path) -> dict[str, Any]:
@@ -64,13 +71,13 @@ def check_model_folder(path: Path) -> dict[str, Any]:
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 (hex) over the content of config.json, the weights and tokenizer.json; no path or name enters.
+    """SHA-256 (hex) over the content of config.json, the weights and tokenizer.json, and `COMPUTED_OTHERWISE`; no path or name enters.
 
     Raises:
         UserError: the folder is not a model (see `check_model_folder`).
     """
-    check_model_folder(folder)
-    digest = hashlib.sha256()
+    kind = check_model_folder(folder)["model_type"]
+    digest = hashlib.sha256(COMPUTED_OTHERWISE.get(kind, b""))
     for file in [folder / "config.json", *weight_files(folder), folder / "tokenizer.json"]:
         digest.update(bytes.fromhex(hash_file(file)))
     return digest.hexdigest()
@@ -124,6 +131,29 @@ def check_length(folder: Path, length: int) -> None:
     most = longest(read_json(file)) if file.is_file() else None
     if most is not None and length > most:
         raise UserError(f"max_length is {length}, but the model in {folder} was made for {most} positions at most.")
+
+
+def context_of(folder: Path) -> int | None:
+    """The context of a folder's model in tokens, of which `length_share` is a share: `recipe.block_length` of the study that exported
+    it, whatever positions a model to continue from has; elsewhere its positions, None where config.json doesn't say.
+
+    Raises:
+        UserError: what was noted is no number of tokens.
+    """
+    notes = folder / NOTES
+    if not notes.is_file():
+        return longest(read_json(folder / "config.json"))
+    noted = read_json(notes)
+    context = noted.get("context") if isinstance(noted, dict) else None
+    if not isinstance(context, int) or context < 1:
+        raise UserError(f"{notes}: context is a number of tokens (got {context!r}).")
+    return context
+
+
+def note_context(folder: Path, context: int) -> None:
+    """Notes what `context_of` is to say of a model folder, where nothing is noted yet."""
+    if not (folder / NOTES).is_file():
+        write_json(folder / NOTES, {"context": context})
 
 
 @contextmanager

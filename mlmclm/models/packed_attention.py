@@ -100,10 +100,10 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         packing, scale, kept = ctx.settings
-        grads = [Heads(grad.new_empty(len(grad), count, kept.width), 0, count) for count in kept.counts]
+        query, key, value = (Heads(grad.new_empty(len(grad), count, kept.width), 0, count) for count in kept.counts)
         kept = kept.with_tensors(ctx.saved_tensors)
-        attend_backward(grad.contiguous(), packing, scale, kept, *grads)
-        return (*(heads.rows for heads in grads), None, None, None, None, None)
+        attend_backward(grad.contiguous(), packing, scale, kept, query, key, value)
+        return query.rows, key.rows, value.rows, None, None, None, None, None
 
 
 @dataclass(frozen=True)

@@ -9,42 +9,43 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import hash_file, read_json
+from mlmclm.files import first_there, hash_file, places_of, read_json
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 """OWNER/NAME, with @REVISION where it isn't the newest."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def local_folder(source: str, data_root: Path | None = None) -> Path | None:
-    """The folder that a source names, as it is or below `data_root`; None where there is no such folder."""
-    own = Path(source).expanduser()
-    folders = [own] if data_root is None or own.is_absolute() else [own, data_root / source]
-    return next((folder for folder in folders if folder.exists()), None)
+def local_folder(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path | None:
+    """The folder that a source names (`files.places_of`); None where there is no such folder."""
+    return first_there(places_of(source, beside, data_root))
 
 
-def fetch(source: str, data_root: Path | None = None) -> Path:
+def fetch(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path:
     """The folder of a source; the hub's files of a name are in the local cache then.
+
+    Args:
+        beside: the folder of the study file that names it.
 
     Raises:
         EnvironmentFault: there is no such folder, and the hub doesn't give it.
         UserError: there is no such folder, and it cannot be a name of the hub.
     """
-    folder = local_folder(source, data_root)
+    return _fetch(source, ["*.json", "*.safetensors"], places_of(source, beside, data_root))
+
+
+def fetch_config(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path:
+    """A folder with the source's config.json; nothing else is fetched. Otherwise as `fetch`."""
+    return _fetch(source, ["config.json"], places_of(source, beside, data_root))
+
+
+def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
+    folder = first_there(places)
     if folder is not None:
         return folder
-    return _from_hub(source, ["*.json", "*.safetensors"])
-
-
-def fetch_config(source: str, data_root: Path | None = None) -> Path:
-    """A folder with the source's config.json; nothing else is fetched. Raises what `fetch` does."""
-    folder = local_folder(source, data_root)
-    return _from_hub(source, ["config.json"]) if folder is None else folder
-
-
-def _from_hub(source: str, patterns: list[str]) -> Path:
+    looked = f" (looked for {' and '.join(map(str, places))})" if len(places) > 1 else ""
     if HUB_NAME.fullmatch(source) is None:
-        raise UserError(f"{source}: no such model folder.")
+        raise UserError(f"{source}: no such model folder{looked}.")
     from huggingface_hub import snapshot_download
 
     name, _, revision = source.partition("@")
@@ -54,7 +55,7 @@ def _from_hub(source: str, patterns: list[str]) -> Path:
         )
     except (OSError, ValueError) as error:
         raise EnvironmentFault(
-            f"{source}: no such folder, and it cannot be loaded from the Hugging Face hub "
+            f"{source}: no such folder{looked}, and it cannot be loaded from the Hugging Face hub "
             f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local folder."
         ) from error
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer import prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError
-from mlmclm.files import canonical_json, read_json, stable_hash, whole_folder, write_json
+from mlmclm.files import canonical_json, places_of, read_json, stable_hash, whole_folder, write_json
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import TOKENIZER_FILES, content_hash, fetch, local_folder, longest
 from mlmclm.pretraining import states
@@ -91,6 +91,7 @@ def prepare_initial(
     block_length: int,
     store: Path,
     data_root: Path | None = None,
+    beside: Path | None = None,
 ) -> Beginning:
     """The models that a study begins from, in the store; reads those that aren't there yet.
 
@@ -99,13 +100,14 @@ def prepare_initial(
         used: sizes of the study's models.
         tokenizer: the study's, if it names one; by default it is that of these models.
         block_length: tokens of the longest sequence that they will see.
+        beside: the study file's folder, where paths are looked up first.
 
     Raises:
         UserError: no such folder, an architecture that is not supported, sequences that are too long, or a tokenizer that is not the
             model's.
         EnvironmentFault: the hub cannot be reached, or the disk is full.
     """
-    sources = {name: _look(source, store, data_root) for name, source in initial.items()}
+    sources = {name: _look(source, store, data_root, beside) for name, source in initial.items()}
     chosen = _tokenizer(sources, tokenizer)
     _check(sources, block_length)
     models = {}
@@ -114,7 +116,7 @@ def prepare_initial(
         if states.damage(folder, read=False) is not None:
             shutil.rmtree(folder, ignore_errors=True)
             say(f"{name}: making an encoder of {sources[name].text}")
-            _make(folder, sources[name], prepare_tokenizer(chosen, store=store), data_root)
+            _make(folder, sources[name], prepare_tokenizer(chosen, store=store), data_root, beside)
         models[name] = open_initial(store, folder.name)
     return Beginning(chosen, models)
 
@@ -127,9 +129,10 @@ def find_initial(
     block_length: int,
     store: Path,
     data_root: Path | None = None,
+    beside: Path | None = None,
 ) -> Beginning | None:
     """What `prepare_initial` would return without any work, or None where there is some to do; raises what it raises."""
-    found = {name: _known(source, store, data_root) for name, source in initial.items()}
+    found = {name: _known(source, store, data_root, beside) for name, source in initial.items()}
     sources = {name: source for name, source in found.items() if source is not None}
     if len(sources) < len(found):
         return None
@@ -168,7 +171,9 @@ def first_config(size: str, initial: InitialModel | None, tokenizer: Path, lengt
     return written_config(initial.folder)
 
 
-def source_sizes(initial: Mapping[str, str], data_root: Path | None = None) -> dict[str, Size]:
+def source_sizes(
+    initial: Mapping[str, str], data_root: Path | None = None, beside: Path | None = None
+) -> dict[str, Size]:
     """The models' shapes, from their config.json alone; what their tokenizer lacks is not in their vocabulary yet.
 
     Raises:
@@ -178,7 +183,7 @@ def source_sizes(initial: Mapping[str, str], data_root: Path | None = None) -> d
     from mlmclm.models.initial import encoder_config, size_of
     from mlmclm.models.sources import fetch_config
 
-    return {name: size_of(encoder_config(fetch_config(source, data_root))) for name, source in initial.items()}
+    return {name: size_of(encoder_config(fetch_config(source, data_root, beside))) for name, source in initial.items()}
 
 
 def shape(size: str, initial: InitialModel | None) -> Size:
@@ -196,12 +201,12 @@ def _record(source: str, store: Path, folder: Path | None) -> Path:
     return _records(store) / f"{stable_hash(place)[:16]}.json"
 
 
-def _known(source: str, store: Path, data_root: Path | None) -> _Source | None:
+def _known(source: str, store: Path, data_root: Path | None, beside: Path | None) -> _Source | None:
     """A source without any download; None where one is needed, or has to be looked for."""
-    folder = local_folder(source, data_root)
+    folder = local_folder(source, data_root, beside)
     if folder is not None:
         return _Source(source, content_hash(folder), None, folder)
-    for place in (None, Path(source).expanduser(), None if data_root is None else data_root / source):
+    for place in (None, *places_of(source, beside, data_root)):
         record = _record(source, store, place)
         if record.is_file():
             noted = read_json(record)
@@ -209,15 +214,15 @@ def _known(source: str, store: Path, data_root: Path | None) -> _Source | None:
     return None
 
 
-def _look(source: str, store: Path, data_root: Path | None) -> _Source:
+def _look(source: str, store: Path, data_root: Path | None, beside: Path | None) -> _Source:
     """A source, noted in the store."""
-    folder = local_folder(source, data_root)
-    known = _known(source, store, data_root)
+    folder = local_folder(source, data_root, beside)
+    known = _known(source, store, data_root, beside)
     if known is not None and folder is None:
         if known.commit is None:
             say(f"initial: {source} is no longer there; what it held is in the store and is used.")
         return known
-    fetched = fetch(source, data_root)
+    fetched = fetch(source, data_root, beside)
     content = content_hash(fetched) if known is None else known.content
     commit = fetched.name if folder is None else None  # the hub's cache names a folder by its commit
     kept = _records(store) / content
@@ -280,7 +285,7 @@ def _folder(source: _Source, tokenizer: TokenizerConfig, store: Path) -> Path:
     return store / "initial" / stable_hash([VERSION, source.content, tokenizer_key(tokenizer, "")])
 
 
-def _make(folder: Path, source: _Source, tokenizer: Path, data_root: Path | None) -> None:
+def _make(folder: Path, source: _Source, tokenizer: Path, data_root: Path | None, beside: Path | None) -> None:
     """Reads the source's weights and writes the encoder."""
     from transformers import PreTrainedTokenizerFast
 
@@ -288,7 +293,7 @@ def _make(folder: Path, source: _Source, tokenizer: Path, data_root: Path | None
     from mlmclm.models.initial import read_initial, size_of, write_initial
 
     pinned = source.text if source.commit is None else f"{source.text.partition('@')[0]}@{source.commit}"
-    weights = fetch(pinned, data_root)
+    weights = fetch(pinned, data_root, beside)
     if content_hash(weights) != source.content:
         raise UserError(f"{weights}: it has changed since it was first looked at; run the same command again.")
     initial = read_initial(weights, load_tokenizer(tokenizer, PreTrainedTokenizerFast))

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from mlmclm.errors import UserError, unknown
+from mlmclm.files import first_there, places_of
 
 PACKAGED = "mlmclm.tune_spaces"
 """Where the wheel puts the checkout's top-level folder `tune_spaces/`."""
@@ -28,16 +29,22 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def packaged_or_own(kind: str, name_or_path: str | Path, folder: Path) -> Path:
-    """The file of a packaged name (`quickstart`), or the path itself: whatever ends in .yaml or .yml, or has a folder in
-    it.
+def packaged_or_own(kind: str, name_or_path: str | Path, folder: Path, beside: Path | None = None) -> Path:
+    """The file of a packaged name (`quickstart`), or of a path: whatever ends in .yaml or .yml, or has a folder in it.
+
+    Args:
+        beside: the folder of the file that names it, where a path is looked up first (`files.places_of`).
 
     Raises:
-        UserError: no such name; the message has the nearest and all allowed.
+        UserError: no such name; the message has the nearest and all allowed. No such file; the message has where it was looked for.
     """
     text = str(name_or_path)
     if text.endswith((".yaml", ".yml")) or len(Path(text).parts) > 1:
-        return Path(text)
+        places = places_of(text, beside)
+        found = first_there(places)
+        if found is None:
+            raise UserError(f"{kind} {text}: no such file; looked for {' and '.join(map(str, places))}.")
+        return found
     if text not in names_in(folder):
         raise unknown(kind, text, names_in(folder))
     return folder / f"{text}.yaml"

@@ -181,19 +181,25 @@ def protocol_names() -> list[str]:
     return names_in(spaces_folder() / "protocols")
 
 
-def find_protocol(name_or_path: str | Path) -> ProtocolFile:
+def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> ProtocolFile:
     """The protocol of a packaged name (`study`) or of a YAML file.
+
+    Args:
+        beside: the folder of the search space that names it, where a path is looked up first.
 
     Raises:
         UserError: no such name (with the nearest one) or file, an unknown key, or a value that is not allowed.
     """
-    return load_config(ProtocolFile, packaged_or_own("protocol", name_or_path, spaces_folder() / "protocols"))
+    return load_config(ProtocolFile, packaged_or_own("protocol", name_or_path, spaces_folder() / "protocols", beside))
 
 
-def with_protocol(space: Any) -> Any:
+def with_protocol(space: Any, beside: Path | None = None) -> Any:
     """A space's values with those of the protocol that it names; others as they are.
 
     The space's own learning rates, seeds and settings come before the protocol's, and so do its settings for a task.
+
+    Args:
+        beside: the folder of the space's file.
 
     Raises:
         ValueError: the protocol isn't there or is wrong.
@@ -208,7 +214,7 @@ def with_protocol(space: Any) -> Any:
     if not isinstance(name, str):
         raise ValueError(f"protocol.base is the name of a protocol or the path of a file (got {name!r})")
     try:
-        base = find_protocol(name)
+        base = find_protocol(name, beside=beside)
     except UserError as error:
         raise ValueError(f"protocol: {error}") from error
     own, tasks = space.get("per_task", {}), space.get("tasks") or ()

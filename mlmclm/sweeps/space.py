@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from mlmclm.configuration import load_config, parse, read_yaml
 from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
@@ -22,7 +22,8 @@ class Space(TaskProtocols):
     A seed is one number for a cell's three streams of chance, or a mapping with one for each. `seeds` is a list of them, or
     a list for each stream, whose combinations are meant: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
 
-    `protocol` is a mapping, the name of a packaged protocol, or a mapping with such a name as `base` and what is different;
+    `protocol` is a mapping, the name of a packaged protocol or the path of one (relative to the space's file, else to the working
+    directory), or a mapping with such a name as `base` and what is different;
     a named one brings its learning rates and seeds where the space has none. `per_task` overrides keys of `protocol` for
     single tasks, for instance `conll2003: {epochs: 1, max_steps: null}`.
 
@@ -41,8 +42,8 @@ class Space(TaskProtocols):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_protocol(cls, values: Any) -> Any:
-        return with_protocol(values)
+    def _named_protocol(cls, values: Any, info: ValidationInfo) -> Any:
+        return with_protocol(values, (info.context or {}).get("folder"))
 
     @field_validator("gpus_per_cell")
     @classmethod
@@ -95,17 +96,19 @@ def space_names() -> list[str]:
     return names_in(spaces_folder())
 
 
-def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None) -> Space:
+def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None, *, beside: Path | None = None) -> Space:
     """The space of a packaged name (`quickstart`) or of a YAML file.
 
     Args:
         tasks: in place of the space's own, whose settings for other tasks are then left out.
+        beside: the folder of the study file that names it, where a path is looked up first.
 
     Raises:
         UserError: no such name (with the nearest one) or file, an unknown key, or a value that is not allowed.
     """
-    path = packaged_or_own("search space", name_or_path, spaces_folder())
-    space = load_config(Space, path)
+    path = packaged_or_own("search space", name_or_path, spaces_folder(), beside)
+    context = {"folder": path.parent}
+    space = load_config(Space, path, context=context)
     if tasks is None:
         return space
     values = read_yaml(path)
@@ -114,4 +117,4 @@ def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None) -> 
         for key in ("per_task", "task_grids", "start_from")
         if values.get(key)
     }
-    return parse(Space, values | {"tasks": list(tasks)} | own, where=str(path))
+    return parse(Space, values | {"tasks": list(tasks)} | own, where=str(path), context=context)

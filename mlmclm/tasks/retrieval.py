@@ -30,29 +30,39 @@ from mlmclm.tasks.family import (
     token_ids,
 )
 from mlmclm.tasks.load import RetrievalSet, TaskData
+from mlmclm.tasks.search import Found, Ranking, by_id, search
 from mlmclm.tasks.settings import TaskSettings
 
-RETRIEVED = 100
-"""Documents handed to pytrec_eval for each query: more than ten, so that it can break ties as trec_eval does."""
+DEPTH = 10
+"""Documents of each query that the metrics look at."""
 
 
 class NoHead(nn.Module):
     """Retrieval has no parameters beyond the encoder."""
 
 
+def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]]) -> list[Ranking]:
+    """What `ndcg_at_10` and `study_ndcg_at_10` rank: all documents as trec_eval does, and the judged ones, those of one score in
+    the corpus' order."""
+    judged = {document for query in query_ids for document in qrels.get(query, {})}
+    searched = np.array([document in judged for document in document_ids], dtype=bool)
+    return [by_id(document_ids), Ranking(np.arange(len(document_ids)), searched)]
+
+
 def ndcg_at_10(
-    query_ids: Sequence[str], document_ids: Sequence[str], scores: Array, qrels: dict[str, dict[str, int]]
+    query_ids: Sequence[str], document_ids: Sequence[str], found: Found, qrels: dict[str, dict[str, int]]
 ) -> Array:
     """NDCG@10 of each query by pytrec_eval (trec_eval's definition: the ideal ranking is that of all judged documents).
 
     Args:
-        scores: float [queries, documents].
+        found: the ten best of all documents.
         qrels: relevance by query and document; queries without a relevant document have NaN.
     """
-    count = min(RETRIEVED, scores.shape[1])
-    top = np.argpartition(-scores, count - 1, axis=1)[:, :count]
     run = {
-        query: {document_ids[column]: float(scores[row, column]) for column in top[row]}
+        query: {
+            document_ids[number]: float(score)
+            for number, score in zip(found.documents[row], found.scores[row], strict=True)
+        }
         for row, query in enumerate(query_ids)
         if any(grade > 0 for grade in qrels.get(query, {}).values())
     }
@@ -62,27 +72,22 @@ def ndcg_at_10(
 
 
 def study_ndcg_at_10(
-    query_ids: Sequence[str], document_ids: Sequence[str], scores: Array, qrels: dict[str, dict[str, int]]
+    query_ids: Sequence[str], document_ids: Sequence[str], found: Found, qrels: dict[str, dict[str, int]]
 ) -> Array:
     """The study's NDCG@10 (arXiv 2507.00994) of each query: only judged documents are searched, and the ideal ranking is that of the ten
     documents found, so that a relevant one that isn't among them costs nothing.
 
-    Gains are the grades themselves, as trec_eval's; documents of one score keep the corpus' order. Arguments as
-    `ndcg_at_10`'s, and the same queries have NaN.
+    Gains are the grades themselves, as trec_eval's. Arguments as `ndcg_at_10`'s, but for `found`, the ten best of the judged
+    documents; the same queries have NaN.
     """
-    judged = {document for query in query_ids for document in qrels.get(query, {})}
-    columns = np.array([place for place, document in enumerate(document_ids) if document in judged], dtype=np.int64)
-    count = min(10, len(columns))
-    discounts = 1 / np.log2(np.arange(count) + 2)
+    discounts = 1 / np.log2(np.arange(found.documents.shape[1]) + 2)
     values = np.full(len(query_ids), np.nan)
     for row, query in enumerate(query_ids):
         grades = qrels.get(query, {})
         if not any(grade > 0 for grade in grades.values()):
             continue
-        own = scores[row, columns]
-        among = np.flatnonzero(own >= np.partition(own, -count)[-count])  # the ten best, and what ties with the last
-        top = columns[among[np.argsort(-own[among], kind="stable")[:count]]]
-        gains = np.array([max(0, grades.get(document_ids[place], 0)) for place in top], dtype=np.float64)
+        top = found.documents[row]
+        gains = np.array([max(0, grades.get(document_ids[number], 0)) for number in top], dtype=np.float64)
         ideal = float(np.sort(gains)[::-1] @ discounts)
         values[row] = float(gains @ discounts) / ideal if ideal else 0.0
     return values
@@ -184,10 +189,13 @@ class Retrieval(Family):
 
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
         _, names, queries, qrels = self._evaluation[split]
-        vectors = torch.from_numpy(np.stack(predictions))
-        scores = (vectors[:queries] @ vectors[queries:].t()).numpy()
-        asked = (names[:queries], names[queries:], scores, qrels)
-        return {"ndcg@10": ndcg_at_10(*asked), "study.ndcg@10": study_ndcg_at_10(*asked)}
+        asked, documents = names[:queries], names[queries:]
+        ranked = rankings(asked, documents, qrels)
+        every, judged = search(predictions[:queries], predictions[queries:], ranked, DEPTH)
+        return {
+            "ndcg@10": ndcg_at_10(asked, documents, every, qrels),
+            "study.ndcg@10": study_ndcg_at_10(asked, documents, judged, qrels),
+        }
 
     def scores(self, examples: Examples) -> dict[str, float]:
         return {name: mean_of(column) for name, column in examples.items()}

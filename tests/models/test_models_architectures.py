@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
@@ -27,8 +28,10 @@ from mlmclm.models.architectures import ARCHITECTURES, final_states, load_weight
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel, build, hollow
 from mlmclm.models.encoder import encode, pack_ids
+from mlmclm.models.folder import load_encoder
 from mlmclm.models.packing import Packing
 from mlmclm.models.stored import StoredTensors
+from small_models import small_tokenizer
 
 VOCABULARY, LENGTH = 97, 24
 COMMON = {
@@ -156,6 +159,38 @@ def test_packed_sequences_longer_than_the_window_give_what_each_gives_alone(caus
     for found, row in zip(hidden.split(packing.lengths.tolist()), rows, strict=True):
         expected = reference(torch.from_numpy(row)[None]).last_hidden_state[0]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("written_out", [True, False])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_modernbert_decoder_s_folder_is_the_stock_decoder_when_causal_and_the_stock_encoder_when_not(
+    causal: bool, written_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its local layers see four tokens to each side, or three to the left; the sequences are longer."""
+    if not written_out:
+        monkeypatch.setattr(mlmclm.models.attention, "LONGEST_WRITTEN_OUT", 4)
+    encoder = masked_model("modernbert")
+    stock = decoder(encoder)
+    stock.save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    loaded = load_encoder(tmp_path)
+    assert (type(loaded).__name__, loaded.config.sliding_window) == ("ModernBertDecoderModel", 4)
+    reference = (stock if causal else encoder).model.eval()
+    rows = [row[:length].numpy() for row, length in zip(batch()[0], (20, 3, LENGTH), strict=True)]
+    packing = Packing.of([len(row) for row in rows])
+    packed = encode(loaded, pack_ids(rows, packing), packing, causal=causal)[: packing.tokens]
+    for found, row in zip(packed.split(packing.lengths.tolist()), rows, strict=True):
+        ids = torch.from_numpy(row)[None]
+        expected = reference(ids).last_hidden_state[0]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(final_states(loaded, ids, causal=causal)[0], expected, rtol=1e-4, atol=1e-4)
+    config = copy.deepcopy(reference.config)
+    config.sliding_window = 3
+    other = type(reference)(config)
+    other.load_state_dict(reference.state_dict())
+    one_fewer = other.eval()(ids).last_hidden_state[0]
+    assert (one_fewer - expected).abs().max() > 0.01
 
 
 def test_weights_carry_over_by_name_with_tied_matrices_once() -> None:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mlmclm.errors import UserError
-from mlmclm.models.folder import check_model_folder, load_encoder, load_tokenizer, weights_hash
+from mlmclm.models.folder import (
+    NOTES,
+    check_model_folder,
+    context_of,
+    load_encoder,
+    load_tokenizer,
+    note_context,
+    weights_hash,
+)
 from small_models import save_small_model
 
 
@@ -38,6 +48,32 @@ def test_the_hash_is_of_the_content_alone(folder: Path, tmp_path: Path) -> None:
     (copy / "README.md").write_text("a card")
     assert weights_hash(copy) == first
     assert weights_hash(save_small_model(tmp_path / "other", seed=1)) != first
+
+
+def digest(folder: Path) -> str:
+    """Of configuration, weights and tokenizer."""
+    parts = [(folder / name).read_bytes() for name in ("config.json", "model.safetensors", "tokenizer.json")]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def test_only_of_a_modernbert_decoder_s_folder_the_hash_holds_more(folder: Path) -> None:
+    """Results of other models stay valid; its own from before it saw as the encoder does are not taken for new ones."""
+    assert weights_hash(folder) == digest(folder)
+    config = json.loads((folder / "config.json").read_text())
+    for kind in ("modernbert", "modernbert-decoder"):
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": kind}))
+        assert (weights_hash(folder) == digest(folder)) == (kind == "modernbert")
+
+
+@pytest.mark.parametrize("noted", [{}, [512], {"context": 0}, {"context": "512"}])
+def test_the_context_is_what_was_noted_else_the_positions(folder: Path, noted: Any) -> None:
+    assert context_of(folder) == 128
+    note_context(folder, 32)
+    note_context(folder, 64)  # what is noted stays
+    assert context_of(folder) == 32
+    (folder / NOTES).write_text(json.dumps(noted))
+    with pytest.raises(UserError, match=r"mlmclm\.json: context is a number of tokens"):
+        context_of(folder)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from mlmclm.tasks.question_answering import (
     normalise_answer,
     windows,
 )
-from mlmclm.tasks.retrieval import ndcg_at_10
+from mlmclm.tasks.retrieval import ndcg_at_10, rankings
+from mlmclm.tasks.search import search
 from mlmclm.tasks.sequence_classification import classification_scores
 from mlmclm.tasks.sequence_regression import correlations
 from mlmclm.tasks.settings import TaskSettings
@@ -144,7 +145,9 @@ def test_ndcg_equals_its_formula_and_counts_what_was_not_retrieved() -> None:
         gain = sum(grades.get(documents[d], 0) / math.log2(rank + 2) for rank, d in enumerate(ranking))
         expected[row] = gain / best
     assert np.isnan(expected).tolist() == [True] + [False] * 29
-    assert ndcg_at_10(queries, documents, scores, qrels) == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    # Documents that are the axes: a product is one of the scores.
+    every, _ = search(list(scores), list(np.eye(400, dtype=np.float32)), rankings(queries, documents, qrels), 10)
+    assert ndcg_at_10(queries, documents, every, qrels) == pytest.approx(expected, abs=1e-6, nan_ok=True)
 
 
 def test_macro_f1_counts_classes_that_are_never_predicted() -> None:

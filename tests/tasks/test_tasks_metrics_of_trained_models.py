@@ -27,7 +27,8 @@ from mlmclm.tasks.family import Examples, Family
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.question_answering import QUESTION, windows
 from mlmclm.tasks.registry import get_task
-from mlmclm.tasks.retrieval import ndcg_at_10, study_ndcg_at_10
+from mlmclm.tasks.retrieval import ndcg_at_10, rankings, study_ndcg_at_10
+from mlmclm.tasks.search import search
 from mlmclm.tasks.token_classification import TokenClassification
 from small_models import write_place
 
@@ -296,7 +297,9 @@ def test_ndcg_is_pytrec_evals_and_the_study_s_ideal_is_of_what_was_retrieved(tra
     }
     for grades in graded.values():
         grades[documents[0]] = 1
-    assert ndcg_at_10(queries, documents, scores, graded) == pytest.approx(standard(graded), abs=1e-6)
-    overstated = study_ndcg_at_10(queries, documents, scores, graded)
+    asked, searched = found.predictions[: len(queries)], found.predictions[len(queries) :]
+    every, judged = search(asked, searched, rankings(queries, documents, graded), 10)
+    assert ndcg_at_10(queries, documents, every, graded) == pytest.approx(standard(graded), abs=1e-6)
+    overstated = study_ndcg_at_10(queries, documents, judged, graded)
     assert overstated == pytest.approx(study_ndcg(scores, documents, list(graded.values())), abs=1e-6)
     assert np.mean(overstated) > np.mean(standard(graded)) + 0.01
