@@ -1,19 +1,27 @@
-"""`mlmclm compare` of two cells by their keys; of two models of a study see test_cli_study."""
+"""`mlmclm compare`: two cells by their keys, or two models of a study at their best learning rates."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
 import yaml
 
+from mlmclm.analysis.results import records
 from mlmclm.cli.main import main
+from mlmclm.finetuning.cell import cell_key, run_cell
+from mlmclm.pipeline import Place, analyse_study, export_models, plan_sweep, prepare, prepare_tasks, study_space
+from mlmclm.study_file import load_study
+from mlmclm.sweeps.ledger import Ledger
 from small_models import save_small_model, write_entities, write_sentiment
+from small_study import write_study
 
 Run = Callable[..., tuple[int, str, str]]
 SPACE = {
@@ -109,3 +117,67 @@ def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, plac
     Path(limited["file"]).unlink()
     again = cell("sst2", 0, "--set", "max_evaluation_examples=20")
     assert (again["computed"], again["examples_file"]) == (True, limited["examples_file"])
+
+
+def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_that_both_have(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = ("1m-untrained", "2m-untrained")
+    file = write_study(tmp_path, models=list(names), baseline=None, tasks=["sst2", "conll2003"])
+    study, place = load_study(file), Place(tmp_path / "store", tmp_path / "data")
+    ledger = Ledger(place.store)
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        places = ("--study", file, "--store", place.store, "--data", place.data_root or "")
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in ("compare", *words, *places)])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
+
+    space, prepared = study_space(study), prepare(study, place)
+    cells = plan_sweep(space, export_models(prepared), prepare_tasks(prepared, space), place).cells
+    code, _, errors = call(*names)
+    assert code == 2
+    assert "study 'small' has no results yet" in errors
+    for cell in cells:
+        if cell.task == "sst2":
+            ledger.complete(
+                cell,
+                lambda cell: run_cell(
+                    cell, store=place.store, data_root=place.data_root, on_examples=ledger.write_examples
+                ),
+            )
+    code, output, errors = call(*names, "--json")
+    assert code == 0, errors
+    told = json.loads(output)
+    assert list(told["left_out"]) == ["conll2003"]
+    (found,) = told["tasks"]
+    analysis = analyse_study(prepared, space, ledger.results(cells))
+    best = {row["model"]: row for row in records(analysis.best) if row["task"] == "sst2"}
+    sides = []
+    for name, side in zip(names, ("first", "second"), strict=True):
+        rate = best[name]["learning_rate"]
+        assert found[f"{side}_rate"] == rate
+        assert found[side] == pytest.approx(best[name]["test_mean"])
+        keys = [row["key"] for row in records(analysis.cells) if (row["model"], row["learning_rate"]) == (name, rate)]
+        sides.append(np.mean([pd.read_parquet(ledger.examples_path(key)).correct for key in keys], axis=0))
+    differences = sides[0] - sides[1]
+    assert (found["examples"], found["seeds"], found["test"]) == (40, 2, "permutation")
+    assert found["difference"] == pytest.approx(differences.mean())
+    error = differences.std() / math.sqrt(40)
+    assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.2, abs=1e-9)
+    for words, message in (
+        (("3m-untrained", names[1]), "unknown model '3m-untrained'"),
+        ((*names, "--task", "sst3"), "unknown task 'sst3'. Did you mean 'sst2'?"),
+        ((*names, "--task", "conll2003"), "no scored cells of the same seed"),
+        ((*names, "--metric", "f2"), "unknown metric 'f2'"),
+    ):
+        code, _, errors = call(*words)
+        assert code == 2
+        assert message in errors
+    for cell in cells:
+        if (cell.model, cell.seed) == (names[1], 1):
+            ledger.path(cell_key(cell)).unlink(missing_ok=True)
+    code, output, errors = call(*names, "--task", "sst2", "--json")
+    assert code == 0, errors
+    assert [(one["seeds"], one["test"]) for one in json.loads(output)["tasks"]] == [(1, "mcnemar")]

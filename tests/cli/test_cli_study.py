@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import psutil
 import pytest
 import yaml
 
-from mlmclm.cli.main import main
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.registry import FOLDER
 from small_study import run, start, write_study
@@ -152,46 +148,6 @@ def assert_examples_beside_results(store: Path) -> None:
     """Every scored cell has a file of examples that is whole and its own."""
     results = [json.loads(path.read_text()) for path in (store / "cells").glob("*/*.json")]
     assert {Ledger(store).examples(result).rows for result in results} == {30, 40}
-
-
-def test_two_models_are_compared_on_the_examples_of_their_best_cells(
-    finished: Path, study: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        places = ("--study", study, "--store", finished, "--data", study.parent / "data")
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in ("compare", *words, *places)])
-        return (int(ended.value.code or 0), *capfd.readouterr())
-
-    names = ("1m-clm-30", "1m-untrained")
-    code, output, errors = call(*names, "--task", "sst2", "--json")
-    assert code == 0, errors
-    (found,) = json.loads(output)["tasks"]
-    best = pd.read_csv(finished / "studies" / "small" / "best.csv").set_index(["model", "task"])
-    cells = pd.read_csv(finished / "studies" / "small" / "results.csv")
-    sides = []
-    for name, side in zip(names, ("first", "second"), strict=True):
-        assert found[f"{side}_rate"] == best.learning_rate[name, "sst2"]
-        assert found[side] == pytest.approx(best.test_mean[name, "sst2"])
-        own = cells[(cells.model == name) & (cells.task == "sst2") & (cells.learning_rate == found[f"{side}_rate"])]
-        files = [finished / "cells" / key[:2] / f"{key}.parquet" for key in own.key]
-        sides.append(np.mean([pd.read_parquet(file).correct for file in files], axis=0))
-    differences = sides[0] - sides[1]
-    assert (found["examples"], found["seeds"], found["test"]) == (40, 2, "permutation")
-    assert found["difference"] == pytest.approx(differences.mean())
-    error = differences.std() / math.sqrt(40)
-    assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.15, abs=1e-9)
-    code, output, errors = call(*names)
-    assert code == 0, errors
-    assert "sst2" in output and "conll2003" in output
-    for words, message in (
-        (("1m-clm-31", names[1]), "Did you mean '1m-clm-30'?"),
-        ((*names, "--task", "sst3"), "unknown task 'sst3'. Did you mean 'sst2'?"),
-        ((*names, "--metric", "f2"), "unknown metric 'f2'"),
-    ):
-        code, _, errors = call(*words)
-        assert code == 2
-        assert message in " ".join(errors.split())
 
 
 def _kill_when(
