@@ -28,7 +28,7 @@ from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import Examples, Family
+from mlmclm.tasks.family import Examples, Family, fresh_layers
 from mlmclm.tasks.prepare import find_or_prepare
 from mlmclm.tasks.registry import get_task
 
@@ -141,7 +141,10 @@ def run_cell(
         encoder = copy.deepcopy(_base(cell, cache))
         if cell.start is not None:
             load_kept(encoder, store, cell.start.key)
-        head = family.head(encoder.config.hidden_size, torch.Generator().manual_seed(streams["head"]))
+        # As transformers draws the heads of a model of this configuration.
+        deviation = getattr(encoder.config, "initializer_range", 0.02)
+        chance = torch.Generator().manual_seed(streams["head"])
+        head = family.head(encoder.config.hidden_size, fresh_layers(chance, deviation))
         if cell.protocol.precision == "bf16":
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
         encoder, head = encoder.to(device), head.to(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,8 @@ from mlmclm.tasks.load import TaskData
 from mlmclm.tasks.settings import TaskSettings
 
 Array = np.ndarray[Any, Any]
+Linear = Callable[[int, int], nn.Linear]
+"""Gives a freshly drawn layer of so many inputs and outputs."""
 Examples = dict[str, Array]
 """Columns of one length: what each example of a split got. A column that has the name of a score is that score of each
 example, NaN where it has none: its mean is the split's."""
@@ -109,8 +111,8 @@ class Family(ABC):
         """The training rows of these numbers."""
 
     @abstractmethod
-    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
-        """The layers on top of the encoder, freshly drawn from `generator` alone."""
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        """The layers on top of the encoder, with chance from `linear` alone."""
 
     @abstractmethod
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
@@ -137,15 +139,19 @@ class Family(ABC):
         """The metrics of a split (see `declaration.METRICS`), from all its examples."""
 
 
-def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A layer with weights of N(0, 0.02) (EuroBERT's initialisation) and zero bias."""
-    with torch.device("meta"):
-        layer = nn.Linear(inputs, outputs)
-    layer.to_empty(device="cpu")
-    with torch.no_grad():
-        layer.weight.normal_(0.0, 0.02, generator=generator)
-        layer.bias.zero_()
-    return layer
+def fresh_layers(generator: torch.Generator, deviation: float = 0.02) -> Linear:
+    """Gives layers with weights of N(0, deviation) and zero bias, drawn one after the other."""
+
+    def linear(inputs: int, outputs: int) -> nn.Linear:
+        with torch.device("meta"):
+            layer = nn.Linear(inputs, outputs)
+        layer.to_empty(device="cpu")
+        with torch.no_grad():
+            layer.weight.normal_(0.0, deviation, generator=generator)
+            layer.bias.zero_()
+        return layer
+
+    return linear
 
 
 def subset(rows: int, limit: int | None) -> Array | None:

@@ -28,11 +28,11 @@ from mlmclm.tasks.family import (
     Batch,
     Examples,
     Family,
+    Linear,
     Lists,
     ending,
     int_lists,
     limited,
-    linear,
     mean_of,
     token_ids,
 )
@@ -132,9 +132,9 @@ def _f1_or_empty(prediction: list[str], reference: list[str]) -> float:
 class SpanHead(nn.Module):
     """A start and an end logit for each token."""
 
-    def __init__(self, hidden: int, generator: torch.Generator) -> None:
+    def __init__(self, hidden: int, linear: Linear) -> None:
         super().__init__()
-        self.output = linear(hidden, 2, generator)
+        self.output = linear(hidden, 2)
 
     def forward(self, states: Tensor) -> Tensor:
         """[n, hidden] -> [n, 2]."""
@@ -256,8 +256,8 @@ class QuestionAnswering(Family):
             [table["input_ids"][row] for row in rows], {name: table[name][rows].astype(np.int64) for name in names}
         )
 
-    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
-        return SpanHead(hidden, generator)
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        return SpanHead(hidden, linear)
 
     @staticmethod
     def _logits(head: nn.Module, hidden: Tensor, packing: Packing, passage: Array) -> Tensor:

@@ -20,6 +20,7 @@ from mlmclm.tasks.family import (
     Batch,
     Examples,
     Family,
+    Linear,
     Lists,
     closed,
     ending,
@@ -156,7 +157,7 @@ class Retrieval(Family):
         sequences = [queries[row] for row in rows] + [positives[row] for row in rows]
         return Batch(sequences, {"documents": documents[rows]})
 
-    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
         return NoHead()
 
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:

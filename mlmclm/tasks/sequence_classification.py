@@ -20,12 +20,12 @@ from mlmclm.tasks.family import (
     Batch,
     Examples,
     Family,
+    Linear,
     Lists,
     closed,
     ending,
     int_lists,
     limited,
-    linear,
     token_ids,
 )
 from mlmclm.tasks.load import RetrievalSet, TaskData
@@ -35,10 +35,10 @@ from mlmclm.tasks.settings import TaskSettings
 class ClassifierHead(nn.Module):
     """Linear -> GELU -> Linear (the study's), or one Linear, on a pooled vector."""
 
-    def __init__(self, hidden: int, classes: int, kind: str, generator: torch.Generator) -> None:
+    def __init__(self, hidden: int, classes: int, kind: str, linear: Linear) -> None:
         super().__init__()
-        self.dense = linear(hidden, hidden, generator) if kind == "dense-gelu" else None
-        self.output = linear(hidden, classes, generator)
+        self.dense = linear(hidden, hidden) if kind == "dense-gelu" else None
+        self.output = linear(hidden, classes)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """[S, hidden] -> [S, classes]."""
@@ -98,8 +98,8 @@ class SequenceClassification(Family):
         ids, labels = self._splits["train"]
         return Batch([ids[row] for row in rows], {"labels": labels[rows]})
 
-    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
-        return ClassifierHead(hidden, len(self.prepared.label_names), self.settings.classifier, generator)
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        return ClassifierHead(hidden, len(self.prepared.label_names), self.settings.classifier, linear)
 
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
         logits = head(pool(hidden, packing, self.settings.pooling)).float()

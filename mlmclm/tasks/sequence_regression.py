@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mlmclm.models.encoder import pool
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Array, Examples
+from mlmclm.tasks.family import Array, Examples, Linear
 from mlmclm.tasks.sequence_classification import ClassifierHead, SequenceClassification
 
 
@@ -34,8 +34,8 @@ def correlations(labels: Array, predicted: Array) -> dict[str, float]:
 class SequenceRegression(SequenceClassification):
     """Mean squared error of one output, on the labels' own scale; correlations."""
 
-    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
-        return ClassifierHead(hidden, 1, self.settings.classifier, generator)
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        return ClassifierHead(hidden, 1, self.settings.classifier, linear)
 
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
         values = head(pool(hidden, packing, self.settings.pooling)).float().squeeze(1)  # [S]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Array, Batch, Examples, Family, Lists, ending, int_lists, limited, linear, mean_of
+from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, ending, int_lists, limited, mean_of
 from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.settings import TaskSettings
 
@@ -25,10 +25,10 @@ IGNORED = -100
 class TaggerHead(nn.Module):
     """Dropout, then Linear, on each token."""
 
-    def __init__(self, hidden: int, tags: int, dropout: float, generator: torch.Generator) -> None:
+    def __init__(self, hidden: int, tags: int, dropout: float, linear: Linear) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.output = linear(hidden, tags, generator)
+        self.output = linear(hidden, tags)
 
     def forward(self, states: Tensor) -> Tensor:
         """[n, hidden] -> [n, tags]."""
@@ -128,8 +128,8 @@ class TokenClassification(Family):
             labels[1:][words[1:] == words[:-1]] = IGNORED
         return labels
 
-    def head(self, hidden: int, generator: torch.Generator) -> nn.Module:
-        return TaggerHead(hidden, len(self.prepared.label_names), self.settings.head_dropout, generator)
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        return TaggerHead(hidden, len(self.prepared.label_names), self.settings.head_dropout, linear)
 
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
         logits = head(hidden[: packing.tokens]).float()  # [tokens, tags]

@@ -29,6 +29,7 @@ from mlmclm.seeds import Seeds
 from mlmclm.tasks.family import Examples
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.sequence_classification import SequenceClassification
+from mlmclm.tasks.token_classification import TokenClassification
 from small_models import save_small_model, write_place
 
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
@@ -204,6 +205,28 @@ def test_the_result_has_the_agreed_form(place: Path) -> None:
     assert result["curve"][-1][0] == 8
     assert Protocol.model_validate(result["protocol"]) == SHORT
     assert set(result["cost"]) == {"seconds", "start_up", "train", "evaluate", "worker", "finished"}
+
+
+def test_a_head_is_drawn_as_the_model_s_configuration_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deviation that transformers' heads of such a model have."""
+    from transformers import AutoModelForTokenClassification
+
+    folder = place / "model"
+    deviation = json.loads((folder / "config.json").read_text())["initializer_range"]
+    heads: list[torch.nn.Module] = []
+    head = TokenClassification.head
+
+    def watched(self: TokenClassification, hidden: int, linear: Any) -> torch.nn.Module:
+        heads.append(head(self, 512, linear))  # wide, so that its deviation is sure
+        raise UserError("seen")
+
+    monkeypatch.setattr(TokenClassification, "head", watched)
+    with pytest.raises(UserError, match="seen"):
+        run_cell(make(place, "conll2003"), store=place / "store", data_root=place / "data")
+    weight = heads[0].output.weight
+    assert weight.std().item() == pytest.approx(deviation, rel=0.05)
+    stock = AutoModelForTokenClassification.from_pretrained(folder, num_labels=2000).classifier.weight
+    assert stock.std().item() == pytest.approx(deviation, rel=0.05)
 
 
 def test_the_key_says_what_matters_and_nothing_else(place: Path) -> None:

@@ -33,7 +33,7 @@ from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
 from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import Batch, Family
+from mlmclm.tasks.family import Batch, Family, fresh_layers
 from mlmclm.tasks.prepare import prepare_task
 from small_models import FILL, write_place, write_table
 
@@ -210,7 +210,7 @@ def test_logits_and_gradients_are_those_of_the_padded_model(
     assert max(lengths) > 1.5 * min(lengths)
     own = base(kind).to(dtype).train()
     reference = stock(own, causal=causal).to(dtype).train()
-    head = family.head(32, torch.Generator().manual_seed(1)).to(dtype)
+    head = family.head(32, fresh_layers(torch.Generator().manual_seed(1))).to(dtype)
     for number, parameter in enumerate(head.parameters()):
         nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(number))
     other = copy.deepcopy(head)
@@ -247,7 +247,7 @@ def test_predictions_are_those_of_the_padded_model_for_each_example(
     """Evaluation takes sequences by length, in batches of its own."""
     family, protocol = prepared(place, "sst2", causal=causal)
     protocol = protocol.model_copy(update={"evaluation_batch_tokens": 100})
-    own, head = base(kind), family.head(32, torch.Generator().manual_seed(1))
+    own, head = base(kind), family.head(32, fresh_layers(torch.Generator().manual_seed(1)))
     reference = stock(own, causal=causal).eval()
     found: list[np.ndarray[Any, Any]] = []
     examples = family.examples
@@ -266,7 +266,7 @@ def test_predictions_are_those_of_the_padded_model_for_each_example(
 def test_the_two_masks_tell_logits_apart(place: Path, kind: str) -> None:
     """What the test above would not see if both of its sides ignored the mask."""
     family, protocol = prepared(place, "conll2003", causal=False)
-    batch, head = family.batch(np.arange(18)), family.head(32, torch.Generator().manual_seed(1))
+    batch, head = family.batch(np.arange(18)), family.head(32, fresh_layers(torch.Generator().manual_seed(1)))
     first, second = (
         expected("conll2003", stock(base(kind), causal=causal), head, batch, protocol)[1] for causal in (False, True)
     )

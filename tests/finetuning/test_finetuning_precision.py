@@ -17,7 +17,7 @@ from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.packing import Packing
 from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import Family
+from mlmclm.tasks.family import Family, fresh_layers
 from mlmclm.tasks.prepare import prepare_task
 from small_models import save_small_model, write_sentiment
 
@@ -38,7 +38,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
 def models(family: Family, dtype: torch.dtype) -> tuple[Any, nn.Module]:
     """The small model and a head; a new pair each time, always the same weights."""
     encoder = load_encoder(family.prepared.folder.parents[2] / "model")
-    head = family.head(encoder.config.hidden_size, torch.Generator().manual_seed(1))
+    head = family.head(encoder.config.hidden_size, fresh_layers(torch.Generator().manual_seed(1)))
     return encoder.to(dtype), head.to(dtype)
 
 

@@ -32,6 +32,7 @@ from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
 from mlmclm.sweeps.trainable import KeepingWorker
 from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.family import fresh_layers
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.registry import get_task
 from small_models import save_small_model, write_entities, write_sentiment
@@ -206,7 +207,10 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
             torch.manual_seed(streams["dropout"])
             if weights is not None:
                 encoder.load_state_dict(weights)
-            head = family.head(encoder.config.hidden_size, torch.Generator().manual_seed(streams["head"]))
+            head = family.head(
+                encoder.config.hidden_size,
+                fresh_layers(torch.Generator().manual_seed(streams["head"]), encoder.config.initializer_range),
+            )
             train(encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
             return encoder.state_dict(), evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
 
