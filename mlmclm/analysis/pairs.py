@@ -157,7 +157,7 @@ def permuted(score: Callable[[Array], Array], rows: int, resamples: int, batch: 
     """The two-sided p value of the permutation test: over all 2^rows exchanges where that is no more than `resamples`, else
     (1 + as extreme ones) / (1 + resamples).
 
-    scipy.stats.permutation_test gives the same, but shuffles every pair by itself, which takes minutes for 10,000 examples.
+    scipy.stats.permutation_test gives the same, but shuffles every pair by itself and has no use for weights.
 
     Args:
         score: [R, 2 x rows], weights of the first side's examples and then of the second's -> [R].
