@@ -43,8 +43,8 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
     folder = first_there(places)
     if folder is not None:
         return folder
-    looked = f" (looked for {' and '.join(map(str, places))})" if len(places) > 1 else ""
     if HUB_NAME.fullmatch(source) is None:
+        looked = f" (looked for {' and '.join(map(str, places))})" if len(places) > 1 else ""
         raise UserError(f"{source}: no such model folder{looked}.")
     from huggingface_hub import snapshot_download
 
@@ -55,7 +55,7 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
         )
     except (OSError, ValueError) as error:
         raise EnvironmentFault(
-            f"{source}: no such folder{looked}, and it cannot be loaded from the Hugging Face hub "
+            f"{source}: no such folder, and it cannot be loaded from the Hugging Face hub "
             f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local folder."
         ) from error
 
