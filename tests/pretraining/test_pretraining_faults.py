@@ -129,7 +129,8 @@ def test_a_stage_under_zero_3_whose_workers_build_no_model_begins_with_the_same_
     assert other["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-4)
 
 
-@pytest.mark.parametrize("fault", [pytest.param("cut short", marks=pytest.mark.slow), "a byte flipped"])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["cut short", "a byte flipped"])
 def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
     undisturbed: Prepared, study_path: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_state_that_is_damaged_is_trained_again_before_another_stage_starts_fr
     assert same(weights(alone), weights(changed))
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_written_ends_the_run_and_says_which(
     session: None, study_path: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_state_that_cannot_be_written_ends_the_run_and_says_which(
     assert not made.unfinished()
 
 
+@pytest.mark.slow
 def test_a_trunk_trained_for_several_models_gives_each_the_bits_it_has_alone(
     session: None, study_path: Path, tmp_path: Path
 ) -> None:
