@@ -151,13 +151,15 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from mlmclm.reports import text
 
     output = Console(highlight=False)
     confidence = f"{rows[0]['confidence']:.0%}".replace("%", " %")
-    table = Table("task", "score", "first", "second", f"difference [{confidence}]", "p", "examples", "seeds")
+    table = Table(
+        Column("task", no_wrap=True), "score", "first", "second", f"difference [{confidence}]", "p", "examples"
+    )
     for row in rows:
         bounds = text.interval(row["low"], row["high"], sign=True)
         table.add_row(
@@ -165,11 +167,14 @@ def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: 
             text.metric(row["metric"]),
             *(f"{text.points(row[side])} ({text.rate(row[f'{side}_rate'])})" for side in ("first", "second")),
             f"{text.difference(row['difference'])} {bounds}",
-            f"{text.probability(row['p'])} ({row['test']})",
+            text.probability(row["p"]),
             f"{row['examples']:,}",
-            str(row["seeds"]),
         )
     output.print(f"first:  {first}\nsecond: {second}", soft_wrap=True)
     output.print(table)
+    for test, seeds in sorted({(row["test"], row["seeds"]) for row in rows}):
+        tasks = ", ".join(row["task"] for row in rows if (row["test"], row["seeds"]) == (test, seeds))
+        how = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}[test]
+        output.print(f"p by {how}, seeds of each model {seeds}: {tasks}", soft_wrap=True)
     for task, reason in left_out.items():
         output.print(f"{task} is left out: {reason}", soft_wrap=True)

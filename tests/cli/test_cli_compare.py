@@ -86,7 +86,7 @@ def test_two_cells_are_compared_example_by_example(run: Run, cell: Any) -> None:
     code, output, errors = run("compare", first["key"], second["key"], "--metric", "matthews")
     assert code == 0, errors
     assert "Matthews correlation" in output
-    assert "permutation" in output
+    assert "p by permutations" in output
 
 
 def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, place: Path) -> None:
