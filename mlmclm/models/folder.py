@@ -22,13 +22,8 @@ from mlmclm.models.sources import longest, weight_files
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 POOLED = ("bert", "roberta")
 """Architectures whose base model has a layer over the first token, which no language model trains and nothing here uses."""
-
 NOTES = "mlmclm.json"
 """Of a folder that was exported here: `context`, the tokens of the longest sequence that its study trained it on."""
-
-COMPUTED_OTHERWISE = {"modernbert-decoder": b"bidirectional: the window of ModernBertModel"}
-"""By architecture, what its weights' hash holds besides: it is computed otherwise than the engine's version says (`cell.ENGINE_VERSION`,
-which would set aside results of all models)."""
 
 
 def check_model_folder(path: Path) -> dict[str, Any]:
@@ -71,13 +66,13 @@ def check_model_folder(path: Path) -> dict[str, Any]:
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 (hex) over the content of config.json, the weights and tokenizer.json, and `COMPUTED_OTHERWISE`; no path or name enters.
+    """SHA-256 (hex) over the content of config.json, the weights and tokenizer.json; no path or name enters.
 
     Raises:
         UserError: the folder is not a model (see `check_model_folder`).
     """
-    kind = check_model_folder(folder)["model_type"]
-    digest = hashlib.sha256(COMPUTED_OTHERWISE.get(kind, b""))
+    check_model_folder(folder)
+    digest = hashlib.sha256()
     for file in [folder / "config.json", *weight_files(folder), folder / "tokenizer.json"]:
         digest.update(bytes.fromhex(hash_file(file)))
     return digest.hexdigest()
