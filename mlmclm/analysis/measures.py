@@ -56,9 +56,16 @@ def measures(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
             "precision": _ratio(both, predicted),
             "recall": _ratio(both, gold),
             "accuracy": _ratio(columns["words_correct"], columns["words"]),
-            "study.f1": _mean(columns["study.f1"]),
+            "study.f1": weighted_mean(columns["study.f1"]),
         }
-    return {name: _mean(values) for name, values in columns.items()}
+    return {name: weighted_mean(values) for name, values in columns.items()}
+
+
+def outcome(metric: str, columns: Mapping[str, Array]) -> str | None:
+    """The column that a score is the mean of; None where it is no mean over examples."""
+    if metric == "accuracy" and "correct" in columns:
+        return "correct"
+    return metric if metric in columns else None
 
 
 def _of_classes(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
@@ -81,15 +88,15 @@ def _of_classes(columns: Mapping[str, Array], classes: int) -> dict[str, Measure
         return divided(covariance, np.sqrt(spread[0] * spread[1]))
 
     found: dict[str, Measure] = {
-        "accuracy": _mean(columns["correct"]),
+        "accuracy": weighted_mean(columns["correct"]),
         "f1_macro": lambda weights: f1(weights).mean(axis=1),
         "matthews": matthews,
     }
     return found | ({"f1": lambda weights: f1(weights)[:, 1]} if classes == 2 else {})
 
 
-def _mean(values: Array) -> Measure:
-    """Of the examples that have a value."""
+def weighted_mean(values: Array) -> Measure:
+    """The mean of a column over the examples that have a value."""
     present = ~np.isnan(values)
     return _ratio(np.where(present, values, 0.0), present)
 

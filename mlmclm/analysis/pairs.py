@@ -13,13 +13,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-from mlmclm.analysis.measures import Array, measure
+from mlmclm.analysis.measures import Array, Measure, measure, outcome, weighted_mean
 from mlmclm.errors import UserError
 from mlmclm.examples import KeptExamples
 
@@ -73,23 +73,19 @@ def compare(
     Raises:
         UserError: the cells were not tested on the same examples, or have no such score.
     """
-    for other in (*first[1:], *second):
-        check_same_examples(first[0], other)
+    for cell in (*first[1:], *second):
+        check_same_examples(first[0], cell)
     rows = first[0].rows
     if rows < 2:
         raise UserError(f"result {first[0].result['key']}: one test example is too little to compare on.")
     joined = [_joined(a, b) for a, b in zip(first, second, strict=True)]
-    values = [measure(metric, columns, len(first[0].label_names)) for columns in joined]
-
-    def score(weights: Array) -> Array:
-        """[R, 2 x rows] -> [R], the mean over seeds."""
-        return np.mean([value(weights) for value in values], axis=0)
+    classes = len(first[0].label_names)
+    one, other = (mean_over_seeds(metric, [cell.columns for cell in side], classes) for side in (first, second))
 
     def resampled(chosen: Array, axis: int) -> Array:
         """[R, rows], numbers of examples -> [R], the difference on them."""
         weights = counts(chosen.astype(np.int64), rows)
-        none = np.zeros_like(weights)
-        return score(np.hstack((weights, none))) - score(np.hstack((none, weights)))
+        return one(weights) - other(weights)
 
     batch = max(1, BATCH_VALUES // (2 * rows))
     bootstrap = stats.bootstrap(
@@ -102,21 +98,22 @@ def compare(
         method="percentile",
         rng=np.random.default_rng(0),
     )
-    sides = np.repeat(np.eye(2), rows, axis=1)  # [2, 2 x rows]
-    scores = score(sides)
+    scores = [float(side(np.ones((1, rows)))[0]) for side in (one, other)]
     discordant = _discordant(joined, metric)
     only_first, only_second = discordant or (None, None)
     return Pair(
         metric=metric,
         examples=rows,
         seeds=len(joined),
-        first=float(scores[0]),
-        second=float(scores[1]),
-        difference=float(scores[0] - scores[1]),
+        first=scores[0],
+        second=scores[1],
+        difference=scores[0] - scores[1],
         low=float(bootstrap.confidence_interval.low),
         high=float(bootstrap.confidence_interval.high),
         confidence=confidence,
-        p=mcnemar(*discordant) if discordant else permuted(score, rows, resamples, batch),
+        p=mcnemar(*discordant)
+        if discordant
+        else permuted(mean_over_seeds(metric, joined, classes), rows, resamples, batch),
         test="mcnemar" if discordant else "permutation",
         only_first=only_first,
         only_second=only_second,
@@ -153,7 +150,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return float(stats.binomtest(only_first, total, 0.5).pvalue) if total else 1.0
 
 
-def permuted(score: Callable[[Array], Array], rows: int, resamples: int, batch: int) -> float:
+def permuted(score: Measure, rows: int, resamples: int, batch: int) -> float:
     """The two-sided p value of the permutation test: over all 2^rows exchanges where that is no more than `resamples`, else
     (1 + as extreme ones) / (1 + resamples).
 
@@ -189,17 +186,30 @@ def counts(chosen: Array, rows: int) -> Array:
     return np.bincount(places.ravel(), minlength=len(chosen) * rows).reshape(len(chosen), rows).astype(np.float64)
 
 
+def mean_over_seeds(metric: str, seeds: Sequence[Mapping[str, Array]], classes: int) -> Measure:
+    """The mean over seeds of a score; where the score is a mean over examples, of each example's mean over seeds, which is the
+    same in one go.
+
+    Args:
+        seeds: the columns of each.
+    """
+    name = outcome(metric, seeds[0])
+    if name is not None:
+        return weighted_mean(np.mean([columns[name] for columns in seeds], axis=0))
+    values = [measure(metric, columns, classes) for columns in seeds]
+    return lambda weights: np.mean([value(weights) for value in values], axis=0)
+
+
 def _joined(a: KeptExamples, b: KeptExamples) -> dict[str, Array]:
     return {name: np.concatenate((a.columns[name], b.columns[name])) for name in a.columns}
 
 
 def _discordant(joined: Sequence[dict[str, Array]], metric: str) -> tuple[int, int] | None:
     """How many examples each side alone has right; None for several seeds and for outcomes other than right or wrong."""
-    columns = joined[0]
-    name = "correct" if metric == "accuracy" and "correct" in columns else metric
-    if len(joined) > 1 or name not in columns:
+    name = outcome(metric, joined[0])
+    if len(joined) > 1 or name is None:
         return None
-    sides = np.split(columns[name].astype(np.float64), 2)
+    sides = np.split(joined[0][name].astype(np.float64), 2)
     first, second = (side[~np.isnan(sides[0])] for side in sides)
     if not np.isin((first, second), (0, 1)).all():
         return None
