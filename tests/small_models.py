@@ -192,6 +192,17 @@ def write_all(root: Path) -> Path:
     return root
 
 
+def write_two(folder: Path, *, sentences: int = 30) -> None:
+    """`data/` with little of sst2 and conll2003, and `model/`.
+
+    Args:
+        sentences: of sst2's test split.
+    """
+    write_sentiment(folder / "data", train=80, test=sentences)
+    write_entities(folder / "data", train=80, test=30)
+    save_small_model(folder / "model")
+
+
 def write_place(folder: Path) -> None:
     """`data/` with all that is written here, SQuAD v2's questions among it, and `model/`."""
     write_all(folder / "data")

@@ -28,7 +28,7 @@ from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import Examples, Family, fresh_layers
+from mlmclm.tasks.family import Family, fresh_layers
 from mlmclm.tasks.prepare import find_or_prepare
 from mlmclm.tasks.registry import get_task
 
@@ -159,15 +159,13 @@ def run_cell(
             on_step=on_step,
         )
         ended = time.perf_counter()
-        scores = None
-        examples: dict[str, Examples] = {}
+        examples = None
         diverged_step = trained.diverged_step
         if diverged_step is None:
-            scores = evaluate(
-                encoder, head, family, cell.protocol, ("validation", "test"), on_examples=examples.__setitem__
-            )
-            if scores is None:
+            examples = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
+            if examples is None:
                 diverged_step = trained.steps
+        scores = None if examples is None else {split: family.scores(rows) for split, rows in examples.items()}
     finished = time.perf_counter()
     task = cell.declared
     result = {
@@ -204,7 +202,7 @@ def run_cell(
     }
     if on_end is not None:
         on_end(encoder, result)
-    if on_examples is not None and scores is not None:
+    if on_examples is not None and examples is not None:
         on_examples(result, to_parquet(result, examples[SPLIT], family.prepared.label_names))
     return result
 

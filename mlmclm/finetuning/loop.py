@@ -93,17 +93,12 @@ def evaluate(
     family: Family,
     protocol: Protocol,
     splits: Iterable[str],
-    on_examples: Callable[[str, Examples], None] | None = None,
-) -> dict[str, dict[str, float]] | None:
-    """Metrics by split; None where the model's predictions are not finite.
-
-    Args:
-        on_examples: called with each split and its examples.
-    """
+) -> dict[str, Examples] | None:
+    """What each example got, by split, which `Family.scores` are made of; None where the model's predictions are not finite."""
     device = next(encoder.parameters()).device
     encoder.eval()
     head.eval()
-    scores = {}
+    examples = {}
     for split in splits:
         sequences = family.evaluation_sequences(split)
         predictions: list[Array] = [np.empty(0)] * len(sequences)
@@ -117,11 +112,8 @@ def evaluate(
                 predictions[row] = prediction
         if not all(np.isfinite(prediction).all() for prediction in predictions):
             return None
-        examples = family.examples(split, predictions)
-        scores[split] = family.scores(examples)
-        if on_examples is not None:
-            on_examples(split, examples)
-    return scores
+        examples[split] = family.examples(split, predictions)
+    return examples
 
 
 def clipping(norm: float, largest: float | None) -> float:

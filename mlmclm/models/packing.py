@@ -248,6 +248,7 @@ class Chosen:
 
     packing: Packing
     tokens: Tensor
+    _places: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def number(self) -> int:
@@ -291,13 +292,12 @@ class Chosen:
 
     def places(self, heads: int) -> Tensor:
         """int64 [T', heads], as a packing's."""
-        groups, group, member, position = self._layout
-        starts, lengths = (
-            np.array(values)[group] for values in zip(*((g.start, g.length) for g in groups), strict=True)
-        )
-        places = np.full((len(self.rows), heads), -1, dtype=np.int64)
-        head = np.arange(heads)
-        places[: self.number] = (starts * heads + position)[:, None] + (member[:, None] * heads + head) * lengths[
-            :, None
-        ]
-        return torch.from_numpy(places)
+        if heads not in self._places:
+            groups, group, member, position = self._layout
+            starts = np.array([each.start for each in groups])[group]
+            lengths = np.array([each.length for each in groups])[group]
+            places = np.full((len(self.rows), heads), -1, dtype=np.int64)
+            block = member[:, None] * heads + np.arange(heads)  # [number, heads]
+            places[: self.number] = (starts * heads + position)[:, None] + block * lengths[:, None]
+            self._places[heads] = torch.from_numpy(places)
+        return self._places[heads]

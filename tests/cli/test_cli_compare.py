@@ -20,7 +20,7 @@ from mlmclm.finetuning.cell import cell_key, run_cell
 from mlmclm.pipeline import Place, analyse_study, export_models, plan_sweep, prepare, prepare_tasks, study_space
 from mlmclm.study_file import load_study
 from mlmclm.sweeps.ledger import Ledger
-from small_models import save_small_model, write_entities, write_sentiment
+from small_models import write_two
 from small_study import write_study
 
 Run = Callable[..., tuple[int, str, str]]
@@ -36,9 +36,7 @@ SPACE = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data/, model/, space.yaml and store/."""
     folder = tmp_path_factory.mktemp("compare")
-    write_sentiment(folder / "data", train=80, test=50)
-    write_entities(folder / "data", train=80, test=30)
-    save_small_model(folder / "model")
+    write_two(folder, sentences=50)
     (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
     return folder
 

@@ -18,7 +18,7 @@ from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.prepare import prepare_task
-from small_models import save_small_model, small_tokenizer, write_entities, write_sentiment
+from small_models import save_small_model, small_tokenizer, write_two
 
 Run = Callable[..., tuple[int, str, str]]
 SPACE = {
@@ -34,9 +34,7 @@ SPACE = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data/, model/, and space.yaml."""
     folder = tmp_path_factory.mktemp("finetune")
-    write_sentiment(folder / "data", train=80, test=30)
-    write_entities(folder / "data", train=80, test=30)
-    save_small_model(folder / "model")
+    write_two(folder)
     (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
     return folder
 

@@ -35,7 +35,7 @@ from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import fresh_layers
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.registry import get_task
-from small_models import save_small_model, write_entities, write_sentiment
+from small_models import write_two
 
 SPACE: dict[str, Any] = {
     "tasks": ["conll2003", "sst2"],
@@ -167,9 +167,7 @@ def test_the_glue_space_starts_three_tasks_from_mnli_and_can_be_told_not_to(tmp_
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """data/ and model/."""
     folder = tmp_path_factory.mktemp("starts")
-    write_sentiment(folder / "data", train=80, test=30)
-    write_entities(folder / "data", train=80, test=30)
-    save_small_model(folder / "model")
+    write_two(folder)
     return folder
 
 
@@ -212,7 +210,8 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
                 fresh_layers(torch.Generator().manual_seed(streams["head"]), encoder.config.initializer_range),
             )
             train(encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
-            return encoder.state_dict(), evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
+            examples = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
+            return encoder.state_dict(), {split: family.scores(rows) for split, rows in examples.items()}
 
     weights, scores = by_hand(source, None)
     found = load_file(folder / WEIGHTS)
