@@ -3,7 +3,7 @@
 One model (8 layers x 512, vocabulary 32,768), 16 blocks of 512 tokens a step, bf16 autocast, two cores. Four ways to train it, each
 in processes of its own, one after the other: Trainer with two threads; a bare loop of this project's model in one one-thread
 process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch, under
-ZeRO 0 (nothing is shared out, which is the fastest where the model fits) and ZeRO 1.
+ZeRO 0 (one copy of weights and moments for both, of which each updates a part: the fastest) and ZeRO 1.
 Tokens a second are medians over steps after the first ones. Tokens are random: speed does not depend on them. All ways are run once, then
 all again, ROUNDS times: the speed of a shared machine drifts, so what is compared is compared within a round, and medians are reported.
 ZeRO 1, which no ratio is taken of, is run in the first round only.

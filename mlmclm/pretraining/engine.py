@@ -33,7 +33,8 @@ from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.models.packing import Packing
 from mlmclm.pretraining.checkpoints import TrainingState
-from mlmclm.pretraining.host_sum import HostSum
+from mlmclm.pretraining.host import Host
+from mlmclm.pretraining.host_adamw import HostAdamW
 from mlmclm.studies.recipe import Recipe
 from mlmclm.workers import return_freed_memory
 
@@ -214,8 +215,7 @@ class Engine:
         self.rank = distributed.get_rank()
         self.stage = effective_stage(recipe, self.world)
         self.sums_itself = self.stage == 0 and distributed.get_backend() == "gloo"
-        if self.sums_itself and self.world > 1:
-            self.sum_over_workers = HostSum.create() or _sum_by_messages
+        self.host = Host.create() if self.sums_itself and self.world > 1 else None
         if distributed.get_backend() == "gloo":
             stage_1_and_2.all_gather_dp_groups = _send_partitions
         self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
@@ -223,7 +223,7 @@ class Engine:
         deepspeed.init_distributed(distributed.get_backend(), dist_init_required=False)
         if state is not None:
             load_weights(model.model, state.weights, partial(_divide, config=config) if self.stage == 3 else None)
-        optimiser = torch.optim.AdamW(
+        optimiser = HostAdamW(
             model.parameters(),
             lr=0.0,  # set before each step; at 0, an engine that steps while it starts changes nothing
             betas=recipe.adam_betas,
@@ -278,22 +278,27 @@ class Engine:
             total += loss.detach()
             self.engine.backward(loss * scale)
             if self.stage == 0 and self.engine.is_gradient_accumulation_boundary():
-                gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-                if self.sums_itself and self.world > 1:
-                    self.sum_over_workers(gradients)
-                norm = float(nn.utils.get_total_norm(gradients))
-                self._clip(norm)
+                norm = self._sum_and_clip([p.grad for p in self.engine.module.parameters() if p.grad is not None])
             self.engine.step()
         if self.stage != 0:
             norm = float(self.engine.get_global_grad_norm())
         tokens = sum(input_ids.numel() for input_ids, _ in batches)
         return total, labelled, tokens, norm
 
-    def _clip(self, norm: float) -> None:
-        """`torch.nn.utils.clip_grad_norm_`, without a pass over gradients that it would multiply by 1."""
+    def _sum_and_clip(self, gradients: list[Tensor]) -> float:
+        """Sums gradients over the workers where DeepSpeed doesn't, then does as `torch.nn.utils.clip_grad_norm_`, without a pass over
+        gradients that it would multiply by 1; returns the norm."""
+        if self.host is not None:
+            norm = self.host.sum(gradients)
+            gradients = [part for gradient in gradients for part in self.host.owned(gradient)]
+        else:
+            if self.sums_itself and self.world > 1:
+                _sum_by_messages(gradients)
+            norm = float(nn.utils.get_total_norm(gradients))
         limit = self.recipe.clip
         if limit and norm + 1e-6 > limit:
-            nn.utils.clip_grads_with_norm_(self.engine.module.parameters(), limit, torch.tensor(norm))
+            torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+        return norm
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]], *, causal: bool) -> Evaluation:
@@ -329,8 +334,7 @@ class Engine:
         weights, first, second = {}, {}, {}
         for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
             if self.stage == 0:
-                moments = self._torch_optimiser().state[parameter]
-                parts = (parameter.detach(), moments["exp_avg"], moments["exp_avg_sq"])
+                parts = (parameter.detach(), *self._moments(parameter))
             else:
                 parts = (
                     safe_get_full_fp32_param(parameter),
@@ -346,9 +350,20 @@ class Engine:
     def _torch_optimiser(self) -> torch.optim.Optimizer:
         return self.engine.optimizer if self.stage == 0 else self.engine.optimizer.optimizer
 
+    def _moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
+        """Adam's first and second of a whole weight (ZeRO 0)."""
+        optimiser = self.engine.optimizer
+        if self.host is not None:
+            return optimiser.common[parameter][:2]
+        return optimiser.state[parameter]["exp_avg"], optimiser.state[parameter]["exp_avg_sq"]
+
     def _start_moments(self, step: int) -> None:
         """Gives Adam its step count, and moments of zero, whatever DeepSpeed did while starting."""
         optimiser = self._torch_optimiser()
+        if self.host is not None:
+            self.engine.optimizer.divide(self.host, step)
+            return_freed_memory()
+            return
         if self.stage == 3:
             parameters = list(self.engine.optimizer.fp32_partitioned_groups_flat)
         else:
@@ -363,12 +378,15 @@ class Engine:
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _take_up_moments(self, state: TrainingState) -> None:
-        optimiser = self._torch_optimiser()
         for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
-            for key, value in (("exp_avg", state.first[name]), ("exp_avg_sq", state.second[name])):
-                if self.stage == 0:
-                    optimiser.state[parameter][key].copy_(value)
-                elif self.stage == 3:
+            given = (state.first[name], state.second[name])
+            if self.stage == 0:
+                if self.host is None or self.rank == 0:  # the others can't have come as far as to update them
+                    for moment, value in zip(self._moments(parameter), given, strict=True):
+                        moment.copy_(value)
+                continue
+            for key, value in zip(("exp_avg", "exp_avg_sq"), given, strict=True):
+                if self.stage == 3:
                     # By parts: DeepSpeed's function for the whole fails where the workers don't divide its length.
                     size = parameter.ds_tensor.numel()
                     whole = functional.pad(value.flatten(), (0, size * self.world - value.numel()))

@@ -18,7 +18,7 @@ from mlmclm.files import stable_hash
 from mlmclm.studies.names import ModelName, Objective
 from mlmclm.studies.recipe import Recipe, learning_rate
 
-ENGINE_VERSION = 4
+ENGINE_VERSION = 5
 """Raised when the pretraining engine's arithmetic changes, so that older states are not taken for new ones."""
 
 

@@ -22,6 +22,7 @@ from transformers import BertConfig, EuroBertConfig, ModernBertConfig
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow
 from mlmclm.pretraining.checkpoints import TrainingState, fresh, read_tensors, write_tensors
+from mlmclm.pretraining import engine as engines
 from mlmclm.pretraining.engine import Engine
 from mlmclm.studies.recipe import Recipe
 from pathlib import Path
@@ -85,7 +86,11 @@ for case in cases:
         state = TrainingState(state.step, Watched(state.weights, model), state.first, state.second)
     wrapped = PretrainingModel(model, precision=case["precision"], activation_checkpointing=case.get("again", False),
         compiled=recipe.compile)
+    hosts = engines.Host.create
+    if case.get("messages"):  # as between machines
+        engines.Host.create = lambda: None
     engine = Engine(wrapped, recipe, state, 4 if recipe.isolate_documents else None)
+    engines.Host.create = hosts
     share, losses, norms = 8 // world, [], []
     def mine(step):
         ids, labels = batch(step)
@@ -104,12 +109,15 @@ for case in cases:
         write_tensors(target, final)
         (target / "losses.json").write_text(json.dumps([losses, norms, evaluation]))
         sizes = [weight.numel() for weight in final.weights.values()]
-        facts = {"held": state.weights.held if case.get("hollow") else [], "sizes": sizes, "copies": copies(engine)}
+        storages = {weight.untyped_storage().data_ptr() for weight in wrapped.parameters()}
+        common = engine.host is not None and len(storages) == 1
+        facts = {"common": common, "held": state.weights.held if case.get("hollow") else [], "sizes": sizes, "copies": copies(engine)}
         (target / "facts.json").write_text(json.dumps(facts))
 distributed.barrier()
 '''  # fmt: skip
 
 
+STAGES = (0, 1, 2, 3)
 TIED = ("modernbert", "bert")
 WEIGHTED = {"loss_weights": {"clm": 7.0, "mlm": 0.02}, "adam_eps": 1e-2, "clip": 0.025}
 """A weight that shows: gradients of about 0.025 are clipped, and eps is not small beside them."""
@@ -167,21 +175,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         2,
         [
             case("two"),
-            *(case(f"two-zero{zero}", zero=zero, micro=2) for zero in (1, 2, 3)),
-            *(case(f"two-zero{zero}-three", zero=zero, micro=2, stop=3) for zero in (1, 2, 3)),
-            *(case(f"two-zero{zero}-resumed", zero=zero, micro=2, start=f"two-zero{zero}-three") for zero in (1, 2, 3)),
+            case("two-messages", messages=True),
+            case("two-zero0-weighted", micro=2, recipe=WEIGHTED),
+            *(case(f"two-zero{zero}", zero=zero, micro=2) for zero in STAGES),
+            *(case(f"two-zero{zero}-three", zero=zero, micro=2, stop=3) for zero in STAGES),
+            *(case(f"two-zero{zero}-resumed", zero=zero, micro=2, start=f"two-zero{zero}-three") for zero in STAGES),
             case("elastic", zero=3, start="one-three"),
             *(case(f"{kind}-hollow", zero=3, micro=2, hollow=True) for kind in ("two-zero3", "modernbert-zero3")),
             case("two-zero3-resumed-hollow", zero=3, micro=2, start="two-zero3-three", hollow=True),
             case("two-zero2-resumed-hollow", zero=2, micro=2, start="two-zero2-three", hollow=True),
-            *(case(f"two-zero{zero}-own", zero=zero, micro=2, given=False) for zero in (1, 2, 3)),
+            *(case(f"two-zero{zero}-own", zero=zero, micro=2, given=False) for zero in STAGES),
             *(case(f"two-zero{zero}-buckets", zero=zero, micro=2, deepspeed=BUCKETS) for zero in (1, 2, 3)),
-            *(case(f"{kind}-zero{zero}", zero=zero, micro=2) for kind in TIED for zero in (1, 3)),
-            *(case(f"{kind}-zero{zero}-three", zero=zero, micro=2, stop=3) for kind in TIED for zero in (1, 3)),
+            *(case(f"{kind}-zero{zero}", zero=zero, micro=2) for kind in TIED for zero in (0, 1, 3)),
+            *(case(f"{kind}-zero{zero}-three", zero=zero, micro=2, stop=3) for kind in TIED for zero in (0, 1, 3)),
             *(
                 case(f"{kind}-zero{zero}-resumed", zero=zero, micro=2, start=f"{kind}-zero{zero}-three")
                 for kind in TIED
-                for zero in (1, 3)
+                for zero in (0, 1, 3)
             ),
             case("two-zero3-offloaded", zero=3, deepspeed=OFFLOADED),
             case("two-again", again=True),
@@ -204,6 +214,8 @@ def losses(folder: Path, name: str) -> list[list[float]]:
         "one-micro2",
         "one-zero1",
         "two",
+        "two-messages",
+        "two-zero0",
         "two-zero1",
         "two-zero2",
         "two-zero3",
@@ -221,13 +233,13 @@ def test_losses_norms_and_weights_don_t_depend_on_workers_micro_batch_zero_stage
     assert _difference(runs, "one", name) < 2e-4  # Adam divides by small second moments: rounding is amplified
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", STAGES)
 def test_a_run_taken_up_from_a_state_is_bit_equal_to_the_undisturbed_one(runs: Path, zero: int) -> None:
     assert losses(runs, f"two-zero{zero}-resumed")[0] == losses(runs, f"two-zero{zero}")[0][3:]
     assert _difference(runs, f"two-zero{zero}", f"two-zero{zero}-resumed") == 0
 
 
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("kind", TIED)
 def test_a_model_with_tied_matrices_trains_alike_under_every_zero_stage_and_is_taken_up_bit_equal(
     runs: Path, kind: str, zero: int
@@ -246,7 +258,7 @@ def test_a_model_with_tied_matrices_trains_alike_under_every_zero_stage_and_is_t
         ("modernbert-zero3-hollow", "modernbert-zero3"),
         ("two-zero3-resumed-hollow", "two-zero3"),
         ("two-zero2-resumed-hollow", "two-zero2"),
-        *((f"two-zero{zero}-own", f"two-zero{zero}") for zero in (1, 2, 3)),
+        *((f"two-zero{zero}-own", f"two-zero{zero}") for zero in STAGES),
         *((f"two-zero{zero}-buckets", f"two-zero{zero}") for zero in (1, 2, 3)),
     ],
 )
@@ -266,6 +278,13 @@ def test_under_zero_3_a_worker_holds_no_more_than_its_part_of_each_weight_and_on
     assert facts(runs, name)["held"] == [sum(parts[:place]) + size for place, size in enumerate(sizes)]
 
 
+@pytest.mark.parametrize(
+    ("name", "common"), [("two", True), ("bert-zero0", True), ("two-messages", False), ("one", False)]
+)
+def test_two_workers_of_a_machine_have_their_weights_in_common(runs: Path, name: str, common: bool) -> None:
+    assert facts(runs, name)["common"] is common
+
+
 @pytest.mark.parametrize("name", ["two-zero1", "two-zero2", "two-zero3", "modernbert-zero3", "two-zero2-resumed"])
 def test_the_optimiser_s_weights_are_the_model_s_own(runs: Path, name: str) -> None:
     assert facts(runs, name)["copies"] == 0
@@ -283,6 +302,7 @@ def test_bf16_products_stay_close_to_fp32_while_the_weights_start_unrounded(runs
     ("one", "other"),
     [
         ("one-weighted", "two-weighted"),
+        ("one-weighted", "two-zero0-weighted"),
         ("one-isolated", "two-isolated-zero0"),
         ("one-isolated", "two-isolated-zero3"),
         ("one-isolated-modernbert", "two-isolated-modernbert"),
