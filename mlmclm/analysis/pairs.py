@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,7 @@ def compare(
     metric: str,
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
+    observer: Callable[[int], None] = lambda _: None,
 ) -> Pair:
     """Compares two sides; the same cells give the same numbers.
 
@@ -69,6 +70,7 @@ def compare(
         metric: a score of theirs.
         confidence: of the interval, in (0, 1).
         resamples: of the bootstrap, and of the permutations where there are more.
+        observer: gets how many have just been computed, of at most twice `resamples`.
 
     Raises:
         UserError: the cells were not tested on the same examples, or have no such score.
@@ -85,6 +87,7 @@ def compare(
     def resampled(chosen: Array, axis: int) -> Array:
         """[R, rows], numbers of examples -> [R], the difference on them."""
         weights = counts(chosen.astype(np.int64), rows)
+        observer(len(weights))
         return one(weights) - other(weights)
 
     batch = max(1, BATCH_VALUES // (2 * rows))
@@ -113,7 +116,7 @@ def compare(
         confidence=confidence,
         p=mcnemar(*discordant)
         if discordant
-        else permuted(mean_over_seeds(metric, joined, classes), rows, resamples, batch),
+        else permuted(mean_over_seeds(metric, joined, classes), rows, resamples, batch, observer),
         test="mcnemar" if discordant else "permutation",
         only_first=only_first,
         only_second=only_second,
@@ -150,7 +153,9 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return float(stats.binomtest(only_first, total, 0.5).pvalue) if total else 1.0
 
 
-def permuted(score: Measure, rows: int, resamples: int, batch: int) -> float:
+def permuted(
+    score: Measure, rows: int, resamples: int, batch: int, observer: Callable[[int], None] = lambda _: None
+) -> float:
     """The two-sided p value of the permutation test: over all 2^rows exchanges where that is no more than `resamples`, else
     (1 + as extreme ones) / (1 + resamples).
 
@@ -176,6 +181,7 @@ def permuted(score: Measure, rows: int, resamples: int, batch: int) -> float:
             exchanged = np.arange(start, start + count)[:, None] >> np.arange(rows) & 1
         else:
             exchanged = generator.integers(0, 2, (count, rows), dtype=np.int8)
+        observer(count)
         extreme += int((abs(differences(exchanged.astype(np.float64))) >= observed - TIE).sum())
     return extreme / total if exact else (1 + extreme) / (1 + total)
 

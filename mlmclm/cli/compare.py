@@ -59,7 +59,9 @@ def compare(
 
     Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study examples/quickstart.yaml --task pydocs-kind
     """
+    from mlmclm.analysis.pairs import RESAMPLES
     from mlmclm.analysis.pairs import compare as paired
+    from mlmclm.progress import Bar
     from mlmclm.sweeps.ledger import Ledger
 
     place = options.place(store, data, task_dir)
@@ -71,11 +73,15 @@ def compare(
     else:
         sides, left_out = _of_cells(first, second, metric, ledger), {}
     rows: list[dict[str, Any]] = []
-    for name, (main, ones, others) in sides.items():
-        rates = {
-            f"{side}_rate": cells[0].result["learning_rate"] for side, cells in (("first", ones), ("second", others))
-        }
-        rows.append({"task": name, **asdict(paired(ones, others, metric=metric or main)), **rates})
+    with Bar("comparing", 2 * RESAMPLES * len(sides), unit="resamples") as bar:
+        for number, (name, (main, ones, others)) in enumerate(sides.items(), 1):
+            rates = {
+                f"{side}_rate": cells[0].result["learning_rate"]
+                for side, cells in (("first", ones), ("second", others))
+            }
+            pair = paired(ones, others, metric=metric or main, observer=lambda count: bar.update(bar.done + count))
+            bar.update(2 * RESAMPLES * number)  # McNemar's test takes none
+            rows.append({"task": name, **asdict(pair), **rates})
     if as_json:
         print_json({"first": first, "second": second, "tasks": rows, "left_out": left_out})
     else:
