@@ -124,14 +124,14 @@ def effective_stage(recipe: Recipe, world: int) -> int:
     return recipe.zero_stage if world > 1 or "zero_optimization" in recipe.deepspeed else 0
 
 
-def deepspeed_config(recipe: Recipe, world: int, parameters: int) -> dict[str, Any]:
+def deepspeed_config(recipe: Recipe, world: int, stage: int, parameters: int) -> dict[str, Any]:
     """DeepSpeed's configuration for a recipe on `world` workers, with the recipe's own `deepspeed` block in it.
 
     Args:
+        stage: DeepSpeed's part of ZeRO.
         parameters: how many the model has.
     """
     share = recipe.batch // world
-    stage = effective_stage(recipe, world)
     micro = recipe.micro_batch or share
     bucket = min(max(parameters // BUCKETS, SMALLEST_BUCKET), parameters, LARGEST_BUCKET)
     bucket = -(-bucket // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
@@ -214,12 +214,17 @@ class Engine:
         self.world = distributed.get_world_size()
         self.rank = distributed.get_rank()
         self.stage = effective_stage(recipe, self.world)
-        self.sums_itself = self.stage == 0 and distributed.get_backend() == "gloo"
-        self.host = Host.create() if self.sums_itself and self.world > 1 else None
-        if distributed.get_backend() == "gloo":
+        on_cpu = distributed.get_backend() == "gloo"
+        in_common = on_cpu and self.world > 1 and self.stage <= 1 and "zero_optimization" not in recipe.deepspeed
+        self.host = Host.create() if in_common else None
+        if self.host is not None:
+            self.stage = 0  # of DeepSpeed: what its stage 1 divides, the host divides
+        self.sums_itself = self.stage == 0 and on_cpu
+        if on_cpu:
             stage_1_and_2.all_gather_dp_groups = _send_partitions
         self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
-        config = deepspeed_config(recipe, self.world, sum(parameter.numel() for parameter in model.parameters()))
+        count = sum(parameter.numel() for parameter in model.parameters())
+        config = deepspeed_config(recipe, self.world, self.stage, count)
         deepspeed.init_distributed(distributed.get_backend(), dist_init_required=False)
         if state is not None:
             load_weights(model.model, state.weights, partial(_divide, config=config) if self.stage == 3 else None)

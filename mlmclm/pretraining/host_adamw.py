@@ -1,4 +1,4 @@
-"""AdamW over weights and moments that the workers of one machine have in common (ZeRO 0 on a CPU).
+"""AdamW over weights and moments that the workers of one machine have in common (ZeRO 0 and 1 on CPUs).
 
 Each worker updates what it owns, by the gradients that it has summed: no weight, moment or gradient is sent or updated twice, and the
 machine holds weights and moments once.

@@ -99,7 +99,8 @@ class Recipe(Frozen):
     micro_batch: int | None = Field(None, ge=1)
     """Sequences a worker computes at once; None is its whole share of the batch."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed's ZeRO: what is partitioned over workers (1 optimiser state, 2 and gradients, 3 and weights)."""
+    """DeepSpeed's ZeRO: what is partitioned over workers (1 optimiser state, 2 and gradients, 3 and weights). On the CPUs of one
+    machine 0 and 1 are the same: workers have weights and moments in common, and each updates a part."""
     activation_checkpointing: bool = False
     """Less memory for more time: a layer's activations are computed again in the backward pass."""
     compile: bool = False
