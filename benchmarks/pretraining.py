@@ -2,11 +2,10 @@
 
 One model (8 layers x 512, vocabulary 32,768), 16 blocks of 512 tokens a step, bf16 autocast, two cores. Four ways to train it, each
 in processes of its own, one after the other: Trainer with two threads; a bare loop of this project's model in one one-thread
-process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch, under
-ZeRO 0 (one copy of weights and moments for both, of which each updates a part: the fastest) and ZeRO 1.
+process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch (ZeRO 1,
+which on one machine's CPUs divides in common memory).
 Tokens a second are medians over steps after the first ones. Tokens are random: speed does not depend on them. All ways are run once, then
 all again, ROUNDS times: the speed of a shared machine drifts, so what is compared is compared within a round, and medians are reported.
-ZeRO 1, which no ratio is taken of, is run in the first round only.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ STEPS = 8
 STAGE_STEPS = 20
 """Of a Ray Train run; the last ten count."""
 ROUNDS = 3
-WAYS = ("trainer", "bare", "one", "two", "zero1")
+WAYS = ("trainer", "bare", "one", "two")
 
 
 def corpus(folder: Path, length: int = LENGTH) -> PreparedCorpus:
@@ -170,7 +169,7 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
     return sorted(((kind, part / whole) for kind, part in times.items()), key=lambda item: -item[1])
 
 
-def stage(folder: Path, objective: str, workers: int, zero: int = 0) -> tuple[float, float]:
+def stage(folder: Path, objective: str, workers: int) -> tuple[float, float]:
     """Tokens a second of a Ray Train and DeepSpeed run, and the share of a step spent waiting for data."""
     from mlmclm.pretraining.launch import prepare_environment, run_stage
     from mlmclm.service.ray_cluster import ray_session
@@ -178,7 +177,7 @@ def stage(folder: Path, objective: str, workers: int, zero: int = 0) -> tuple[fl
     prepared = corpus(folder)
     recipe = Recipe(
         block_length=LENGTH, batch=BATCH // 2 * workers, peak_learning_rate=1e-4, warmup_steps=2, decay_steps=2,
-        workers=workers, zero_stage=zero, checkpoint_every=10**6, evaluate_every=10**6, evaluation_blocks=2, max_failures=0,
+        workers=workers, checkpoint_every=10**6, evaluate_every=10**6, evaluation_blocks=2, max_failures=0,
     )  # fmt: skip
     mark = fingerprint(recipe, prepared.key, VOCABULARY)
     plan = make_plan([parse(f"{SIZE}-{objective}-{STAGE_STEPS}")], recipe)
@@ -200,7 +199,7 @@ def measure(objective: str) -> tuple[dict[str, list[list[float]]], float]:
     peak = 0.0
     for number in range(ROUNDS):
         peak = max(peak, matrix_peak())
-        for way in WAYS if number == 0 else WAYS[:-1]:
+        for way in WAYS:
             found[way].append(run_apart(way, objective))
             print(f"{objective} {way}: {found[way][-1][0]:,.0f} tokens/s (round {number + 1} of {ROUNDS})", flush=True)
     return found, peak
@@ -213,8 +212,6 @@ def ratios(speeds: dict[str, list[float]], way: str, other: str) -> list[float]:
 
 def spread(values: list[float], form: str) -> str:
     """The median, and in brackets the least and the most of several."""
-    if len(values) == 1:
-        return f"{values[0]:{form}}"
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
@@ -240,9 +237,9 @@ def main() -> None:
         f"Model: 8 layers x 512, vocabulary {VOCABULARY:,}, {BATCH} x {LENGTH} tokens a step, bf16 autocast. Tokens a second, medians of",
         f"{ROUNDS} rounds (least to most), ratios taken within a round:",
         "",
-        "| objective | Trainer, 2 threads | bare loop, 1 thread | Ray + DeepSpeed, 1 worker | 2 workers | 2, ZeRO 1 | over Trainer "
+        "| objective | Trainer, 2 threads | bare loop, 1 thread | Ray + DeepSpeed, 1 worker | 2 workers | over Trainer "
         "| Ray + DeepSpeed cost | 2 over 1 | data wait | share of peak |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for objective, (found, _) in measured.items():
         speeds = {way: [entry[0] for entry in found[way]] for way in WAYS}
@@ -287,8 +284,8 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
             way, objective = sys.argv[1:]
-            if way in ("one", "two", "zero1"):
-                answer = list(stage(Path(place), objective, 1 if way == "one" else 2, 1 if way == "zero1" else 0))
+            if way in ("one", "two"):
+                answer = list(stage(Path(place), objective, 1 if way == "one" else 2))
             elif way == "profile":
                 answer = profile(Path(place), objective)
             else:
