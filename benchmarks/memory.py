@@ -86,6 +86,7 @@ def main() -> None:
         f"its {STEPS} steps alone. The checkpoint at the end is in neither: rank 0 then holds weights and moments whole (12 bytes a parameter).",
         "A CPU worker keeps what it has freed, and allocates beside it where the holes don't fit: both peaks have that in them, ZeRO 3's",
         "most, which gathers and frees each weight twice a step. Weights in bf16, which the forward pass keeps for the backward pass, are too.",
+        "ZeRO 0 and 1 are the same on one machine's CPUs: workers have weights and moments in common, and of the moments each touches its half.",
         "",
         "| ZeRO | formula, GiB | whole run, GiB | / formula | last steps, GiB | / formula |",
         "|---|---|---|---|---|---|",
