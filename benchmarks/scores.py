@@ -1,10 +1,12 @@
-"""Scores of small models on all local tasks:  python -m benchmarks.scores --data FOLDER [--size 2m] [--steps 2048]
+"""Scores of small models on all local tasks:  python -m benchmarks.scores [--data FOLDER] [--size 2m] [--steps 2048]
+
+Without --data these are the generated pydocs tasks, with the models and the grid of `make quickstart` but five seeds. With it:
 
 CLM, MLM at 40 %, CLM followed by MLM, and the same model untrained, on every task of FOLDER (rte, qqp_20k, sick with both its labels, sst2,
 conll2003, squad_4k, squad_v2, reqa_squad, and the corpus enwiki2015, as Parquet): the best learning rate of three, five seeds, fine-tuning of
 100 to 200 steps. Beside them stands what chance scores on the same test rows. It asks whether scores are sane, not how good a model can be.
 
-It is one `mlmclm study`, so that it goes on where it was stopped; store, report and MLflow runs lie in --store. Its table is a section of
+Each is one `mlmclm study`, so that it goes on where it was stopped; store, report and MLflow runs lie in --store. Its table is a section of
 RESULTS.md. Of SQuAD v2 FOLDER has the official development set only, which is cut by article: the first 25 are the training set, the others the
 test set of a task of this benchmark's own, `squad_v2_dev`.
 """
@@ -47,6 +49,9 @@ SPACE: dict[str, Any] = {
     },
 }  # fmt: skip
 TRAIN_ARTICLES = 25
+ROOT = Path(__file__).resolve().parents[1]
+QUICKSTART = ("1m", 1000)
+"""Size and steps of the models of examples/quickstart.yaml."""
 SQUAD_V2_DEV = {
     "name": "squad_v2_dev",
     "family": "question-answering",
@@ -111,17 +116,30 @@ def lay_out(data: Path, store: Path, size: str, steps: int, space: dict[str, Any
     return store / "scores.yaml"
 
 
-def chance(store: Path, size: str, steps: int) -> dict[str, tuple[float, str]]:
-    """What is scored on the test rows of each task without a model, and how."""
+def lay_out_quickstart(store: Path) -> Path:
+    """Space and study file of the quickstart with this benchmark's seeds in the store; the study file."""
+    space = yaml.safe_load((ROOT / "tune_spaces" / "quickstart.yaml").read_text(encoding="utf-8"))
+    study = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text(encoding="utf-8"))
+    study |= {"name": "scores", "space": str(store / "space.yaml")}
+    for folder in ("data", "tasks"):
+        (store / folder).mkdir(parents=True, exist_ok=True)
+    for file, content in (("space", space | {"seeds": list(SEEDS)}), ("scores", study)):
+        (store / f"{file}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return store / "scores.yaml"
+
+
+def chance(store: Path, model: str) -> dict[str, tuple[float, str]]:
+    """What is scored on the test rows of each task without a model, and how.
+
+    Args:
+        model: one of the study's, whose tokenizer cuts texts as all do.
+    """
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepare import prepare_task
     from mlmclm.tasks.registry import find_tasks
 
     space = Space.model_validate(yaml.safe_load((store / "space.yaml").read_text(encoding="utf-8")))
-    tasks, tokenizer = (
-        find_tasks([store / "tasks"]),
-        store / "studies" / "scores" / "models" / models(size, steps)["CLM"],
-    )
+    tasks, tokenizer = find_tasks([store / "tasks"]), store / "studies" / "scores" / "models" / model
     found = {}
     for name in space.tasks:
         task = tasks[name]
@@ -197,7 +215,7 @@ def reading(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: 
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="Folder with the data sets.")],
+    data: Annotated[Path | None, typer.Option(help="Folder with the data sets; the pydocs tasks need none.")] = None,
     size: Annotated[str, typer.Option(help="A size of mlmclm.")] = "2m",
     steps: Annotated[int, typer.Option(help="Of pretraining, a multiple of 4; a step is 4,096 tokens.")] = 2048,
     trial: Annotated[bool, typer.Option("--trial", help="A few steps and rows, to try the command out.")] = False,
@@ -215,7 +233,15 @@ def main(
             "protocol": {**SPACE["protocol"], **few},
         }
     store = store.resolve()
-    file = lay_out(data, store, size, steps, space)
+    if data is None:
+        if trial or (size, steps) != ("2m", 2048):
+            raise typer.BadParameter(
+                "--size, --steps and --trial are for --data; the pydocs tasks have the quickstart's models."
+            )
+        size, steps = QUICKSTART
+        file = lay_out_quickstart(store)
+    else:
+        file = lay_out(data, store, size, steps, space)
     subprocess.run(
         [
             sys.executable, "-m", "mlmclm", "study", str(file), "--data", str(store / "data"), "--task-dir", str(store / "tasks"),
@@ -224,9 +250,20 @@ def main(
         check=True,
     )  # fmt: skip
     best = pd.read_csv(store / "studies" / "scores" / "best.csv").set_index(["model", "task"])
-    table = report(best, chance(store, size, steps), models(size, steps))
+    names = models(size, steps)
+    table = report(best, chance(store, names["CLM"]), names)
     if trial:
         print("\n".join(table))
+        return
+    if data is None:
+        lines = [
+            f"Command: `python -m benchmarks.scores`. Machine: {machine()}.",
+            "The models of `make quickstart` (1m, 1,000 steps, 4.1 M tokens of documentation) and its grid, but five seeds. Test scores at the",
+            "learning rate that is best on validation, mean over seeds with its 95 % interval. *Chance* is scored on the same rows without a model.",
+            "",
+            *table,
+        ]
+        write_section("Scores on the pydocs tasks", lines)
         return
     rates, taken = ", ".join(f"{rate:g}" for rate in RATES), [each["max_steps"] for each in SPACE["per_task"].values()]
     lines = [
