@@ -121,14 +121,13 @@ def lay_out_quickstart(store: Path) -> Path:
     space = yaml.safe_load((ROOT / "tune_spaces" / "quickstart.yaml").read_text(encoding="utf-8"))
     study = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text(encoding="utf-8"))
     study |= {"name": "scores", "space": str(store / "space.yaml")}
-    for folder in ("data", "tasks"):
-        (store / folder).mkdir(parents=True, exist_ok=True)
+    store.mkdir(parents=True, exist_ok=True)
     for file, content in (("space", space | {"seeds": list(SEEDS)}), ("scores", study)):
         (store / f"{file}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return store / "scores.yaml"
 
 
-def chance(store: Path, model: str) -> dict[str, tuple[float, str]]:
+def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) -> dict[str, tuple[float, str]]:
     """What is scored on the test rows of each task without a model, and how.
 
     Args:
@@ -139,11 +138,11 @@ def chance(store: Path, model: str) -> dict[str, tuple[float, str]]:
     from mlmclm.tasks.registry import find_tasks
 
     space = Space.model_validate(yaml.safe_load((store / "space.yaml").read_text(encoding="utf-8")))
-    tasks, tokenizer = find_tasks([store / "tasks"]), store / "studies" / "scores" / "models" / model
+    tasks, tokenizer = find_tasks(task_dirs), store / "studies" / "scores" / "models" / model
     found = {}
     for name in space.tasks:
         task = tasks[name]
-        prepared = prepare_task(task, tokenizer, space.protocol_for(name), store, store / "data")
+        prepared = prepare_task(task, tokenizer, space.protocol_for(name), store, data)
         if task.family == "sequence-classification":
             train, test = (prepared.table(split)["label"].to_numpy() for split in ("train", "test"))
             found[name] = float((test == np.bincount(train).argmax()).mean()), "the most frequent class"
@@ -233,6 +232,7 @@ def main(
             "protocol": {**SPACE["protocol"], **few},
         }
     store = store.resolve()
+    places: list[str] = []
     if data is None:
         if trial or (size, steps) != ("2m", 2048):
             raise typer.BadParameter(
@@ -242,16 +242,15 @@ def main(
         file = lay_out_quickstart(store)
     else:
         file = lay_out(data, store, size, steps, space)
-    subprocess.run(
-        [
-            sys.executable, "-m", "mlmclm", "study", str(file), "--data", str(store / "data"), "--task-dir", str(store / "tasks"),
-            "--store", str(store),
-        ],
-        check=True,
-    )  # fmt: skip
+        places = ["--data", str(store / "data"), "--task-dir", str(store / "tasks")]
+    subprocess.run([sys.executable, "-m", "mlmclm", "study", str(file), *places, "--store", str(store)], check=True)
     best = pd.read_csv(store / "studies" / "scores" / "best.csv").set_index(["model", "task"])
     names = models(size, steps)
-    table = report(best, chance(store, names["CLM"]), names)
+    table = report(
+        best,
+        chance(store, names["CLM"], [store / "tasks"] if places else [], store / "data" if places else None),
+        names,
+    )
     if trial:
         print("\n".join(table))
         return
