@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import numpy as np
 from mlmclm.corpora.blocks import Blocks, Shard, token_type
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Source, open_source
+from mlmclm.corpora.filling import check_fit, fill
 from mlmclm.corpora.packing import Record, ShardWriter, record_file
 from mlmclm.corpora.selection import head, held_out, sample
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
-from mlmclm.corpora.streams import MORE, Stream, streams
-from mlmclm.corpora.tokenising import Encoded, Encoder, Vocabulary, local_encoder, plain
+from mlmclm.corpora.tokenising import Encoder, Vocabulary, local_encoder, plain
 from mlmclm.corpora.tokenizer import (
     TRAINING_CHARACTERS,
     check_ids,
@@ -34,8 +34,6 @@ from mlmclm.files import in_turn, read_json, stable_hash, write_json
 CORPUS_VERSION = 1
 """Part of every key: raise it when the blocks of the same text change."""
 
-_CHARACTERS_A_TOKEN = 8
-"""Text set aside for each token wanted; English needs about 4, and what falls short is read again with more."""
 _ELSEWHERE = "shelf.json"
 """In a corpus's folder in the store: where its shards are, if not there."""
 
@@ -381,10 +379,10 @@ def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
         }
         for writer in writers.values():
             stack.enter_context(writer)
-        _fill(writers, corpus, place.source, encoder, report)
+        fill(writers, corpus, place.source, encoder, report)
         for writer in writers.values():
             _check_size(writer, corpus, place)
-            _check_fit(writer, corpus)
+            check_fit(writer, corpus)
         for writer in writers.values():
             writer.finish()
     return {
@@ -444,7 +442,7 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
                 max_blocks=sum(known.shard.blocks for known in records[: number + 1]),
                 finished=records[:number],
             ) as writer:
-                _fill({part: writer}, corpus, place.source, encoder, lambda *_, title=title: report(title, 0, None))
+                fill({part: writer}, corpus, place.source, encoder, lambda *_, title=title: report(title, 0, None))
                 writer.finish()
             shelf.remove(record_file(part, number))
             if writer.records[number:] != [record]:
@@ -453,79 +451,6 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
                     f"{shelf.where(file)}: it was lost ({damaged[file]}), and the source's text is no longer what it was made from. Delete "
                     f"{shelf.where('')} to have the corpus prepared anew."
                 )
-
-
-def _fill(
-    writers: Mapping[str, ShardWriter], corpus: CorpusConfig, source: Source, encoder: Encoder, report: Progress
-) -> None:
-    """Tokenises and packs documents until all writers are full or there are no more documents."""
-    characters_a_token: float = _CHARACTERS_A_TOKEN
-    wanted = set(writers)
-    while wanted:
-        short: set[str] = set()
-        for stream in streams(corpus, source, characters_a_token):
-            own = {part: writers[part] for part in stream.parts if part in wanted}
-            if not all(writer.full for writer in own.values()):
-                short |= _run(stream, own, corpus, encoder, report)
-        wanted = {part for part in short if not writers[part].full}
-        characters_a_token *= 2  # the same documents again, which are passed over, and then others
-
-
-def _run(
-    stream: Stream, writers: Mapping[str, ShardWriter], corpus: CorpusConfig, encoder: Encoder, report: Progress
-) -> set[str]:
-    """Packs one stream; returns the parts of which it left documents out."""
-    short: set[str] = set()
-    shown = writers.get(TRAIN)
-    with closing(encoder(stream, {part: writer.next for part, writer in writers.items()})) as answers:
-        for encoded in answers:
-            ended = _add(encoded, writers, short)
-            for writer in writers.values():
-                if writer.records:
-                    _check_fit(writer, corpus)
-            if shown is not None:
-                report("tokenising", shown.tokens, corpus.max_tokens)
-            else:
-                report("tokenising for validation", writers[VALIDATION].tokens, corpus.max_validation_tokens)
-            if ended:
-                break
-    return short
-
-
-def _add(encoded: Encoded, writers: Mapping[str, ShardWriter], short: set[str]) -> bool:
-    """Packs a batch of a stream; returns whether no more of the stream is wanted, and adds to `short` what it left out.
-
-    A stream of both parts ends with the first training document that is not wanted: the validation part's limit is an
-    upper bound only.
-    """
-    for place, training, tokens, size, unknown in encoded.documents():
-        part = TRAIN if training else VALIDATION
-        if place.number == MORE:
-            short.add(part)
-        elif not writers[part].full:
-            writers[part].add(place, tokens, size=size, unknown=unknown)
-        elif training:
-            return True
-    return all(writer.full for writer in writers.values())
-
-
-def _check_fit(writer: ShardWriter, corpus: CorpusConfig) -> None:
-    """Raises UserError where the tokenizer knows too little of the text."""
-    counts = writer.counts
-    for share, of, what in (
-        (
-            counts.unknown / max(1, counts.encoded_tokens),
-            f"{counts.encoded_tokens:,} tokens",
-            "stand for text that it doesn't know",
-        ),
-        (counts.empty / max(1, counts.documents), f"{counts.documents:,} documents", "have not a single token"),
-    ):
-        if share > corpus.max_unknown:
-            raise UserError(
-                f"the tokenizer doesn't fit the text of corpus source {corpus.source!r}: {share:.1%} of the first {of} of the {writer.part} part {what}, "
-                f"more than corpus.max_unknown ({corpus.max_unknown:.0%}). Choose a tokenizer for this language and script, or train one "
-                "(tokenizer.train_vocab_size)."
-            )
 
 
 def _check_size(writer: ShardWriter, corpus: CorpusConfig, place: _Place) -> None:

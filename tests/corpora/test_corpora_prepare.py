@@ -22,7 +22,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from mlmclm.corpora import prepare, pydocs, tokenising
+from mlmclm.corpora import filling, prepare, pydocs, tokenising
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare import PreparedCorpus, describe, find_corpus, open_corpus, prepare_corpus, verify
 from mlmclm.corpora.selection import held_out, sample
@@ -111,7 +111,7 @@ def test_a_limited_corpus_holds_the_documents_with_the_smallest_hashes(
 def test_max_tokens_is_reached_even_if_tokens_are_longer_than_expected(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "_CHARACTERS_A_TOKEN", 0.1)
+    monkeypatch.setattr(filling, "CHARACTERS_A_TOKEN", 0.1)
     prepared = build(lines, tmp_path, max_tokens=5000)
     assert prepared.tokens == 5000 // 16 * 16
     monkeypatch.undo()
@@ -359,7 +359,7 @@ def test_a_preparation_that_ends_early_again_and_again_gives_the_same_files(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], characters: float
 ) -> None:
     monkeypatch.setattr(tokenising, "BATCH_CHARACTERS", 2000)
-    monkeypatch.setattr(prepare, "_CHARACTERS_A_TOKEN", characters)
+    monkeypatch.setattr(filling, "CHARACTERS_A_TOKEN", characters)
     once = build(lines, tmp_path / "once", shard_mib=SMALL, **options)
     config = CorpusConfig(source=str(lines), validation_fraction=0.1, shard_mib=SMALL, **options)
     folder = tmp_path / "often" / "corpora" / once.key
