@@ -1,4 +1,4 @@
-"""Reading a task's data: a local folder, the Hugging Face Hub, or generated ones, into canonical columns.
+"""A task's data, wherever they are read from (`tasks.reading`), checked and in canonical columns.
 
 Canonical columns are: sequence classification text, text_pair (null without one), label int, regression label float; token classification
 tokens list<str>, tags list<int>; question answering id, question, context, answers {text list<str>, answer_start
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +18,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet
 import torch
 
-from mlmclm.errors import EnvironmentFault, UserError, unknown
-from mlmclm.files import canonical_json, read_json
+from mlmclm.errors import UserError, unknown
+from mlmclm.files import canonical_json
 from mlmclm.tasks.check import check_labels_seen, check_retrieval, check_table
 from mlmclm.tasks.declaration import COLUMNS, Judged, Part, Task
-
-SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+from mlmclm.tasks.reading import Raw, reader
 
 
 @dataclass(frozen=True)
@@ -55,19 +50,6 @@ class TaskData:
     """Hex; changes with anything here that can change a score, and with nothing else."""
 
 
-@dataclass(frozen=True)
-class _Raw:
-    """A table as the source has it."""
-
-    table: pa.Table
-    where: str
-    """File or Hub split, for messages."""
-    label_names: dict[str, tuple[str, ...]]
-    """Class names by column, where the source carries them."""
-    columns: dict[str, str]
-    """Canonical name -> the source's name, where it isn't the task's."""
-
-
 def load_task(
     task: Task,
     *,
@@ -85,7 +67,7 @@ def load_task(
             their tokens, an answer that isn't in its context, judgements of unknown documents, a damaged file.
         EnvironmentFault: the Hub can't be reached.
     """
-    read = _reader(task, store, data_root, progress)
+    read = reader(task, store, data_root, progress)
     source = task.splits.train
     raw = _pairs(task, source, read) if isinstance(source, Judged) else read(source)
     names = _label_names(task, raw)
@@ -105,123 +87,7 @@ def load_task(
     return TaskData(task, train, validation, test, names, _fingerprint(task, names, train, validation, test))
 
 
-def _reader(
-    task: Task, store: Path, data_root: Path | None, progress: Callable[[str, int, int | None], None] | None
-) -> Callable[[str | Part], _Raw]:
-    """How one split of this task is read."""
-    if task.source == "pydocs":
-        from mlmclm.tasks.pydocs import build_pydocs_task
-
-        generated = build_pydocs_task(task.name, store, progress=progress)
-        return lambda split: _read_local(task, generated, split)
-    folder = data_root / task.folder if data_root is not None and task.folder else None
-    if folder is not None and folder.is_dir():
-        return lambda split: _read_local(task, folder, split)
-    if task.source == "local":
-        missing = f"there is no folder {folder}" if folder else "no folder of data sets is given"
-        raise UserError(
-            f"task {task.name}: {missing}. The data set isn't on the Hub: "
-            f"give --data the folder that holds {task.folder}/."
-        )
-    return lambda split: _read_hub(task, split, folder)
-
-
-def _read_local(task: Task, folder: Path, part: str | Part) -> _Raw:
-    """One file of a folder."""
-    split = part if isinstance(part, str) else part.file or part.split
-    file = next((folder / f"{split}{suffix}" for suffix in SUFFIXES if (folder / f"{split}{suffix}").is_file()), None)
-    if file is None:
-        there = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
-        raise UserError(
-            f"task {task.name}: {folder} has no split {split!r} ({split}.parquet, .jsonl, .json or .csv); "
-            f"there are: {', '.join(there) or '(no data files)'}."
-        )
-    try:
-        if file.suffix == ".parquet":
-            table = pyarrow.parquet.read_table(file)
-        elif file.suffix == ".csv":
-            table = _read_csv(file)
-        else:
-            table = pyarrow.json.read_json(file)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(
-            f"task {task.name}: {file} cannot be read; is it cut short? ({' '.join(str(error).split())})"
-        ) from error
-    names = _names_in(table.schema.metadata)
-    if (folder / "meta.json").is_file():
-        generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
-        names |= {"label": generated, "tags": generated}
-    return _Raw(table.replace_schema_metadata(None), str(file), names, _own_columns(part))
-
-
-def _read_csv(file: Path) -> pa.Table:
-    """A CSV file; pyarrow takes the end of a file for the end of a quoted field too."""
-    content = file.read_bytes()
-    last = content[content.rfind(b"\n") + 1 :]
-    if last.count(b'"') % 2:
-        raise pa.ArrowInvalid("a quoted field of the last line has no end")
-    return pyarrow.csv.read_csv(pa.BufferReader(content))
-
-
-def _own_columns(part: str | Part) -> dict[str, str]:
-    return {} if isinstance(part, str) else part.columns
-
-
-def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
-    """Class names by column from the `huggingface` metadata that `datasets` writes into Parquet."""
-    try:
-        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    except (KeyError, TypeError, ValueError):
-        return {}
-    found = {}
-    for column, feature in features.items():
-        while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
-            feature = feature["feature"]
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
-            found[column] = tuple(feature["names"])
-    return found
-
-
-def _read_hub(task: Task, part: str | Part, folder: Path | None) -> _Raw:
-    """One split of a data set of the Hub, without running its code."""
-    import datasets
-
-    source, config_name, revision, split = task.source, task.config_name, task.revision, part
-    data_dir = task.data_dir
-    if isinstance(part, Part):
-        split = part.split
-        config_name = part.config_name or (None if part.source else config_name)
-        revision = part.revision or (None if part.source else revision)
-        data_dir = None if part.source else data_dir
-        source = part.source or source
-    where = "/".join(name for name in (source, config_name, data_dir) if name)
-    tried = f" There is no folder {folder} either." if folder else " A local folder can stand in for it: see --data."
-    try:
-        data = datasets.load_dataset(source, config_name, split=split, revision=revision, data_dir=data_dir)
-    except (ConnectionError, OSError) as error:
-        if isinstance(error, datasets.exceptions.DatasetNotFoundError):
-            raise UserError(f"task {task.name}: the Hub has no data set {where}, or it isn't public.{tried}") from error
-        raise EnvironmentFault(
-            f"task {task.name}: the data set {where} cannot be reached "
-            f"({type(error).__name__}: {_first_line(error)}).{tried}"
-        ) from error
-    except (ValueError, RuntimeError) as error:
-        raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
-    table = data.with_format("arrow")[:]
-    names = {}
-    for column, feature in data.features.items():
-        while hasattr(feature, "feature"):
-            feature = feature.feature
-        if isinstance(feature, datasets.ClassLabel):
-            names[column] = tuple(feature.names)
-    return _Raw(table.replace_schema_metadata(None), f"{where} split {split}", names, _own_columns(part))
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")[:300]
-
-
-def _column(task: Task, split: str, raw: _Raw, canonical: str) -> pa.ChunkedArray:
+def _column(task: Task, split: str, raw: Raw, canonical: str) -> pa.ChunkedArray:
     """A source column.
 
     Raises:
@@ -243,7 +109,7 @@ def _column(task: Task, split: str, raw: _Raw, canonical: str) -> pa.ChunkedArra
     return raw.table[wanted]
 
 
-def _label_names(task: Task, raw: _Raw) -> tuple[str, ...]:
+def _label_names(task: Task, raw: Raw) -> tuple[str, ...]:
     """Names of classes or tags: declared, carried by the data, or found as strings in the training split."""
     canonical = {"sequence-classification": "label", "token-classification": "tags"}.get(task.family)
     if canonical is None:
@@ -295,7 +161,7 @@ def _numbered(
         ) from error
 
 
-def _typed(task: Task, split: str, raw: _Raw, canonical: str, kind: pa.DataType) -> pa.Array:
+def _typed(task: Task, split: str, raw: Raw, canonical: str, kind: pa.DataType) -> pa.Array:
     """A source column cast to the canonical type."""
     column = _column(task, split, raw, canonical)
     if kind == pa.string() and not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
@@ -318,7 +184,7 @@ def _typed(task: Task, split: str, raw: _Raw, canonical: str, kind: pa.DataType)
 ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
 
 
-def _canonical(task: Task, split: str, raw: _Raw, names: tuple[str, ...]) -> pa.Table:
+def _canonical(task: Task, split: str, raw: Raw, names: tuple[str, ...]) -> pa.Table:
     """The canonical table of a split, checked."""
     columns: dict[str, Any] = {}
     for canonical in COLUMNS[task.family]:
@@ -340,7 +206,7 @@ def _canonical(task: Task, split: str, raw: _Raw, names: tuple[str, ...]) -> pa.
     return table
 
 
-def _answers(task: Task, split: str, raw: _Raw) -> pa.Array:
+def _answers(task: Task, split: str, raw: Raw) -> pa.Array:
     """The answers column, whose fields may come in any order; of texts alone each is at its first occurrence in the context."""
     column = _column(task, split, raw, "answers").combine_chunks()
     if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
@@ -366,7 +232,7 @@ def _evaluation(
     task: Task,
     split: str,
     source: str | Part | Judged | None,
-    read: Callable[[str | Part], _Raw],
+    read: Callable[[str | Part], Raw],
     names: tuple[str, ...],
 ) -> Any:
     """A split's table, or a retrieval evaluation; None where it is to be held out of train."""
@@ -377,7 +243,7 @@ def _evaluation(
     return _judged(task, split, source, read)
 
 
-def _judged(task: Task, split: str, source: Judged, read: Callable[[str | Part], _Raw]) -> RetrievalSet:
+def _judged(task: Task, split: str, source: Judged, read: Callable[[str | Part], Raw]) -> RetrievalSet:
     """Queries, documents and judgements, checked."""
     tables = {}
     for part, columns in (
@@ -402,7 +268,7 @@ def _judged(task: Task, split: str, source: Judged, read: Callable[[str | Part],
     return judged
 
 
-def _pairs(task: Task, source: Judged, read: Callable[[str | Part], _Raw]) -> _Raw:
+def _pairs(task: Task, source: Judged, read: Callable[[str | Part], Raw]) -> Raw:
     """Training pairs of a judged set: a query and each document judged relevant to it, in the judgements' order."""
     judged = _judged(task, "train", source, read)
     relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))
@@ -415,7 +281,7 @@ def _pairs(task: Task, source: Judged, read: Callable[[str | Part], _Raw]) -> _R
             ("positive", "corpus_id", judged.corpus),
         )
     }
-    return _Raw(pa.table(columns), "judged pairs", {}, {})
+    return Raw(pa.table(columns), "judged pairs", {}, {})
 
 
 def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table | RetrievalSet]:

@@ -1,0 +1,148 @@
+"""A split as its source has it: a local folder, the Hugging Face Hub, or generated data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.files import read_json
+from mlmclm.tasks.declaration import Part, Task
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A table as the source has it."""
+
+    table: pa.Table
+    where: str
+    """File or Hub split, for messages."""
+    label_names: dict[str, tuple[str, ...]]
+    """Class names by column, where the source carries them."""
+    columns: dict[str, str]
+    """Canonical name -> the source's name, where it isn't the task's."""
+
+
+def reader(
+    task: Task, store: Path, data_root: Path | None, progress: Callable[[str, int, int | None], None] | None
+) -> Callable[[str | Part], Raw]:
+    """How one split of this task is read."""
+    if task.source == "pydocs":
+        from mlmclm.tasks.pydocs import build_pydocs_task
+
+        generated = build_pydocs_task(task.name, store, progress=progress)
+        return lambda split: _read_local(task, generated, split)
+    folder = data_root / task.folder if data_root is not None and task.folder else None
+    if folder is not None and folder.is_dir():
+        return lambda split: _read_local(task, folder, split)
+    if task.source == "local":
+        missing = f"there is no folder {folder}" if folder else "no folder of data sets is given"
+        raise UserError(
+            f"task {task.name}: {missing}. The data set isn't on the Hub: "
+            f"give --data the folder that holds {task.folder}/."
+        )
+    return lambda split: _read_hub(task, split, folder)
+
+
+def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
+    """One file of a folder."""
+    split = part if isinstance(part, str) else part.file or part.split
+    file = next((folder / f"{split}{suffix}" for suffix in SUFFIXES if (folder / f"{split}{suffix}").is_file()), None)
+    if file is None:
+        there = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
+        raise UserError(
+            f"task {task.name}: {folder} has no split {split!r} ({split}.parquet, .jsonl, .json or .csv); "
+            f"there are: {', '.join(there) or '(no data files)'}."
+        )
+    try:
+        if file.suffix == ".parquet":
+            table = pyarrow.parquet.read_table(file)
+        elif file.suffix == ".csv":
+            table = _read_csv(file)
+        else:
+            table = pyarrow.json.read_json(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"task {task.name}: {file} cannot be read; is it cut short? ({' '.join(str(error).split())})"
+        ) from error
+    names = _names_in(table.schema.metadata)
+    if (folder / "meta.json").is_file():
+        generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
+        names |= {"label": generated, "tags": generated}
+    return Raw(table.replace_schema_metadata(None), str(file), names, _own_columns(part))
+
+
+def _read_csv(file: Path) -> pa.Table:
+    """A CSV file; pyarrow takes the end of a file for the end of a quoted field too."""
+    content = file.read_bytes()
+    last = content[content.rfind(b"\n") + 1 :]
+    if last.count(b'"') % 2:
+        raise pa.ArrowInvalid("a quoted field of the last line has no end")
+    return pyarrow.csv.read_csv(pa.BufferReader(content))
+
+
+def _own_columns(part: str | Part) -> dict[str, str]:
+    return {} if isinstance(part, str) else part.columns
+
+
+def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
+    """Class names by column from the `huggingface` metadata that `datasets` writes into Parquet."""
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    found = {}
+    for column, feature in features.items():
+        while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+            feature = feature["feature"]
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
+            found[column] = tuple(feature["names"])
+    return found
+
+
+def _read_hub(task: Task, part: str | Part, folder: Path | None) -> Raw:
+    """One split of a data set of the Hub, without running its code."""
+    import datasets
+
+    source, config_name, revision, split = task.source, task.config_name, task.revision, part
+    data_dir = task.data_dir
+    if isinstance(part, Part):
+        split = part.split
+        config_name = part.config_name or (None if part.source else config_name)
+        revision = part.revision or (None if part.source else revision)
+        data_dir = None if part.source else data_dir
+        source = part.source or source
+    where = "/".join(name for name in (source, config_name, data_dir) if name)
+    tried = f" There is no folder {folder} either." if folder else " A local folder can stand in for it: see --data."
+    try:
+        data = datasets.load_dataset(source, config_name, split=split, revision=revision, data_dir=data_dir)
+    except (ConnectionError, OSError) as error:
+        if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+            raise UserError(f"task {task.name}: the Hub has no data set {where}, or it isn't public.{tried}") from error
+        raise EnvironmentFault(
+            f"task {task.name}: the data set {where} cannot be reached "
+            f"({type(error).__name__}: {_first_line(error)}).{tried}"
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
+    table = data.with_format("arrow")[:]
+    names = {}
+    for column, feature in data.features.items():
+        while hasattr(feature, "feature"):
+            feature = feature.feature
+        if isinstance(feature, datasets.ClassLabel):
+            names[column] = tuple(feature.names)
+    return Raw(table.replace_schema_metadata(None), f"{where} split {split}", names, _own_columns(part))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")[:300]
