@@ -1,0 +1,34 @@
+"""Tiny corpora: how tests prepare them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.prepare import PreparedCorpus, prepare_corpus
+
+BPE = TokenizerConfig(train_vocab_size=320)
+SMALL = 0.004
+"""MiB a shard: 131 blocks of 16 tokens."""
+
+
+def build(
+    source: Path | str,
+    store: Path,
+    *,
+    workers: int = 1,
+    length: int = 16,
+    workers_setting: str = "auto",
+    **options: Any,
+) -> PreparedCorpus:
+    options.setdefault("validation_fraction", 0.1)
+    config = CorpusConfig(source=str(source), workers=workers_setting, **options)
+    return prepare_corpus(config, BPE, block_length=length, store=store, workers=workers)
+
+
+def stream(blocks: Any) -> list[int]:
+    tokens: list[int] = blocks.take(np.arange(len(blocks))).ravel().tolist()
+    return tokens
