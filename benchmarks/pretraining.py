@@ -4,8 +4,9 @@ One model (8 layers x 512, vocabulary 32,768), 16 blocks of 512 tokens a step, b
 in processes of its own, one after the other: Trainer with two threads; a bare loop of this project's model in one one-thread
 process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch (ZeRO 1,
 which on one machine's CPUs divides in common memory).
-Tokens a second are medians over steps after the first ones. Tokens are random: speed does not depend on them. All ways are run once, then
-all again, ROUNDS times: the speed of a shared machine drifts, so what is compared is compared within a round, and medians are reported.
+Tokens are random: speed does not depend on them. Each way gives the seconds of its steps after the first ones. All ways are run once,
+then all again, ROUNDS times: the speed of a shared machine drifts, so what is compared is compared within a round. Two figures of a
+round: of its median step, and of the mean of its steps, in which is also what other tenants of the machine take now and then.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,12 +39,14 @@ SIZE = "32m"
 VOCABULARY = 32_768
 LENGTH = 512
 BATCH = 16
-STEPS = 8
-"""Of Trainer and of the bare loop; the first two don't count."""
-STAGE_STEPS = 20
-"""Of a Ray Train run; the last ten count."""
-ROUNDS = 3
 WAYS = ("trainer", "bare", "one", "two")
+WORKERS = {"one": 1, "two": 2}
+BATCHES = {"trainer": BATCH, "bare": BATCH // 2, "one": BATCH // 2, "two": BATCH}
+STEPS = {"trainer": 12, "bare": 24, "one": 40, "two": 40}
+WARM = {"trainer": 2, "bare": 2, "one": 10, "two": 10}
+"""Steps that don't count; of a stage, those until its first look at the losses."""
+PROFILED = 4
+ROUNDS = 3
 
 
 def corpus(folder: Path, length: int = LENGTH) -> PreparedCorpus:
@@ -68,8 +71,8 @@ def corpus(folder: Path, length: int = LENGTH) -> PreparedCorpus:
     )
 
 
-def trainer(folder: Path, objective: str) -> float:
-    """Tokens a second of Hugging Face's Trainer, two threads."""
+def trainer(folder: Path, objective: str) -> list[float]:
+    """Seconds of the steps of Hugging Face's Trainer, two threads."""
     import torch
     from transformers import (
         DataCollatorForLanguageModeling,
@@ -92,7 +95,7 @@ def trainer(folder: Path, objective: str) -> float:
     else:
         model = build(shape, 0)
         assert isinstance(model, EuroBertForMaskedLM)
-    rows = [{"input_ids": torch.from_numpy(row)} for row in prepared.train.take(np.arange(BATCH * STEPS))]
+    rows = [{"input_ids": torch.from_numpy(row)} for row in prepared.train.take(np.arange(BATCH * STEPS["trainer"]))]
     times: list[float] = []
 
     class Clock(TrainerCallback):
@@ -100,14 +103,14 @@ def trainer(folder: Path, objective: str) -> float:
             times.append(time.perf_counter())
 
     arguments = TrainingArguments(
-        str(folder / "trainer"), per_device_train_batch_size=BATCH, max_steps=STEPS, bf16=True, use_cpu=True,
+        str(folder / "trainer"), per_device_train_batch_size=BATCH, max_steps=STEPS["trainer"], bf16=True, use_cpu=True,
         report_to=[], save_strategy="no", logging_steps=10**6, adam_beta2=0.95, weight_decay=0.1, disable_tqdm=True,
     )  # fmt: skip
     collator = DataCollatorForLanguageModeling(
         tokenizer, mlm=not parsed.causal, mlm_probability=parsed.mask_percent / 100 if not parsed.causal else None
     )
     Trainer(model, arguments, collator, rows, callbacks=[Clock()]).train()  # type: ignore[arg-type]
-    return BATCH * LENGTH / statistics.median(np.diff(times)[1:])
+    return np.diff(times).tolist()
 
 
 def bare_step(folder: Path, objective: str) -> Callable[[int], None]:
@@ -137,13 +140,13 @@ def bare_step(folder: Path, objective: str) -> Callable[[int], None]:
     return step
 
 
-def bare(folder: Path, objective: str) -> float:
-    """Tokens a second of `bare_step`, one thread."""
-    step, times = bare_step(folder, objective), []
-    for number in range(STEPS):
+def bare(folder: Path, objective: str) -> list[float]:
+    """Seconds of each `bare_step`, one thread."""
+    step, times = bare_step(folder, objective), [time.perf_counter()]
+    for number in range(STEPS["bare"]):
         step(number)
         times.append(time.perf_counter())
-    return BATCH // 2 * LENGTH / statistics.median(np.diff(times)[1:])
+    return np.diff(times).tolist()
 
 
 def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
@@ -151,10 +154,10 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
     import torch
 
     step = bare_step(folder, objective)
-    for number in range(STEPS // 2):
+    for number in range(PROFILED):
         step(number)
     with own_ranges(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        for number in range(STEPS // 2, STEPS):
+        for number in range(PROFILED, 2 * PROFILED):
             step(number)
     kinds = {
         "aten::mm": "other products (oneDNN)", "aten::bmm": "other products (oneDNN)", "aten::_fused_adamw_": "AdamW",
@@ -169,18 +172,18 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
     return sorted(((kind, part / whole) for kind, part in times.items()), key=lambda item: -item[1])
 
 
-def stage(folder: Path, objective: str, workers: int) -> tuple[float, float]:
-    """Tokens a second of a Ray Train and DeepSpeed run, and the share of a step spent waiting for data."""
+def stage(folder: Path, objective: str, way: str) -> tuple[list[float], float]:
+    """Seconds of the steps of a Ray Train and DeepSpeed run, and the share of the last ones spent waiting for data."""
     from mlmclm.pretraining.launch import prepare_environment, run_stage
     from mlmclm.service.ray_cluster import ray_session
 
-    prepared = corpus(folder)
+    prepared, workers = corpus(folder), WORKERS[way]
     recipe = Recipe(
-        block_length=LENGTH, batch=BATCH // 2 * workers, peak_learning_rate=1e-4, warmup_steps=2, decay_steps=2,
+        block_length=LENGTH, batch=BATCHES[way], peak_learning_rate=1e-4, warmup_steps=2, decay_steps=2,
         workers=workers, checkpoint_every=10**6, evaluate_every=10**6, evaluation_blocks=2, max_failures=0,
     )  # fmt: skip
     mark = fingerprint(recipe, prepared.key, VOCABULARY)
-    plan = make_plan([parse(f"{SIZE}-{objective}-{STAGE_STEPS}")], recipe)
+    plan = make_plan([parse(f"{SIZE}-{objective}-{STEPS[way]}")], recipe)
     seen: list[dict[str, Any]] = []
     prepare_environment()
     with ray_session(folder / "store", num_cpus=workers):
@@ -188,21 +191,41 @@ def stage(folder: Path, objective: str, workers: int) -> tuple[float, float]:
             plan.stages[0], store=folder / "store", corpus=prepared, recipe=recipe, fingerprint=mark,
             observer=seen.extend,
         )  # fmt: skip
-    last = [record for record in seen if record["step"] == STAGE_STEPS and "tokens_per_second" in record][-1]
-    return last["tokens_per_second"], last["data_wait"]
+    steps = [record for record in seen if "step_seconds" in record]
+    return [record["step_seconds"] for record in steps], steps[-1]["data_wait"]
 
 
-def measure(objective: str) -> tuple[dict[str, list[list[float]]], float]:
-    """Of each way of training, for each round: tokens a second, and of the stages the share of a step spent waiting for data; and
-    the matrix peak, the best of the rounds."""
-    found: dict[str, list[list[float]]] = {way: [] for way in WAYS}
-    peak = 0.0
+class Measured(NamedTuple):
+    """Of one objective."""
+
+    steps: dict[str, list[list[float]]]
+    """Seconds of the steps that count, of each way, in each round."""
+    wait: float
+    """Share of a step that two workers spend waiting for data, the median of the rounds."""
+    peak: float
+    """FLOP/s of the best matrix product."""
+
+    def speeds(self, of: Callable[[list[float]], float]) -> dict[str, list[float]]:
+        """Tokens a second of each way in each round, by one figure `of` a round's steps."""
+        return {way: [BATCHES[way] * LENGTH / of(steps) for steps in rounds] for way, rounds in self.steps.items()}
+
+
+def measure(objective: str) -> Measured:
+    """Runs all ways, ROUNDS times."""
+    steps: dict[str, list[list[float]]] = {way: [] for way in WAYS}
+    waits, peak = [], 0.0
     for number in range(ROUNDS):
         peak = max(peak, matrix_peak())
         for way in WAYS:
-            found[way].append(run_apart(way, objective))
-            print(f"{objective} {way}: {found[way][-1][0]:,.0f} tokens/s (round {number + 1} of {ROUNDS})", flush=True)
-    return found, peak
+            seconds, *wait = run_apart(way, objective)
+            steps[way].append(seconds[WARM[way] :])
+            waits += wait if way == "two" else []
+            median, mean = (BATCHES[way] * LENGTH / of(steps[way][-1]) for of in (statistics.median, statistics.mean))
+            print(
+                f"{objective} {way}: {median:,.0f} tokens/s by the median step, {mean:,.0f} by all (round {number + 1} of {ROUNDS})",
+                flush=True,
+            )
+    return Measured(steps, statistics.median(waits), peak)
 
 
 def ratios(speeds: dict[str, list[float]], way: str, other: str) -> list[float]:
@@ -230,21 +253,18 @@ def run_apart(way: str, objective: str) -> list[Any]:
 def main() -> None:
     """Measures everything and writes the section of RESULTS.md."""
     measured = {objective: measure(objective) for objective in ("mlm40", "clm")}
-    peak = max(peak for _, peak in measured.values())
+    peak = max(found.peak for found in measured.values())
     lines = [
         f"Command: `python -m benchmarks.pretraining`. Machine: {machine()}; matrix peak {peak / 1e12:.2f} TFLOP/s with two threads",
         "(the best of bf16 products of 2,048 to 4,096 rows, measured in each round).",
         f"Model: 8 layers x 512, vocabulary {VOCABULARY:,}, {BATCH} x {LENGTH} tokens a step, bf16 autocast. Tokens a second, medians of",
-        f"{ROUNDS} rounds (least to most), ratios taken within a round:",
+        f"{ROUNDS} rounds (least to most), ratios taken within a round; by the median step of a round, and by the mean of all its steps.",
         "",
-        "| objective | Trainer, 2 threads | bare loop, 1 thread | Ray + DeepSpeed, 1 worker | 2 workers | over Trainer "
+        "| objective | by | Trainer, 2 threads | bare loop, 1 thread | Ray + DeepSpeed, 1 worker | 2 workers | over Trainer "
         "| Ray + DeepSpeed cost | 2 over 1 | data wait | share of peak |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for objective, (found, _) in measured.items():
-        speeds = {way: [entry[0] for entry in found[way]] for way in WAYS}
-        wait = statistics.median(entry[1] for entry in found["two"])
-        two = statistics.median(speeds["two"])
+    for objective, found in measured.items():
         tokens = BATCH * LENGTH
         labelled = round(tokens * (0.4 if objective == "mlm40" else (LENGTH - 1) / LENGTH))
         flops = training_flops(
@@ -255,11 +275,15 @@ def main() -> None:
             vocabulary=VOCABULARY,
             causal=objective == "clm",
         )
-        lines.append(
-            f"| {objective} | {' | '.join(spread(speeds[way], ',.0f') for way in WAYS)} | {spread(ratios(speeds, 'two', 'trainer'), '.2f')} "
-            f"| {spread([1 - ratio for ratio in ratios(speeds, 'one', 'bare')], '.1%')} | {spread(ratios(speeds, 'two', 'one'), '.2f')} "
-            f"| {wait:.2%} | {two * flops / tokens / peak:.0%} |"
-        )
+        for name, of in (("median step", statistics.median), ("mean step", statistics.mean)):
+            speeds = found.speeds(of)
+            two = statistics.median(speeds["two"])
+            costs = [1 - ratio for ratio in ratios(speeds, "one", "bare")]
+            lines.append(
+                f"| {objective} | {name} | {' | '.join(spread(speeds[way], ',.0f') for way in WAYS)} "
+                f"| {spread(ratios(speeds, 'two', 'trainer'), '.2f')} | {spread(costs, '.1%')} | {spread(ratios(speeds, 'two', 'one'), '.2f')} "
+                f"| {found.wait:.2%} | {two * flops / tokens / peak:.0%} |"
+            )
     lines += [
         "",
         "FLOPs are the model's: 6 a weight and token in the blocks, 6 a weight and labelled token in the LM head, attention as",
@@ -285,7 +309,7 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
             way, objective = sys.argv[1:]
             if way in ("one", "two"):
-                answer = list(stage(Path(place), objective, 1 if way == "one" else 2))
+                answer = list(stage(Path(place), objective, way))
             elif way == "profile":
                 answer = profile(Path(place), objective)
             else:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray.train
@@ -260,15 +260,33 @@ def _description(job: StageJob, engine: Engine, step: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class _Step(NamedTuple):
+    """What is noted of a step, before anything is exchanged."""
+
+    step: int
+    loss: Tensor
+    """Of this worker's labelled tokens, summed."""
+    labelled: Tensor
+    """Of all workers."""
+    tokens: int
+    """Of this worker."""
+    norm: float
+    rate: float
+    waited: float
+    """Seconds for the batch."""
+    step_seconds: float
+    """From the end of the step before; looking at losses and validating are not in it, the copy of a state to be written is."""
+
+
 class _Log:
     """Collects each step's numbers and, every few steps, writes them as lines and exports them as metrics."""
 
     def __init__(self, job: StageJob, engine: Engine, start: int, vocabulary: int) -> None:
         self.job, self.engine, self.vocabulary = job, engine, vocabulary
-        self.waiting: list[tuple[int, Tensor, Tensor, int, float, float, float]] = []
+        self.waiting: list[_Step] = []
         self.documents: list[NDArray[np.int64]] = []
         """Lengths of this worker's documents in the noted steps, where documents are isolated."""
-        self.since = time.perf_counter()
+        self.since = self.ended = time.perf_counter()
         self.labels = {"model": job.model, "objective": str(job.legs[-1].objective)}
         peak = torch.tensor(matrix_peak(engine.device, bf16=job.recipe.precision != "fp32"), device=engine.device)
         distributed.all_reduce(peak)
@@ -282,33 +300,38 @@ class _Log:
         self, step: int, total: Tensor, labelled: Tensor, tokens: int, norm: float, rate: float, waited: float
     ) -> None:
         """Notes one step; nothing is exchanged yet."""
-        self.waiting.append((step, total, labelled, tokens, norm, rate, waited))
+        now = time.perf_counter()
+        self.waiting.append(_Step(step, total, labelled, tokens, norm, rate, waited, now - self.ended))
+        self.ended = now
 
     def flush(self) -> int | None:
         """Sums the noted losses over the workers and writes them; returns the step at which loss or gradient stopped being finite."""
         if not self.waiting:
             return None
-        totals = torch.stack([total for _, total, *_ in self.waiting]).double()
+        totals = torch.stack([noted.loss for noted in self.waiting]).double()
         distributed.all_reduce(totals)
-        losses = (totals / torch.stack([labelled for _, _, labelled, *_ in self.waiting]).to(totals)).tolist()
+        losses = (totals / torch.stack([noted.labelled for noted in self.waiting]).to(totals)).tolist()
         memory = torch.tensor(peak_memory(self.engine.device), device=self.engine.device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
         seconds = time.perf_counter() - self.since
-        rate = sum(tokens for _, _, _, tokens, *_ in self.waiting) * self.engine.world / seconds
+        rate = sum(noted.tokens for noted in self.waiting) * self.engine.world / seconds
         utilisation = self._flops() / seconds / self.peak
         # DeepSpeed says -1 for the norm of a gradient that isn't finite.
-        whole = [np.isfinite(loss) and 0 <= entry[4] < np.inf for entry, loss in zip(self.waiting, losses, strict=True)]
-        stopped = None if all(whole) else self.waiting[whole.index(False)][0]
+        whole = [
+            np.isfinite(loss) and 0 <= noted.norm < np.inf for noted, loss in zip(self.waiting, losses, strict=True)
+        ]
+        stopped = None if all(whole) else self.waiting[whole.index(False)].step
         if self.engine.rank == 0:
-            waited = sum(entry[6] for entry in self.waiting) / seconds
-            for (step, _, labelled, _, norm, learning_rate, _), loss in zip(self.waiting, losses, strict=True):
-                if stopped is not None and step >= stopped:
+            waited = sum(noted.waited for noted in self.waiting) / seconds
+            for noted, loss in zip(self.waiting, losses, strict=True):
+                if stopped is not None and noted.step >= stopped:
                     what = "gradient" if np.isfinite(loss) else "loss"
-                    write_json(self.job.stop_path, {"step": stopped, "what": what, "learning_rate": learning_rate})
+                    write_json(self.job.stop_path, {"step": stopped, "what": what, "learning_rate": noted.rate})
                     break
                 self._write(
-                    step=step, loss=loss, learning_rate=learning_rate, gradient_norm=norm, labelled=int(labelled),
-                    tokens_per_second=rate, utilisation=utilisation, memory=int(memory), data_wait=waited, time=time.time(),
+                    step=noted.step, loss=loss, learning_rate=noted.rate, gradient_norm=noted.norm, labelled=int(noted.labelled),
+                    step_seconds=noted.step_seconds, tokens_per_second=rate, utilisation=utilisation, memory=int(memory), data_wait=waited,
+                    time=time.time(),
                 )  # fmt: skip
             self._export(losses[-1], rate)
             exported.gauge("mlmclm_pretraining_utilisation").set(utilisation, tags=self.labels)
@@ -316,7 +339,7 @@ class _Log:
             exported.gauge("mlmclm_pretraining_data_wait").set(waited, tags=self.labels)
         self.waiting.clear()
         self.documents.clear()
-        self.since = time.perf_counter()
+        self.since = self.ended = time.perf_counter()
         return stopped
 
     def validation(self, step: int, found: Evaluation, rate: float) -> bool:
@@ -331,15 +354,15 @@ class _Log:
             )  # fmt: skip
             exported.gauge("mlmclm_pretraining_validation_loss").set(found.loss, tags=self.labels)
             exported.gauge("mlmclm_pretraining_validation_accuracy").set(found.accuracy, tags=self.labels)
-        self.since = time.perf_counter()
+        self.since = self.ended = time.perf_counter()
         return finite
 
     def _flops(self) -> int:
         """The model's, of the noted steps on all workers."""
         return training_flops(
             self.job.shape,
-            tokens=sum(entry[3] for entry in self.waiting) * self.engine.world,
-            labelled=sum(int(entry[2]) for entry in self.waiting),
+            tokens=sum(noted.tokens for noted in self.waiting) * self.engine.world,
+            labelled=sum(int(noted.labelled) for noted in self.waiting),
             length=self.job.recipe.block_length,
             vocabulary=self.vocabulary,
             causal=self.job.legs[-1].objective.causal,
@@ -351,11 +374,11 @@ class _Log:
             handle.write(f"{json.dumps(record)}\n")
 
     def _export(self, loss: float, rate: float) -> None:
-        step, *_, norm, learning_rate, _ = self.waiting[-1]
-        tokens = sum(entry[3] for entry in self.waiting) * self.engine.world
+        last = self.waiting[-1]
+        tokens = sum(noted.tokens for noted in self.waiting) * self.engine.world
         exported.gauge("mlmclm_pretraining_loss").set(loss, tags=self.labels)
-        exported.gauge("mlmclm_pretraining_step").set(step, tags=self.labels)
+        exported.gauge("mlmclm_pretraining_step").set(last.step, tags=self.labels)
         exported.gauge("mlmclm_pretraining_tokens_per_second").set(rate, tags=self.labels)
-        exported.gauge("mlmclm_pretraining_learning_rate").set(learning_rate, tags=self.labels)
-        exported.gauge("mlmclm_pretraining_gradient_norm").set(norm, tags=self.labels)
+        exported.gauge("mlmclm_pretraining_learning_rate").set(last.rate, tags=self.labels)
+        exported.gauge("mlmclm_pretraining_gradient_norm").set(last.norm, tags=self.labels)
         exported.counter("mlmclm_pretraining_tokens_total").inc(tokens, tags=self.labels)

@@ -72,7 +72,10 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(study: Path, ma
     rows = exported(made, study, tmp_path / "order.parquet")
     assert [(row["step"], row["row"]) for row in rows] == [(step, row) for step in (0, 1) for row in range(8)]
     target = made.plan.targets[0]
-    losses = [row["loss"] for row in states.curve(made.place.store, target.key(made.fingerprint)) if "loss" in row]
+    steps = [row for row in states.curve(made.place.store, target.key(made.fingerprint)) if "loss" in row]
+    for row in steps:  # looked at alone: the look is in the rate, and not in the step's own time
+        assert 0 < row["step_seconds"] <= 8 * 32 / row["tokens_per_second"]
+    losses = [row["loss"] for row in steps]
     model = build(model_config("1m", load_tokenizer(made.corpus.tokenizer), 32), made.study.recipe.seed)
     for step, causal in ((0, True), (1, False)):
         if step == 1:  # the weights after the step of CLM, which the second stage started from
