@@ -16,7 +16,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -68,6 +68,26 @@ GAIN = np.array([1 / np.log2(rank + 1) for rank in range(1, 11)])
 """Of the ten ranks of NDCG@10."""
 
 
+class Case(NamedTuple):
+    """One of the two studies."""
+
+    file: Path
+    names: dict[str, str]
+    """What each model is called in the table, and its name."""
+    data: Path | None
+    task_dirs: list[Path]
+    title: str
+    """Of the section of RESULTS.md."""
+    opening: list[str]
+    """What stands there before the table."""
+
+    @property
+    def options(self) -> list[str]:
+        """Of `mlmclm study`."""
+        data = [] if self.data is None else ["--data", str(self.data)]
+        return [*data, *(word for folder in self.task_dirs for word in ("--task-dir", str(folder)))]
+
+
 def models(size: str, steps: int) -> dict[str, str]:
     """What each is called in the table, and its name."""
     from mlmclm.studies.names import format_steps
@@ -81,8 +101,8 @@ def models(size: str, steps: int) -> dict[str, str]:
     }
 
 
-def lay_out(data: Path, store: Path, size: str, steps: int, space: dict[str, Any]) -> Path:
-    """Data, tasks, space and study file in the store; the study file."""
+def local(data: Path, store: Path, size: str, steps: int, space: dict[str, Any]) -> Case:
+    """The data sets of a folder; lays data, tasks, space and study file out in the store."""
     import pyarrow.compute
     import pyarrow.parquet as parquet
 
@@ -108,21 +128,39 @@ def lay_out(data: Path, store: Path, size: str, steps: int, space: dict[str, Any
             "warmup_steps": max(1, steps // 40), "decay_steps": max(1, steps // 10), "workers": 2, "zero_stage": 0,
             "checkpoint_every": 500, "evaluate_every": 500, "evaluation_blocks": 192,
         },
-        "space": str(store / "space.yaml"),
     }  # fmt: skip
     (store / "tasks").mkdir(exist_ok=True)
-    for file, content in (("tasks/squad_v2_dev", SQUAD_V2_DEV), ("space", space), ("scores", study)):
-        (store / f"{file}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    return store / "scores.yaml"
+    (store / "tasks" / "squad_v2_dev.yaml").write_text(yaml.safe_dump(SQUAD_V2_DEV, sort_keys=False), encoding="utf-8")
+    rates, taken = ", ".join(f"{rate:g}" for rate in RATES), [each["max_steps"] for each in SPACE["per_task"].values()]
+    opening = [
+        f"Command: `python -m benchmarks.scores --data FOLDER --size {size} --steps {steps}`. Machine: {machine()}.",
+        f"Corpus enwiki2015, {steps * BATCH * BLOCK / 1e6:.1f} M tokens, vocabulary 4,096. Test scores at the learning rate (of {rates})",
+        f"that is best on validation, mean over {len(SEEDS)} seeds with its 95 % interval; {min(taken)} to {max(taken)} steps of fine-tuning,",
+        "at most 1,000 test rows. `squad_v2_dev` is SQuAD v2's development set cut by article. *Chance* is scored on the same rows",
+        "without a model.",
+    ]
+    file = written(store, study, space)
+    return Case(file, names, place, [store / "tasks"], "Scores on all local tasks", opening)
 
 
-def lay_out_quickstart(store: Path) -> Path:
-    """Space and study file of the quickstart with this benchmark's seeds in the store; the study file."""
+def pydocs(store: Path) -> Case:
+    """The quickstart with this benchmark's seeds; lays space and study file out in the store."""
+    store.mkdir(parents=True, exist_ok=True)
     space = yaml.safe_load((ROOT / "tune_spaces" / "quickstart.yaml").read_text(encoding="utf-8"))
     study = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text(encoding="utf-8"))
-    study |= {"name": "scores", "space": str(store / "space.yaml")}
-    store.mkdir(parents=True, exist_ok=True)
-    for file, content in (("space", space | {"seeds": list(SEEDS)}), ("scores", study)):
+    opening = [
+        f"Command: `python -m benchmarks.scores`. Machine: {machine()}.",
+        "The models of `make quickstart` (1m, 1,000 steps, 4.1 M tokens of documentation) and its grid, but five seeds. Test scores at the",
+        "learning rate that is best on validation, mean over seeds with its 95 % interval. *Chance* is scored on the same rows without a model.",
+    ]
+    file = written(store, study | {"name": "scores"}, space | {"seeds": list(SEEDS)})
+    return Case(file, models(*QUICKSTART), None, [], "Scores on the pydocs tasks", opening)
+
+
+def written(store: Path, study: dict[str, Any], space: dict[str, Any]) -> Path:
+    """Writes a study with its space; the study file."""
+    study = study | {"space": str(store / "space.yaml")}
+    for file, content in (("space", space), ("scores", study)):
         (store / f"{file}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return store / "scores.yaml"
 
@@ -232,49 +270,23 @@ def main(
             "protocol": {**SPACE["protocol"], **few},
         }
     store = store.resolve()
-    places: list[str] = []
-    if data is None:
-        if trial or (size, steps) != ("2m", 2048):
-            raise typer.BadParameter(
-                "--size, --steps and --trial are for --data; the pydocs tasks have the quickstart's models."
-            )
-        size, steps = QUICKSTART
-        file = lay_out_quickstart(store)
+    if data is not None:
+        case = local(data, store, size, steps, space)
+    elif trial or (size, steps) != ("2m", 2048):
+        raise typer.BadParameter(
+            "--size, --steps and --trial are for --data; the pydocs tasks have the quickstart's models."
+        )
     else:
-        file = lay_out(data, store, size, steps, space)
-        places = ["--data", str(store / "data"), "--task-dir", str(store / "tasks")]
-    subprocess.run([sys.executable, "-m", "mlmclm", "study", str(file), *places, "--store", str(store)], check=True)
-    best = pd.read_csv(store / "studies" / "scores" / "best.csv").set_index(["model", "task"])
-    names = models(size, steps)
-    table = report(
-        best,
-        chance(store, names["CLM"], [store / "tasks"] if places else [], store / "data" if places else None),
-        names,
+        case = pydocs(store)
+    subprocess.run(
+        [sys.executable, "-m", "mlmclm", "study", str(case.file), *case.options, "--store", str(store)], check=True
     )
+    best = pd.read_csv(store / "studies" / "scores" / "best.csv").set_index(["model", "task"])
+    table = report(best, chance(store, case.names["CLM"], case.task_dirs, case.data), case.names)
     if trial:
         print("\n".join(table))
-        return
-    if data is None:
-        lines = [
-            f"Command: `python -m benchmarks.scores`. Machine: {machine()}.",
-            "The models of `make quickstart` (1m, 1,000 steps, 4.1 M tokens of documentation) and its grid, but five seeds. Test scores at the",
-            "learning rate that is best on validation, mean over seeds with its 95 % interval. *Chance* is scored on the same rows without a model.",
-            "",
-            *table,
-        ]
-        write_section("Scores on the pydocs tasks", lines)
-        return
-    rates, taken = ", ".join(f"{rate:g}" for rate in RATES), [each["max_steps"] for each in SPACE["per_task"].values()]
-    lines = [
-        f"Command: `python -m benchmarks.scores --data FOLDER --size {size} --steps {steps}`. Machine: {machine()}.",
-        f"Corpus enwiki2015, {steps * BATCH * BLOCK / 1e6:.1f} M tokens, vocabulary 4,096. Test scores at the learning rate (of {rates})",
-        f"that is best on validation, mean over {len(SEEDS)} seeds with its 95 % interval; {min(taken)} to {max(taken)} steps of fine-tuning,",
-        "at most 1,000 test rows. `squad_v2_dev` is SQuAD v2's development set cut by article. *Chance* is scored on the same rows",
-        "without a model.",
-        "",
-        *table,
-    ]
-    write_section("Scores on all local tasks", lines)
+    else:
+        write_section(case.title, [*case.opening, "", *table])
 
 
 if __name__ == "__main__":
