@@ -9,9 +9,10 @@ run, and of its last steps alone, for which the kernel's mark is set back (Linux
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -46,8 +47,17 @@ def set_back_peaks() -> None:
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")
 
 
-def peaks(size: str, stage: int, folder: Path) -> tuple[float, float]:
-    """Largest resident memory of a worker, in bytes, over a short stage and over its last steps."""
+class Measured(NamedTuple):
+    """Of a short stage."""
+
+    peaks: tuple[float, float]
+    """Largest resident memory of a worker, in bytes, over the whole stage and over its last steps."""
+    step: float
+    """Seconds of the median step."""
+
+
+def measure(size: str, stage: int, folder: Path) -> Measured:
+    """Trains under a ZeRO stage."""
     prepared = corpus(folder, length=LENGTH)
     recipe = Recipe(
         block_length=LENGTH, batch=ROWS * WORKERS, peak_learning_rate=1e-4, warmup_steps=1, decay_steps=1, workers=WORKERS,
@@ -67,7 +77,8 @@ def peaks(size: str, stage: int, folder: Path) -> tuple[float, float]:
             plan.stages[0], store=folder / "store", corpus=prepared, recipe=recipe,
             fingerprint=fingerprint(recipe, prepared.key, VOCABULARY), observer=observe,
         )  # fmt: skip
-    return float(max(record["memory"] for record in seen)), float(seen[-1]["memory"])
+    peaks = float(max(record["memory"] for record in seen)), float(seen[-1]["memory"])
+    return Measured(peaks, statistics.median(record["step_seconds"] for record in seen))
 
 
 def main() -> None:
@@ -76,7 +87,7 @@ def main() -> None:
     count = parameters(SIZES[SIZE], VOCABULARY) + VOCABULARY * SIZES[SIZE].hidden
     little = parameters(SIZES["1m"], VOCABULARY) + VOCABULARY * SIZES["1m"].hidden
     with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
-        besides = peaks("1m", 0, Path(place))[0] - predicted(0, little)
+        besides = measure("1m", 0, Path(place)).peaks[0] - predicted(0, little)
     lines = [
         f"Command: `python -m benchmarks.memory`. Machine: {machine()}.",
         f"{SIZE} at a vocabulary of {VOCABULARY:,}: {count / 1e6:.0f} M parameters with LM head, {WORKERS} workers, fp32 weights, gradients and",
@@ -84,20 +95,21 @@ def main() -> None:
         "also the weights' 4. *Measured*: the peak of a worker's resident memory, less what a worker holds besides, which is the peak of `1m`",
         f"on the same batch less the formula's for it ({besides / 2**30:.2f} GiB): over the whole run with its start, and over the last three of",
         f"its {STEPS} steps alone. The checkpoint at the end is in neither: rank 0 then holds weights and moments whole (12 bytes a parameter).",
-        "A CPU worker keeps what it has freed, and allocates beside it where the holes don't fit: both peaks have that in them, ZeRO 3's",
-        "most, which gathers and frees each weight twice a step. Weights in bf16, which the forward pass keeps for the backward pass, are too.",
+        "A CPU worker keeps what it has freed, and allocates beside it where the holes don't fit: both peaks have that in them. Under ZeRO 3,",
+        "which gathers and frees each weight twice a step, it gives back what it frees, and its steps take longer for it. All have weights in",
+        "bf16, which the forward pass keeps for the backward pass (2 bytes a parameter), and ZeRO 3 the layer that is gathered.",
         "ZeRO 0 and 1 are the same on one machine's CPUs: workers have weights and moments in common, and of the moments each touches its half.",
         "",
-        "| ZeRO | formula, GiB | whole run, GiB | / formula | last steps, GiB | / formula |",
-        "|---|---|---|---|---|---|",
+        "| ZeRO | formula, GiB | whole run, GiB | / formula | last steps, GiB | / formula | median step, s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for stage in range(4):
         with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
-            found = peaks(SIZE, stage, Path(place))
-        print(f"ZeRO {stage}: {found[0] / 2**30:.2f} and {found[1] / 2**30:.2f} GiB", flush=True)
+            found = measure(SIZE, stage, Path(place))
+        print(f"ZeRO {stage}: {' and '.join(f'{peak / 2**30:.2f}' for peak in found.peaks)} GiB", flush=True)
         formula = predicted(stage, count)
-        cells = (f"{(each - besides) / 2**30:.2f} | {(each - besides) / formula:.2f}" for each in found)
-        lines.append(f"| {stage} | {formula / 2**30:.2f} | {' | '.join(cells)} |")
+        cells = (f"{(peak - besides) / 2**30:.2f} | {(peak - besides) / formula:.2f}" for peak in found.peaks)
+        lines.append(f"| {stage} | {formula / 2**30:.2f} | {' | '.join(cells)} | {found.step:.2f} |")
     write_section("Memory of pretraining", lines)
 
 

@@ -8,6 +8,9 @@ import os
 from typing import Any
 
 GIBIBYTE = 1 << 30
+LARGE_BLOCK = 1 << 20
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
+"""Of glibc's malloc.h."""
 
 SETUP_HOOK = "mlmclm.workers.quiet_worker"
 
@@ -50,6 +53,17 @@ def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
     if "worker_process_setup_hook" not in job:
         ours["worker_process_setup_hook"] = SETUP_HOOK
     return ours
+
+
+def map_large_blocks() -> None:
+    """Has this process take each large block from the system, and return it as soon as it is freed: the contrary of
+    `worker_environment`, for what needs memory more than speed; nothing where the C library is not glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        mallopt(M_MMAP_MAX, 1 << 16)
+        mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)
+        mallopt(M_TOP_PAD, LARGE_BLOCK)
 
 
 def return_freed_memory() -> None:

@@ -36,7 +36,7 @@ from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.host import Host
 from mlmclm.pretraining.host_adamw import HostAdamW
 from mlmclm.studies.recipe import Recipe
-from mlmclm.workers import return_freed_memory
+from mlmclm.workers import map_large_blocks, return_freed_memory
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 # On the CPU DeepSpeed compiles a shared-memory all-reduce that only its inference engine uses: half a minute, and a C++ compiler.
@@ -220,6 +220,9 @@ class Engine:
         if self.host is not None:
             self.stage = 0  # of DeepSpeed: what its stage 1 divides, the host divides
         self.sums_itself = self.stage == 0 and on_cpu
+        if on_cpu and self.stage == 3:
+            # It gathers and frees each weight twice a step: kept, the holes would outgrow what is divided.
+            map_large_blocks()
         if on_cpu:
             stage_1_and_2.all_gather_dp_groups = _send_partitions
         self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
