@@ -76,6 +76,8 @@ def draw(points: pd.DataFrame, untrained: pd.Series, path: Path) -> None:
             axis.errorbar(group["tokens"] / 1e6, group["test_mean"], yerr=around, label=recipe, marker="o", capsize=3)
         axis.axhline(untrained[task], color="gray", linestyle=":", label="untrained")
         axis.set_xscale("log", base=2)
+        budgets = sorted(set(points["tokens"] / 1e6))
+        axis.set_xticks(budgets, [f"{budget:.1f}" for budget in budgets])
         axis.set_xlabel("pretraining tokens, millions")
         axis.set_title(task)
     axes[0].set_ylabel("test score at the best learning rate")
