@@ -27,9 +27,9 @@ SHARES = (8, 4, 2, 1)
 RECIPES = {"CLM": "clm-{steps}", "MLM 40 %": "mlm40-{steps}", "CLM 25 %, then MLM 40 %": "clm-{quarter}-mlm40-{steps}"}
 BLOCK, BATCH = 128, 32
 PROBE = {
-    "description": "The probe tasks, fine-tuned on all they have to train on, three learning rates.",
+    "description": "The probe tasks, fine-tuned on all they have to train on, four learning rates.",
     "tasks": ["sst2", "conll2003"],
-    "learning_rates": [5e-4, 1e-3, 2e-3],
+    "learning_rates": [5e-4, 1e-3, 2e-3, 4e-3],
     "protocol": {"batch_size": 16, "max_steps": 300, "max_length": 128, "stride": 32, "max_evaluation_examples": 1000},
     "cpus_per_cell": 1,
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 GIBIBYTE = 1 << 30
 LARGE_BLOCK = 1 << 20
+"""Bytes, for `map_large_blocks`."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Of glibc's malloc.h."""
 
