@@ -286,7 +286,7 @@ class _Log:
         self.waiting: list[_Step] = []
         self.documents: list[NDArray[np.int64]] = []
         """Lengths of this worker's documents in the noted steps, where documents are isolated."""
-        self.since = self.ended = time.perf_counter()
+        self.ended = time.perf_counter()
         self.labels = {"model": job.model, "objective": str(job.legs[-1].objective)}
         peak = torch.tensor(matrix_peak(engine.device, bf16=job.recipe.precision != "fp32"), device=engine.device)
         distributed.all_reduce(peak)
@@ -313,7 +313,7 @@ class _Log:
         losses = (totals / torch.stack([noted.labelled for noted in self.waiting]).to(totals)).tolist()
         memory = torch.tensor(peak_memory(self.engine.device), device=self.engine.device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
-        seconds = time.perf_counter() - self.since
+        seconds = sum(noted.step_seconds for noted in self.waiting) + time.perf_counter() - self.ended
         rate = sum(noted.tokens for noted in self.waiting) * self.engine.world / seconds
         utilisation = self._flops() / seconds / self.peak
         # DeepSpeed says -1 for the norm of a gradient that isn't finite.
@@ -339,7 +339,7 @@ class _Log:
             exported.gauge("mlmclm_pretraining_data_wait").set(waited, tags=self.labels)
         self.waiting.clear()
         self.documents.clear()
-        self.since = self.ended = time.perf_counter()
+        self.ended = time.perf_counter()
         return stopped
 
     def validation(self, step: int, found: Evaluation, rate: float) -> bool:
@@ -354,7 +354,7 @@ class _Log:
             )  # fmt: skip
             exported.gauge("mlmclm_pretraining_validation_loss").set(found.loss, tags=self.labels)
             exported.gauge("mlmclm_pretraining_validation_accuracy").set(found.accuracy, tags=self.labels)
-        self.since = self.ended = time.perf_counter()
+        self.ended = time.perf_counter()
         return finite
 
     def _flops(self) -> int:
