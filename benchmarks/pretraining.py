@@ -308,7 +308,7 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
             way, objective = sys.argv[1:]
-            if way in ("one", "two"):
+            if way in WORKERS:
                 answer = list(stage(Path(place), objective, way))
             elif way == "profile":
                 answer = profile(Path(place), objective)

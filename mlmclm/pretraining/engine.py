@@ -220,11 +220,11 @@ class Engine:
         if self.host is not None:
             self.stage = 0  # of DeepSpeed: what its stage 1 divides, the host divides
         self.sums_itself = self.stage == 0 and on_cpu
-        if on_cpu and self.stage == 3:
-            # It gathers and frees each weight twice a step: kept, the holes would outgrow what is divided.
-            map_large_blocks()
         if on_cpu:
             stage_1_and_2.all_gather_dp_groups = _send_partitions
+            if self.stage == 3:
+                # It gathers and frees each weight twice a step: kept, the holes would outgrow what is divided.
+                map_large_blocks()
         self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
         count = sum(parameter.numel() for parameter in model.parameters())
         config = deepspeed_config(recipe, self.world, self.stage, count)

@@ -13,6 +13,10 @@ from mlmclm.corpora.prepare import PreparedCorpus, prepare_corpus
 BPE = TokenizerConfig(train_vocab_size=320)
 SMALL = 0.004
 """MiB a shard: 131 blocks of 16 tokens."""
+LIMITS: list[dict[str, Any]] = [
+    {}, {"max_tokens": 9000}, {"streaming": True, "max_tokens": 9000}, {"streaming": True, "max_documents": 60},
+]  # fmt: skip
+"""Ways to read a source whole or in part."""
 
 
 def build(

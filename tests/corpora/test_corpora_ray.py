@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import ray
+import small_corpora
+from small_corpora import BPE, LIMITS, SMALL
 
 from mlmclm.corpora import ray_tokenising, tokenising
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
@@ -19,8 +21,6 @@ from mlmclm.pipeline import Place, prepare
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.study_file import load_study
 from small_study import write_study
-
-BPE = TokenizerConfig(train_vocab_size=320)
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +50,14 @@ def many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(folder: Path, store: Path, workers: str, **options: Any) -> PreparedCorpus:
-    config = CorpusConfig(source=str(folder), validation_fraction=0.1, workers=workers, shard_mib=0.004, **options)
-    return prepare_corpus(config, BPE, block_length=16, store=store, workers=1)
+    return small_corpora.build(folder, store, workers_setting=workers, shard_mib=SMALL, **options)
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"max_tokens": 9000}, {"streaming": True, "max_tokens": 9000}, {"streaming": True, "max_documents": 60}],
-)
+@pytest.mark.parametrize("options", LIMITS)
 def test_shards_and_index_are_the_same_bytes_as_without_ray(
     session: None, folder: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from small_corpora import BPE, SMALL, build, stream
+from small_corpora import BPE, LIMITS, SMALL, build, stream
 
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.config import CorpusConfig
@@ -167,10 +167,7 @@ def test_a_preparation_that_is_killed_keeps_its_shards_and_goes_on_behind_them(l
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"max_tokens": 9000}, {"streaming": True, "max_tokens": 9000}, {"streaming": True, "max_documents": 60}],
-)
+@pytest.mark.parametrize("options", LIMITS)
 def test_a_lost_shard_is_named_and_it_alone_is_made_again(
     lines: Path, tmp_path: Path, damage: str, options: dict[str, Any]
 ) -> None:
