@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.profiles import ATTENTION, LOGITS, LOOPS, WEIGHTS, own_ranges
 from benchmarks.results import machine, matrix_peak, write_section
 from mlmclm.corpora.blocks import Blocks, Shard
-from mlmclm.corpora.prepare import PreparedCorpus
+from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.models.sizes import SIZES, training_flops
 from mlmclm.studies.names import parse, parse_objective

@@ -116,7 +116,7 @@ def export_state(found: Found, store: Path, target: Path) -> None:
     Raises:
         UserError: the folder is there already, or the state's corpus is not in the store.
     """
-    from mlmclm.corpora.prepare import open_corpus
+    from mlmclm.corpora.prepared import open_corpus
     from mlmclm.facts import state_facts
     from mlmclm.models.export import export_folder
     from mlmclm.pretraining.checkpoints import read_weights

@@ -22,7 +22,7 @@ from mlmclm.studies.plans import State
 from mlmclm.studies.recipe import Recipe
 
 if TYPE_CHECKING:
-    from mlmclm.corpora.prepare import PreparedCorpus
+    from mlmclm.corpora.prepared import PreparedCorpus
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.family import Prepared as PreparedTask
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.corpora.config import TokenizerConfig
-from mlmclm.corpora.prepare import PreparedCorpus, find_corpus, prepare_corpus
+from mlmclm.corpora.prepare import find_corpus, prepare_corpus
+from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.corpora.tokenizer import check_special
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.files import first_there, places_of, read_json, write_json

@@ -64,7 +64,7 @@ def data(
 
     Example: mlmclm data examples/quickstart.yaml
     """
-    from mlmclm.corpora.prepare import describe
+    from mlmclm.corpora.prepared import describe
 
     study = load_study(file)
     place = options.place(store, data, task_dir)

@@ -22,7 +22,7 @@ def verify(
 
     Example: mlmclm data verify examples/quickstart.yaml
     """
-    from mlmclm.corpora.prepare import verify as verify_corpus
+    from mlmclm.corpora.prepared import verify as verify_corpus
     from mlmclm.pipeline import bars, find_study_corpus
 
     study, place = load_study(file), options.place(store, data)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from mlmclm.corpora import pydocs
 from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.reading import SUFFIXES, check_column, read_documents, text_of
 from mlmclm.corpora.workers import Progress, silent
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import first_there, hash_file, places_of, read_json, stable_hash, write_json
 
 PYDOCS = "pydocs"
-SUFFIXES = (".parquet", ".jsonl", ".json", ".txt")
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
@@ -185,19 +183,8 @@ class FileSource:
 
     def _read(self, files: Sequence[Path]) -> Iterator[str]:
         """The documents of files, in the order of their paths."""
-        readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
-            ".parquet": _read_parquet,
-            ".jsonl": _read_json_lines,
-            ".json": _read_json,
-            ".txt": _read_text,
-        }
         for file in files:
-            try:
-                yield from readers[file.suffix](file, self._column)
-            except UnicodeDecodeError as error:
-                raise UserError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
-            except PermissionError as error:
-                raise UserError(f"{file}: cannot be read ({error.strerror}).") from error
+            yield from read_documents(file, self._column)
 
 
 class HubSource:
@@ -245,11 +232,11 @@ class HubSource:
                 config.source, config.config_name, split=split, revision=config.revision, streaming=config.streaming
             )
             if data.column_names is not None:
-                _check_column(config.source, config.text_column, data.column_names)
+                check_column(config.source, config.text_column, data.column_names)
                 data = data.select_columns([config.text_column])
             for row in data:
-                _check_column(config.source, config.text_column, row)
-                yield _text(row[config.text_column], config.source, config.text_column)
+                check_column(config.source, config.text_column, row)
+                yield text_of(row[config.text_column], config.source, config.text_column)
         except datasets.exceptions.DatasetNotFoundError as error:
             raise self._not_found(error) from error
         except ValueError as error:
@@ -296,91 +283,3 @@ def _part_of(file: Path, root: Path) -> str:
     first = file.relative_to(root).parts[0]
     splits = ("train", "test", *_VALIDATION_NAMES)
     return file.name if file.name.startswith(splits) or not first.startswith(splits) else first
-
-
-def _check_column(where: object, column: str, columns: Iterable[str]) -> None:
-    """Raises UserError unless the column is there."""
-    names = list(columns)
-    if column not in names:
-        near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(
-            f"{where}: there is no column {column!r}.{hint} Its columns: {', '.join(names)}. Set text_column."
-        )
-
-
-def _text(value: Any, where: object, column: str) -> str:
-    """A cell that must be text; a missing one is an empty document."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise UserError(f"{where}: column {column!r} holds {type(value).__name__}, not text. Set text_column.")
-    return value
-
-
-def _read_parquet(path: Path, column: str) -> Iterator[str]:
-    """The text column of a Parquet file."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            _check_column(path, column, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield _text(value, path, column)
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
-
-
-def _read_json_lines(path: Path, column: str) -> Iterator[str]:
-    """The text column of a file with one JSON object a line."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _json_text(_load_json(line, f"{path}, line {number}"), f"{path}, line {number}", column)
-
-
-def _read_json(path: Path, column: str) -> Iterator[str]:
-    """The text column of a JSON array of objects, or of one JSON object a line (both are called .json)."""
-    content = path.read_text(encoding="utf-8")
-    if not content.lstrip().startswith("["):
-        yield from _read_json_lines(path, column)
-        return
-    for number, row in enumerate(_load_json(content, str(path))):
-        yield _json_text(row, f"{path}, entry {number}", column)
-
-
-def _load_json(content: str, where: str) -> Any:
-    """Parses JSON."""
-    try:
-        return json.loads(content)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON ({error}).") from error
-
-
-def _json_text(row: Any, where: str, column: str) -> str:
-    """The text of one object."""
-    if not isinstance(row, dict):
-        _refuse(row, where, column)
-    _check_column(where, column, row)
-    return _text(row[column], where, column)
-
-
-def _refuse(row: Any, where: str, column: str) -> NoReturn:
-    """Raises UserError for an entry that is not an object."""
-    raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
-
-
-def _read_text(path: Path, column: str) -> Iterator[str]:
-    """The documents of a text file: what stands between empty lines. There are no columns."""
-    lines: list[str] = []
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.strip():
-                lines.append(line)
-            elif lines:
-                yield "".join(lines).rstrip("\n")
-                lines = []
-    if lines:
-        yield "".join(lines).rstrip("\n")

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from mlmclm.corpora.blocks import Blocks, Shard, token_type
+from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill
 from mlmclm.corpora.packing import Record, ShardWriter, record_file
+from mlmclm.corpora.prepared import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index
 from mlmclm.corpora.selection import head, held_out, sample
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
 from mlmclm.corpora.tokenising import Encoder, Vocabulary, local_encoder, plain
@@ -29,37 +30,13 @@ from mlmclm.corpora.tokenizer import (
 )
 from mlmclm.corpora.workers import Progress, silent, worker_count
 from mlmclm.errors import UserError
-from mlmclm.files import in_turn, read_json, stable_hash, write_json
+from mlmclm.files import in_turn, stable_hash, write_json
 
 CORPUS_VERSION = 1
 """Part of every key: raise it when the blocks of the same text change."""
 
-_ELSEWHERE = "shelf.json"
-"""In a corpus's folder in the store: where its shards are, if not there."""
-
 Session = Callable[[], AbstractContextManager[Any]]
 """Opens a Ray session, or joins the one that is open."""
-
-
-@dataclass(frozen=True)
-class PreparedCorpus:
-    """Packed blocks of a corpus, and the tokenizer that they were made with."""
-
-    key: str
-    folder: Path
-    """Of the shards; where they lie at an address, of this node's copies."""
-    tokenizer: Path
-    """A Hugging Face fast tokenizer's folder."""
-    tokenizer_key: str
-    block_length: int
-    train: Blocks
-    validation: Blocks
-    documents: int
-    """Documents in the training blocks."""
-    tokens: int
-    """Tokens in the training blocks, EOS included."""
-    vocabulary: int
-    """Tokens of the tokenizer, special ones included: ids are below it."""
 
 
 def prepare_corpus(
@@ -103,7 +80,7 @@ def prepare_corpus(
                     _make(place, corpus, encoder, report)
     index = read_index(place.shelf)
     assert index is not None
-    return _open(place.key, place.shelf, index, store)
+    return open_prepared(place.key, place.shelf, index, store)
 
 
 def find_corpus(
@@ -125,44 +102,7 @@ def find_corpus(
     index = read_index(place.shelf)
     if index is None or not (damaged or place.complete()):
         return None
-    return _open(place.key, place.shelf, index, store)
-
-
-def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
-    """A corpus of the store by its key, and what it was made from.
-
-    Raises:
-        UserError: it is not there.
-    """
-    folder = store / "corpora" / key
-    elsewhere = folder / _ELSEWHERE
-    shelf = Shelf(**read_json(elsewhere)) if elsewhere.is_file() else Shelf(str(folder))
-    index = read_index(shelf)
-    if index is None:
-        raise UserError(f"{shelf.where(INDEX)}: no such file.")
-    return _open(key, shelf, index, store), CorpusConfig.model_validate(index["corpus"])
-
-
-def read_index(shelf: Shelf) -> dict[str, Any] | None:
-    """What a finished corpus holds and was made from; None for one that is not finished.
-
-    `train` and `validation` each have facts and their `shards`: file, blocks, bytes, SHA-256, and where in the documents
-    it ends.
-    """
-    index: dict[str, Any] | None = shelf.read_json(INDEX)
-    return _of_one_file(shelf) if index is None else index
-
-
-def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
-    """The index of a corpus that an earlier version prepared: one file a part, without checksums."""
-    meta: dict[str, Any] | None = shelf.read_json("meta.json")
-    if meta is None:
-        return None
-    width = meta["block_length"] * np.dtype(meta["dtype"]).itemsize
-    for part in (TRAIN, VALIDATION):
-        blocks = meta[part]["blocks"]
-        meta[part]["shards"] = [{"file": f"{part}.bin", "blocks": blocks, "bytes": blocks * width, "sha256": None}]
-    return meta
+    return open_prepared(place.key, place.shelf, index, store)
 
 
 @dataclass(frozen=True)
@@ -182,7 +122,7 @@ class _Place:
         index = read_index(self.shelf)
         if index is None or not self.tokenizer.is_dir():
             return False
-        return not any(_blocks(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
+        return not any(blocks_of(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
 
 
 def _locate(
@@ -212,75 +152,6 @@ def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
     if "://" not in corpus.shards:
         return Shelf(str(Path(corpus.shards).expanduser().resolve() / key))
     return Shelf(f"{corpus.cache or CACHE}/{key}", f"{corpus.shards.rstrip('/')}/{key}")
-
-
-def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
-    """What a person asks about a corpus: sizes, vocabulary, bytes a token, and the beginnings of a few blocks."""
-    shelf = prepared.train.shelf
-    index = read_index(shelf) or {}
-    tokenizer = load_tokenizer(prepared.tokenizer)
-    rows = np.arange(min(examples, len(prepared.train)), dtype=np.int64)
-    beginnings = prepared.train.take(rows)[:, :100]
-    return {
-        "source": index["corpus"]["source"],
-        "folder": shelf.address or str(prepared.folder),
-        "tokenizer": str(prepared.tokenizer),
-        "vocabulary": prepared.vocabulary,
-        "block_length": prepared.block_length,
-        "bytes_per_token": round(index["train"]["bytes"] / index["train"]["encoded_tokens"], 3),
-        "shards": len(prepared.train.shards) + len(prepared.validation.shards),
-        "train": {name: index["train"][name] for name in ("documents", "tokens", "blocks")},
-        "validation": {name: index["validation"][name] for name in ("documents", "tokens", "blocks")},
-        "examples": [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in beginnings],
-    }
-
-
-def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[str, str]:
-    """Reads all shards; what is wrong with each that is not what was written, by its path or address.
-
-    Shards of a corpus that was prepared before there were checksums are held against their sizes only.
-    """
-    wrong, read = {}, 0
-    parts = (prepared.train, prepared.validation)
-    total = sum(blocks.bytes_of(shard) for blocks in parts for shard in blocks.shards)
-    report = progress or silent
-
-    def follow(size: int) -> None:
-        nonlocal read
-        read += size
-        report("verifying", read, total)
-
-    for blocks in parts:
-        damaged = blocks.damaged()
-        for shard in blocks.shards:
-            what = damaged.get(shard.file)
-            if what is None and shard.sha256 is not None:
-                found = blocks.shelf.checksum(shard.file, follow)
-                what = None if found == shard.sha256 else f"SHA-256 {found}, but it was written with {shard.sha256}"
-            if what is not None:
-                wrong[blocks.shelf.where(shard.file)] = what
-    return wrong
-
-
-def _open(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
-    """A corpus that is there."""
-    return PreparedCorpus(
-        key=key,
-        folder=shelf.local,
-        tokenizer=store / "tokenizers" / index["tokenizer_key"],
-        tokenizer_key=index["tokenizer_key"],
-        block_length=index["block_length"],
-        train=_blocks(index, shelf, TRAIN),
-        validation=_blocks(index, shelf, VALIDATION),
-        documents=index["train"]["documents"],
-        tokens=index["train"]["tokens"],
-        vocabulary=index["vocabulary"],
-    )
-
-
-def _blocks(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:
-    shards = [Shard(value["file"], value["blocks"], value["sha256"]) for value in index[part]["shards"]]
-    return Blocks(shelf, shards, index["block_length"], index["dtype"])
 
 
 def _text_key(corpus: CorpusConfig, origin: str) -> str:
@@ -354,7 +225,7 @@ def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
             shelf.remove(record_file(part, number))
     if corpus.shards is not None:
         own = place.tokenizer.parent.parent / "corpora" / place.key
-        write_json(own / _ELSEWHERE, {"folder": shelf.folder, "address": shelf.address})
+        write_json(own / ELSEWHERE, {"folder": shelf.folder, "address": shelf.address})
 
 
 def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> dict[str, Any]:
@@ -421,7 +292,7 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
     """Makes the damaged shards of a finished corpus again, each alone."""
     shelf, dtype = place.shelf, np.dtype(index["dtype"])
     for part in (TRAIN, VALIDATION):
-        damaged = _blocks(index, shelf, part).damaged()
+        damaged = blocks_of(index, shelf, part).damaged()
         if damaged and "end" not in index[part]["shards"][0]:
             raise UserError(
                 "\n".join(f"{shelf.where(file)}: {what}." for file, what in damaged.items())

@@ -21,7 +21,7 @@ from mlmclm.studies.plans import Stage, State
 from mlmclm.studies.recipe import Recipe
 
 if TYPE_CHECKING:
-    from mlmclm.corpora.prepare import PreparedCorpus
+    from mlmclm.corpora.prepared import PreparedCorpus
 
 Observer = Callable[[list[dict[str, Any]]], None]
 """Called with the lines of metrics that a running stage has written since the last call."""

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.prepare import PreparedCorpus, prepare_corpus
+from mlmclm.corpora.prepare import prepare_corpus
+from mlmclm.corpora.prepared import PreparedCorpus
 
 BPE = TokenizerConfig(train_vocab_size=320)
 SMALL = 0.004

@@ -15,7 +15,8 @@ from small_corpora import BPE, build, stream
 
 from mlmclm.corpora import filling, prepare, pydocs, tokenising
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.prepare import PreparedCorpus, describe, prepare_corpus
+from mlmclm.corpora.prepare import prepare_corpus
+from mlmclm.corpora.prepared import PreparedCorpus, describe
 from mlmclm.corpora.selection import held_out, sample
 from mlmclm.corpora.tokenizer import load_tokenizer, special_ids
 from mlmclm.errors import EnvironmentFault, UserError

@@ -15,7 +15,8 @@ from small_corpora import BPE, LIMITS, SMALL
 
 from mlmclm.corpora import ray_tokenising, tokenising
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.prepare import PreparedCorpus, prepare_corpus
+from mlmclm.corpora.prepare import prepare_corpus
+from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.errors import UserError
 from mlmclm.pipeline import Place, prepare
 from mlmclm.service.ray_cluster import ray_session

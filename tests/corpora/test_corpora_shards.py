@@ -23,7 +23,8 @@ from small_corpora import BPE, LIMITS, SMALL, build, stream
 
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.config import CorpusConfig
-from mlmclm.corpora.prepare import PreparedCorpus, find_corpus, open_corpus, prepare_corpus, verify
+from mlmclm.corpora.prepare import find_corpus, prepare_corpus
+from mlmclm.corpora.prepared import PreparedCorpus, open_corpus, verify
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import in_turn
 

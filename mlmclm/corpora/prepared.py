@@ -1,0 +1,149 @@
+"""A prepared corpus: opening it, describing it, and holding its shards against their checksums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlmclm.corpora.blocks import Blocks, Shard
+from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.documents import TRAIN, VALIDATION
+from mlmclm.corpora.shelf import INDEX, Shelf
+from mlmclm.corpora.tokenizer import load_tokenizer
+from mlmclm.corpora.workers import Progress, silent
+from mlmclm.errors import UserError
+from mlmclm.files import read_json
+
+ELSEWHERE = "shelf.json"
+"""In a corpus's folder in the store: where its shards are, if not there."""
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """Packed blocks of a corpus, and the tokenizer that they were made with."""
+
+    key: str
+    folder: Path
+    """Of the shards; where they lie at an address, of this node's copies."""
+    tokenizer: Path
+    """A Hugging Face fast tokenizer's folder."""
+    tokenizer_key: str
+    block_length: int
+    train: Blocks
+    validation: Blocks
+    documents: int
+    """Documents in the training blocks."""
+    tokens: int
+    """Tokens in the training blocks, EOS included."""
+    vocabulary: int
+    """Tokens of the tokenizer, special ones included: ids are below it."""
+
+
+def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
+    """A corpus of the store by its key, and what it was made from.
+
+    Raises:
+        UserError: it is not there.
+    """
+    folder = store / "corpora" / key
+    elsewhere = folder / ELSEWHERE
+    shelf = Shelf(**read_json(elsewhere)) if elsewhere.is_file() else Shelf(str(folder))
+    index = read_index(shelf)
+    if index is None:
+        raise UserError(f"{shelf.where(INDEX)}: no such file.")
+    return open_prepared(key, shelf, index, store), CorpusConfig.model_validate(index["corpus"])
+
+
+def read_index(shelf: Shelf) -> dict[str, Any] | None:
+    """What a finished corpus holds and was made from; None for one that is not finished.
+
+    `train` and `validation` each have facts and their `shards`: file, blocks, bytes, SHA-256, and where in the documents
+    it ends.
+    """
+    index: dict[str, Any] | None = shelf.read_json(INDEX)
+    return _of_one_file(shelf) if index is None else index
+
+
+def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
+    """The index of a corpus that an earlier version prepared: one file a part, without checksums."""
+    meta: dict[str, Any] | None = shelf.read_json("meta.json")
+    if meta is None:
+        return None
+    width = meta["block_length"] * np.dtype(meta["dtype"]).itemsize
+    for part in (TRAIN, VALIDATION):
+        blocks = meta[part]["blocks"]
+        meta[part]["shards"] = [{"file": f"{part}.bin", "blocks": blocks, "bytes": blocks * width, "sha256": None}]
+    return meta
+
+
+def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
+    """What a person asks about a corpus: sizes, vocabulary, bytes a token, and the beginnings of a few blocks."""
+    shelf = prepared.train.shelf
+    index = read_index(shelf) or {}
+    tokenizer = load_tokenizer(prepared.tokenizer)
+    rows = np.arange(min(examples, len(prepared.train)), dtype=np.int64)
+    beginnings = prepared.train.take(rows)[:, :100]
+    return {
+        "source": index["corpus"]["source"],
+        "folder": shelf.address or str(prepared.folder),
+        "tokenizer": str(prepared.tokenizer),
+        "vocabulary": prepared.vocabulary,
+        "block_length": prepared.block_length,
+        "bytes_per_token": round(index["train"]["bytes"] / index["train"]["encoded_tokens"], 3),
+        "shards": len(prepared.train.shards) + len(prepared.validation.shards),
+        "train": {name: index["train"][name] for name in ("documents", "tokens", "blocks")},
+        "validation": {name: index["validation"][name] for name in ("documents", "tokens", "blocks")},
+        "examples": [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in beginnings],
+    }
+
+
+def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[str, str]:
+    """Reads all shards; what is wrong with each that is not what was written, by its path or address.
+
+    Shards of a corpus that was prepared before there were checksums are held against their sizes only.
+    """
+    wrong, read = {}, 0
+    parts = (prepared.train, prepared.validation)
+    total = sum(blocks.bytes_of(shard) for blocks in parts for shard in blocks.shards)
+    report = progress or silent
+
+    def follow(size: int) -> None:
+        nonlocal read
+        read += size
+        report("verifying", read, total)
+
+    for blocks in parts:
+        damaged = blocks.damaged()
+        for shard in blocks.shards:
+            what = damaged.get(shard.file)
+            if what is None and shard.sha256 is not None:
+                found = blocks.shelf.checksum(shard.file, follow)
+                what = None if found == shard.sha256 else f"SHA-256 {found}, but it was written with {shard.sha256}"
+            if what is not None:
+                wrong[blocks.shelf.where(shard.file)] = what
+    return wrong
+
+
+def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
+    """The corpus of an index that was read."""
+    return PreparedCorpus(
+        key=key,
+        folder=shelf.local,
+        tokenizer=store / "tokenizers" / index["tokenizer_key"],
+        tokenizer_key=index["tokenizer_key"],
+        block_length=index["block_length"],
+        train=blocks_of(index, shelf, TRAIN),
+        validation=blocks_of(index, shelf, VALIDATION),
+        documents=index["train"]["documents"],
+        tokens=index["train"]["tokens"],
+        vocabulary=index["vocabulary"],
+    )
+
+
+def blocks_of(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:
+    """A part's blocks."""
+    shards = [Shard(value["file"], value["blocks"], value["sha256"]) for value in index[part]["shards"]]
+    return Blocks(shelf, shards, index["block_length"], index["dtype"])

@@ -1,0 +1,124 @@
+"""The documents of one local file: Parquet, JSON, JSON lines or text."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mlmclm.errors import UserError
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".txt")
+
+
+def read_documents(path: Path, column: str) -> Iterator[str]:
+    """The documents of a file, in order; empty ones included.
+
+    Args:
+        column: the column of text, where the file has columns.
+
+    Raises:
+        UserError: the file is not what its suffix says, cannot be read, or lacks the column.
+    """
+    readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
+        ".parquet": _read_parquet,
+        ".jsonl": _read_json_lines,
+        ".json": _read_json,
+        ".txt": _read_text,
+    }
+    try:
+        yield from readers[path.suffix](path, column)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
+    except PermissionError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def check_column(where: object, column: str, columns: Iterable[str]) -> None:
+    """Raises UserError unless the column is there."""
+    names = list(columns)
+    if column not in names:
+        near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(
+            f"{where}: there is no column {column!r}.{hint} Its columns: {', '.join(names)}. Set text_column."
+        )
+
+
+def text_of(value: Any, where: object, column: str) -> str:
+    """A cell that must be text; a missing one is an empty document."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: column {column!r} holds {type(value).__name__}, not text. Set text_column.")
+    return value
+
+
+def _read_parquet(path: Path, column: str) -> Iterator[str]:
+    """The text column of a Parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            check_column(path, column, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield text_of(value, path, column)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
+
+
+def _read_json_lines(path: Path, column: str) -> Iterator[str]:
+    """The text column of a file with one JSON object a line."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _json_text(_load_json(line, f"{path}, line {number}"), f"{path}, line {number}", column)
+
+
+def _read_json(path: Path, column: str) -> Iterator[str]:
+    """The text column of a JSON array of objects, or of one JSON object a line (both are called .json)."""
+    content = path.read_text(encoding="utf-8")
+    if not content.lstrip().startswith("["):
+        yield from _read_json_lines(path, column)
+        return
+    for number, row in enumerate(_load_json(content, str(path))):
+        yield _json_text(row, f"{path}, entry {number}", column)
+
+
+def _load_json(content: str, where: str) -> Any:
+    """Parses JSON."""
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error}).") from error
+
+
+def _json_text(row: Any, where: str, column: str) -> str:
+    """The text of one object."""
+    if not isinstance(row, dict):
+        _refuse(row, where, column)
+    check_column(where, column, row)
+    return text_of(row[column], where, column)
+
+
+def _refuse(row: Any, where: str, column: str) -> NoReturn:
+    """Raises UserError for an entry that is not an object."""
+    raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
+
+
+def _read_text(path: Path, column: str) -> Iterator[str]:
+    """The documents of a text file: what stands between empty lines. There are no columns."""
+    lines: list[str] = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.strip():
+                lines.append(line)
+            elif lines:
+                yield "".join(lines).rstrip("\n")
+                lines = []
+    if lines:
+        yield "".join(lines).rstrip("\n")
