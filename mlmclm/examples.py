@@ -5,6 +5,7 @@ Of the validation split nothing is kept: the learning rate is chosen on it, so a
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,15 +61,30 @@ def to_parquet(
     return bytes(sink.getvalue())
 
 
-def from_parquet(path: Path, result: Mapping[str, Any]) -> KeptExamples:
+def about_of(path: Path) -> dict[str, Any] | None:
+    """What a file of examples says of its cell: `key`, `split`, `label_names` and `scores`; None where it is not there or damaged."""
+    try:
+        about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[ABOUT])
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return None
+    return about if {"key", "scores"} <= about.keys() else None
+
+
+def from_parquet(path: Path, result: Mapping[str, Any], sha256: str | None = None) -> KeptExamples:
     """The examples of a scored cell.
+
+    Args:
+        sha256: of the file's bytes; None where it wasn't noted.
 
     Raises:
         UserError: the file isn't there, is damaged, or belongs to another result; it says what to do.
     """
     again = f"Delete {path.with_suffix('.json')} and run the command that made it again: this cell alone is then computed again."
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        content = path.read_bytes()
+        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+            raise ValueError("its checksum differs from the one noted with the result")
+        table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
         about = json.loads((table.schema.metadata or {})[ABOUT])
     except FileNotFoundError as error:
         raise UserError(

@@ -206,6 +206,18 @@ def test_a_damaged_file_is_named_with_what_to_do(kept: Any, tmp_path: Path, dama
         ledger.examples(found.result)
 
 
+def test_a_bit_anywhere_in_the_examples_is_seen(kept: Any, tmp_path: Path) -> None:
+    found, ledger = kept("sst2"), Ledger(tmp_path)
+    path = ledger.examples_path(found.result["key"])
+    whole = found.ledger.examples_path(found.result["key"]).read_bytes()
+    ledger.write_examples(found.result, whole)
+    ledger.write(found.result)
+    for place in range(0, len(whole), 97):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(UserError, match="damaged file of examples"):
+            ledger.examples(found.result)
+
+
 def test_examples_of_other_scores_than_the_result_s_are_refused(kept: Any, tmp_path: Path) -> None:
     """Two machines that compute the same cell at once and don't agree."""
     found, ledger = kept("sst2"), Ledger(tmp_path)

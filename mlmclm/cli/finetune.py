@@ -213,11 +213,13 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
     """Keeps the encoder of the cell to start from, where it isn't kept yet."""
     import torch
 
-    from mlmclm.finetuning.cell import CELL_THREADS, keep_encoder
+    from mlmclm.finetuning.cell import CELL_THREADS, cell_key, keep_encoder
+    from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
     from mlmclm.progress import Bar
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.starts import KeptWeights
 
+    set_aside_damaged(kept_folder(store, cell_key(source)))
     if not KeptWeights(store).missing([source]):
         return
     torch.set_num_threads(CELL_THREADS)

@@ -13,8 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from mlmclm.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import hash_file, read_json, write_json
+from mlmclm.files import hash_file
+from mlmclm.progress import say
 
 WEIGHTS, RESULT = "encoder.safetensors", "result.json"
 
@@ -35,7 +37,25 @@ def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None
         save_file(weights, folder / WEIGHTS)
     except SafetensorError as error:
         raise EnvironmentFault(f"{folder / WEIGHTS}: cannot write ({error}).") from error
-    write_json(folder / RESULT, {**result, "encoder": hash_file(folder / WEIGHTS)})
+    write_sealed(folder / RESULT, {**result, "encoder": hash_file(folder / WEIGHTS)})
+
+
+def set_aside_damaged(folder: Path) -> None:
+    """Renames a folder that is not what was written, so that its weights are made again, and says so; reads it."""
+    if not folder.is_dir():
+        return
+    try:
+        _check(folder)
+    except UserError as error:
+        say(f"{error} It is kept as {set_aside(folder).name} and made again.")
+
+
+def _check(folder: Path) -> None:
+    """Raises UserError where the folder's files are not what was written."""
+    noted = read_sealed(folder / RESULT, f"The weights of {folder} are not used.").get("encoder")
+    file = folder / WEIGHTS
+    if not file.is_file() or hash_file(file) != noted:
+        raise UserError(f"{file}: altered or cut short.")
 
 
 def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
@@ -49,6 +69,8 @@ def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
         raise UserError(
             f"{folder}: the fine-tuned weights to start from are not there; run the sweep, which makes them."
         )
-    if hash_file(folder / WEIGHTS) != read_json(folder / RESULT)["encoder"]:
-        raise UserError(f"{folder / WEIGHTS}: altered or cut short. Delete {folder}: the next sweep makes it again.")
+    try:
+        _check(folder)
+    except UserError as error:
+        raise UserError(f"{error} Delete {folder}: the next sweep makes it again.") from error
     encoder.load_state_dict(load_file(folder / WEIGHTS), strict=True)

@@ -109,7 +109,8 @@ def run_sweep(
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         names_of[cell_key(cell)].append(cell)
-    found = {key: result for key in names_of if (result := ledger.find(key)) is not None}
+    there = zip(names_of, ledger.find_all(names_of), strict=True)
+    found = {key: result for key, result in there if result is not None}
     reused = len(found)
 
     def announce(key: str) -> None:

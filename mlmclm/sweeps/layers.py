@@ -11,6 +11,7 @@ from typing import Any
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
 from mlmclm.progress import say
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.launch import OnResult, SweepOutcome, run_sweep
@@ -57,6 +58,8 @@ def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[s
     Raises:
         MlmclmError: one failed.
     """
+    for source in sources:
+        set_aside_damaged(kept_folder(store, cell_key(source)))
     missing = KeptWeights(store).missing(sources)
     if not missing:
         return

@@ -2,25 +2,31 @@
 
 A file is written whole or not at all, by the worker that computed the cell. What is there is never computed again. Beside it
 lies `<key>.parquet`, what each example of the test split got; it is written first, so a result is never without its examples,
-unless a version that kept none filed it.
+unless a version that kept none filed it. A result holds its own checksum and that of its examples.
+
+A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not give the same one again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.examples import KeptExamples, from_parquet
-from mlmclm.files import canonical_json, disk_fault, write_atomic
+from mlmclm.checksums import CHECKSUM, sealed, unsealed
+from mlmclm.errors import EnvironmentFault, UserError, for_each
+from mlmclm.examples import SPLIT, KeptExamples, about_of, from_parquet
+from mlmclm.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.scores import metric_parts
 from mlmclm.sweeps.cells import unique_by_key
 
 SCHEMA = 1
 NEEDED = ("key", "task", "learning_rate", "seed", "status", "scores")
+EXAMPLES = "examples_sha256"
+"""Entry of a result's file: SHA-256 of its examples' file."""
 
 
 class Ledger:
@@ -40,6 +46,11 @@ class Ledger:
             UserError: the file is there but is not a whole result of this cell.
             EnvironmentFault: it cannot be read.
         """
+        found = self._read(key)
+        return None if found is None else {name: value for name, value in found.items() if name != EXAMPLES}
+
+    def _read(self, key: str) -> dict[str, Any] | None:
+        """The content of a result's file, without its checksum."""
         path = self.path(key)
         try:
             content = path.read_bytes()
@@ -48,17 +59,39 @@ class Ledger:
         except OSError as error:
             raise disk_fault(error, path) from error
         try:
-            result = json.loads(content)
+            value = json.loads(content)
+            result = unsealed(value)
         except ValueError as error:
-            raise _damaged(path, f"not JSON: {error}") from error
-        if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+            raise _damaged(path, str(error)) from error
+        if result.get("schema") != SCHEMA:
             raise _damaged(path, f"not a result of schema {SCHEMA}")
         absent = [name for name in NEEDED if name not in result]
         if absent:
             raise _damaged(path, f"without {', '.join(absent)}")
         if result["key"] != key:
             raise _damaged(path, f"it holds the result of another cell, {result['key']}")
+        if CHECKSUM not in value:
+            self._seal(path, result)
         return result
+
+    def _seal(self, path: Path, result: dict[str, Any]) -> None:
+        """Gives a result that an earlier version filed its checksum, where its examples bear its scores out.
+
+        Raises:
+            UserError: they are of other scores.
+        """
+        about = about_of(self.examples_path(result["key"]))
+        if about is None:
+            return
+        if (about["key"], about["scores"]) != (result["key"], (result["scores"] or {}).get(SPLIT)):
+            raise _damaged(path, f"its scores are not those of {path.with_suffix('.parquet').name} beside it")
+        with suppress(EnvironmentFault):  # a store that this user may only read
+            self._file(path, result)
+
+    def _file(self, path: Path, result: dict[str, Any]) -> None:
+        examples = self.examples_path(result["key"])
+        sums = {EXAMPLES: hash_file(examples)} if examples.is_file() and result["status"] == "ok" else {}
+        write_atomic(path, canonical_json(sealed({**result, **sums})) + "\n")
 
     def write(self, result: dict[str, Any]) -> None:
         """Files a result under its key; one that is there already stays, for equal keys mean equal results.
@@ -68,7 +101,7 @@ class Ledger:
         """
         path = self.path(result["key"])
         if not path.exists():
-            write_atomic(path, canonical_json(result) + "\n")
+            self._file(path, result)
 
     def examples_path(self, key: str) -> Path:
         """Where the examples of the cell with this key are, or will be."""
@@ -96,7 +129,7 @@ class Ledger:
             raise UserError(
                 f"result {result['key']} (model {result['model']}, task {result['task']}) diverged: it has no predictions."
             )
-        return from_parquet(self.examples_path(result["key"]), result)
+        return from_parquet(self.examples_path(result["key"]), result, (self._read(result["key"]) or {}).get(EXAMPLES))
 
     def complete(self, cell: Cell, compute: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
         """A cell's result, computed and filed where it isn't there; and whether it was computed now.
@@ -125,8 +158,13 @@ class Ledger:
         Raises:
             UserError: a file is damaged.
         """
-        found = ((cell, self.find(cell_key(cell))) for cell in cells)
+        cells = list(cells)
+        found = zip(cells, self.find_all(map(cell_key, cells)), strict=True)
         return [named(result, cell) for cell, result in found if result is not None]
+
+    def find_all(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
+        """`find` of each key; all files that are damaged are named at once."""
+        return for_each(keys, self.find)
 
 
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:

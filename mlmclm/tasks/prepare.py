@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
+from mlmclm.checksums import whole_cache, write_checksums
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, stable_hash, whole_folder, write_json
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
@@ -31,19 +32,18 @@ def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSetti
 
 
 def open_prepared(store: Path, key: str) -> Prepared | None:
-    """What is there under this key, if anything."""
+    """What is there under this key, if anything; what is not as it was written is set aside, which a line says."""
     folder = store / "prepared" / key
-    if not (folder / "meta.json").is_file():
+    if not whole_cache(folder, "meta.json"):
         return None
-    meta = read_json(folder / "meta.json")
-    return Prepared(
-        key,
-        folder,
-        meta["family"],
-        meta["task_data"],
-        tuple(meta["label_names"]),
-        unanswerable=meta.get("unanswerable", False),
-    )
+    try:
+        meta = read_json(folder / "meta.json")
+        facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
+        return Prepared(key, folder, *facts, unanswerable=meta.get("unanswerable", False))
+    except (UserError, KeyError, TypeError) as error:  # of an earlier version, which noted no checksums
+        raise UserError(
+            f"{folder / 'meta.json'}: damaged ({error}). Delete {folder}: the same command makes it again."
+        ) from error
 
 
 def prepare_task(
@@ -97,6 +97,7 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         if data.task.unanswerable:
             meta["unanswerable"] = True
         write_json(folder / "meta.json", meta)
+        write_checksums(folder)
     made = open_prepared(store, key)
     if made is None:
         raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")

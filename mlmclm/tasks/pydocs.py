@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlmclm.checksums import whole_cache, write_checksums
 from mlmclm.corpora.pydocs import Root, fingerprint, prepare_pydocs, read_group, read_groups
 from mlmclm.corpora.workers import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError, unknown
@@ -63,7 +64,7 @@ def build_pydocs_task(
         raise unknown("task", name, PYDOCS_TASKS)
     source = fingerprint(roots)
     folders = {task: store / "tasks" / stable_hash([TASK_VERSION, task, source])[:16] for task in _MAKERS}
-    if not folders[name].is_dir():
+    if not whole_cache(folders[name], "meta.json"):
         report = progress or silent
         documents = _parsed(
             prepare_pydocs(store, roots=roots, workers=workers, progress=report), worker_count(workers), report
@@ -117,3 +118,4 @@ def _build(task: str, folder: Path, documents: Sequence[Documented], source: str
             content = pyarrow.Table.from_pylist(table.rows, schema=table.schema())
             pyarrow.parquet.write_table(content, temporary / f"{name}.parquet", compression="zstd")
         write_json(temporary / "meta.json", meta)
+        write_checksums(temporary)

@@ -8,12 +8,15 @@ import resource
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sweep_cells import make_cell, make_cells, make_result
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.examples import to_parquet
+from mlmclm.files import canonical_json
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.ledger import EXAMPLES, Ledger
 from mlmclm.tasks.registry import get_task
 
 
@@ -66,7 +69,7 @@ def test_a_result_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     assert ledger.results([cell])[0]["cost"]["worker"] == "first"
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "another", "binary", "incomplete", "list"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "another", "binary", "incomplete", "list", "a digit"])
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, damage: str) -> None:
     ledger, cell = Ledger(tmp_path), make_cell()
     ledger.write(make_result(cell))
@@ -80,12 +83,50 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, damage: str) ->
             "binary": b"\xff\x00" * 100,
             "incomplete": b'{"schema": 1, "key": "x"}',
             "list": b"[]",
+            "a digit": whole.replace(b"0.5", b"0.9", 1),
         }[damage]
     )
     with pytest.raises(UserError, match="damaged result file") as caught:
         ledger.results([cell])
     assert str(path) in str(caught.value)
     assert "Delete it" in str(caught.value)
+
+
+def test_all_damaged_results_are_named_at_once(tmp_path: Path) -> None:
+    ledger, cells = Ledger(tmp_path), make_cells(3)
+    for cell in cells:
+        ledger.write(make_result(cell))
+        ledger.path(cell_key(cell)).write_bytes(b"{")
+    with pytest.raises(UserError) as caught:
+        ledger.results(cells)
+    assert all(str(ledger.path(cell_key(cell))) in str(caught.value) for cell in cells)
+
+
+def as_filed_earlier(ledger: Ledger, key: str) -> bytes:
+    """Takes a result's checksums away; returns its content without them."""
+    entries = json.loads(ledger.path(key).read_bytes())
+    content = canonical_json({name: entries[name] for name in entries if name not in ("checksum", EXAMPLES)}).encode()
+    ledger.path(key).write_bytes(content)
+    return content
+
+
+def test_a_result_of_an_earlier_version_gets_its_checksum_where_its_examples_have_its_scores(tmp_path: Path) -> None:
+    ledger, cell = Ledger(tmp_path), make_cell()
+    result, key = make_result(cell), cell_key(cell)
+    ledger.write_examples(result, to_parquet(result, {"correct": np.array([0, 1])}, ()))
+    ledger.write(result)
+    sealed = ledger.path(key).read_bytes()
+    content = as_filed_earlier(ledger, key)
+    assert ledger.find(key) == result and ledger.path(key).read_bytes() == sealed
+    test = json.dumps({"test": result["scores"]["test"]})[1:-1].replace(" ", "").encode()
+    assert test in content
+    ledger.path(key).write_bytes(content.replace(test, test.replace(b"0.5", b"0.9")))
+    with pytest.raises(UserError, match=rf"damaged result file \(its scores are not those of {key}.parquet beside it"):
+        ledger.find(key)
+    as_filed_earlier(ledger, key)
+    ledger.examples_path(key).unlink()
+    assert ledger.find(key) is not None, "without examples it is taken as it is"
+    assert "checksum" not in json.loads(ledger.path(key).read_bytes())
 
 
 def test_on_a_full_disk_nothing_is_left_and_the_fault_says_so(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from sweep_cells import make_cell, make_result
 
 import mlmclm.sweeps.layers
+from mlmclm.checksums import sealed, unsealed
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json
 from mlmclm.finetuning.cell import Cell, Start, cell_key, keep_encoder, run_cell, streams_of
@@ -308,6 +309,15 @@ def test_layers_come_in_order_and_nothing_is_computed_twice(layers: Any, tmp_pat
     outcome, computed = layers()
     assert computed == ["keep sst2", "conll2003"]
     assert [bits(one) for one in outcome.results] == [bits(one) for one in first]
+    # Weights with another bit are not started from.
+    (weights,) = (tmp_path / "store" / "tuned").glob(f"*/*/{WEIGHTS}")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    Ledger(tmp_path / "store").path(lost["key"]).unlink()
+    outcome, computed = layers()
+    assert computed == ["keep sst2", "conll2003"]
+    assert f"{weights}: altered or cut short. It is kept as" in " ".join(capfd.readouterr().err.split())
+    assert weights.read_bytes() == whole and [bits(one) for one in outcome.results] == [bits(one) for one in first]
 
 
 def test_stopped_anywhere_and_started_again_the_results_are_the_same(layers: Any, tmp_path: Path) -> None:
@@ -327,9 +337,9 @@ def test_weights_that_another_machine_would_make_differently_are_said(layers: An
     best = best_cell([one for one in outcome.results if one["task"] == "sst2"])
     assert best is not None
     filed = Ledger(tmp_path / "store").path(best["key"])
-    content = json.loads(filed.read_text())
+    content = unsealed(json.loads(filed.read_text()))
     content["scores"]["validation"]["accuracy"] += 0.001
-    filed.write_text(json.dumps(content))
+    filed.write_text(json.dumps(sealed(content)))
     shutil.rmtree(tmp_path / "store" / "tuned")
     for one in outcome.results:
         if one["task"] == "conll2003":

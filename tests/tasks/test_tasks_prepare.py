@@ -169,14 +169,45 @@ def test_no_answer_wins_where_it_scores_higher_than_every_span_in_every_window(p
     assert [n for n, text in enumerate(family.texts("test", predictions)) if text] == [example]
 
 
-def test_prepared_data_that_are_cut_short_are_named_before_training(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut short", "a bit", "meta.json", "missing"])
+def test_prepared_data_that_are_damaged_are_made_again_before_training(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str
+) -> None:
+    def again() -> dict[str, bytes]:
+        folder = prepare_task("conll2003", place / "model", PROTOCOL, tmp_path, place / "data").folder
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    whole = again()
+    (folder,) = tmp_path.glob("prepared/*")
+    file = folder / ("meta.json" if damage == "meta.json" else "validation.arrow")
+    flipped = bytearray(whole[file.name])
+    flipped[len(flipped) // 2] ^= 1
+    file.write_bytes(whole[file.name][:-100] if damage == "cut short" else bytes(flipped))
+    if damage == "missing":
+        file.unlink()
+    capfd.readouterr()
+    assert again() == whole
+    assert f"{folder} is not used: {file.name}" in " ".join(capfd.readouterr().err.split())
+    assert folder.with_name(f"{folder.name}.damaged").is_dir()
+
+
+def test_prepared_data_of_an_earlier_version_stay_and_are_named_where_they_cannot_be_read(
+    place: Path, tmp_path: Path
+) -> None:
     def again() -> None:
         prepare_task("conll2003", place / "model", PROTOCOL, tmp_path, place / "data")
 
     again()
     (file,) = tmp_path.glob("prepared/*/validation.arrow")
+    (file.parent / "checksums.json").unlink()
+    before = file.stat()
+    again()
+    assert file.stat().st_ino == before.st_ino
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(UserError, match=rf"{file} cannot be read; is it cut short\?.*Delete {file.parent}:"):
+        again()
+    (file.parent / "meta.json").write_text("{}")
+    with pytest.raises(UserError, match=rf"{file.parent}/meta.json: damaged .*Delete {file.parent}:"):
         again()
     shutil.rmtree(file.parent)
     again()
