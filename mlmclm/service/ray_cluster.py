@@ -13,14 +13,18 @@ import os
 import secrets
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from mlmclm.errors import EnvironmentFault
 from mlmclm.files import write_atomic
+from mlmclm.progress import say
 from mlmclm.temporary import swept_folder
 from mlmclm.workers import runtime_environment
 
@@ -30,6 +34,25 @@ LONGEST_ROOT = 40
 ANSWER_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 << 20
 """Nothing large passes through Ray's object store: corpora and results are files."""
+START_LIMITS = {
+    "RAY_gcs_server_port_wait_time_s": "120",  # its head service must listen; 30
+    "RAY_gcs_rpc_server_connect_timeout_s": "60",  # it must answer; 5
+    "RAY_py_gcs_connect_timeout_s": "120",  # 30
+    "RAY_gcs_server_request_timeout_seconds": "180",  # 60
+    "RAY_raylet_start_wait_time_s": "120",  # the node must register; 30
+    "RAY_raylet_client_num_connect_attempts": "60",  # the driver must reach the node, a second each; 10
+    "RAY_agent_register_timeout_ms": "180000",  # the node ends itself without its two agents, Python processes; 30,000
+    "RAY_worker_register_timeout_seconds": "180",  # 60
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # 60
+}
+"""Limits of a start on this machine, with Ray's own behind them: a loaded machine needs longer. Variables of `_private/node.py`,
+`_private/ray_constants.py` and `src/ray/common/ray_config_def.h`."""
+STARTS = 3
+"""How often the start of a cluster of our own is tried."""
+SECONDS_A_START = 300.0
+"""After this time a start counts as hung: its processes are ended, so that it fails."""
+SECONDS_TO_END = 5.0
+"""Until a process of a failed start that was asked to end is killed."""
 _TOKEN = "RAY_AUTH_TOKEN"
 _chosen: dict[str, str] = {}
 """The token of this process's clusters, once there has been one."""
@@ -68,11 +91,15 @@ def ray_session(
         object_store_bytes: shared memory of a new cluster.
 
     Raises:
-        EnvironmentFault: the cluster doesn't answer, or none can be started.
+        EnvironmentFault: the cluster doesn't answer, or none can be started in `STARTS` tries.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # The coming default, that a worker with no GPUs still sees them; without a choice Ray warns at every start.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if not address:
+        for name, value in START_LIMITS.items():  # before the import, which reads some of them
+            os.environ.setdefault(name, value)
     import ray
 
     if ray.is_initialized():
@@ -83,7 +110,6 @@ def ray_session(
         "logging_level": logging.ERROR,
         "log_to_driver": log_to_driver,
     }
-    address = address or os.environ.get("RAY_ADDRESS") or None
     with ExitStack() as stack:
         token_file = None
         if address:
@@ -92,8 +118,7 @@ def ray_session(
         else:
             token_file = _own_token(store)
             stack.enter_context(_loopback_only())
-            root = stack.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
-            _connect(
+            root = _start(
                 {
                     "address": "local",
                     "num_cpus": num_cpus,
@@ -101,10 +126,9 @@ def ray_session(
                     "include_dashboard": dashboard,
                     "dashboard_host": "127.0.0.1",
                     "object_store_memory": object_store_bytes,
-                    "_temp_dir": str(root),
                     **common,
                 },
-                "Ray cannot be started on this machine",
+                stack,
             )
         stack.callback(ray.shutdown)
         if not address:
@@ -122,6 +146,51 @@ def _check_port(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise EnvironmentFault(f"The Ray cluster at {address} doesn't answer ({error}).") from error
+
+
+def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
+    """Starts a cluster of our own in a new root folder, which `stack` removes, and returns the folder.
+
+    A loaded machine can be too slow for one of the limits in Ray's start. A start that failed or hung leaves nothing behind and is
+    tried again in another folder.
+
+    Raises:
+        EnvironmentFault: the last of `STARTS` tries failed.
+    """
+    for number in range(1, STARTS + 1):
+        with ExitStack() as own:
+            root = own.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
+            hung = threading.Timer(SECONDS_A_START, _end_daemons, [root])
+            hung.daemon = True
+            hung.start()
+            try:
+                _connect({**arguments, "_temp_dir": str(root)}, "Ray cannot be started on this machine")
+            except EnvironmentFault as fault:
+                _end_daemons(root)
+                if number == STARTS:
+                    raise
+                say(f"{fault} Trying again ({number + 1} of {STARTS}).")
+                continue
+            finally:
+                hung.cancel()
+            stack.push(own.pop_all())
+            return root
+    raise AssertionError("the last try returns or raises")
+
+
+def _end_daemons(root: Path) -> None:
+    """Ends the processes of a start in `root`, which `ray.shutdown` doesn't know of where `ray.init` failed."""
+    daemons: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(str(root) in argument for argument in child.cmdline()):
+                daemons += [child, *child.children(recursive=True)]
+    for daemon in daemons:
+        with suppress(psutil.Error):
+            daemon.terminate()
+    for daemon in psutil.wait_procs(daemons, SECONDS_TO_END)[1]:
+        with suppress(psutil.Error):
+            daemon.kill()
 
 
 def _connect(arguments: dict[str, Any], what: str) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray._private.node import Node
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.service.ray_cluster import ray_session
+from mlmclm.service.ray_cluster import START_LIMITS, STARTS, ray_session
 from mlmclm.temporary import swept_folder
 from mlmclm.workers import runtime_environment, worker_environment
 
@@ -102,6 +103,80 @@ def test_a_cluster_that_does_not_answer_is_a_fault_at_once(tmp_path: Path) -> No
     with pytest.raises(EnvironmentFault, match=message), ray_session(tmp_path, address="127.0.0.1:1"):
         raise AssertionError("connected to nothing")
     assert not ray.is_initialized()
+
+
+def test_a_start_that_fails_leaves_no_process_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, left = Node.start_ray_processes, []
+
+    def fail_once(node: Node) -> None:
+        if not left:
+            left.extend(psutil.Process().children())
+            raise Exception("The current node timed out during startup.")
+        start(node)
+
+    monkeypatch.setattr(Node, "start_ray_processes", fail_once)
+    with ray_session(tmp_path, num_cpus=1):
+        assert ray.cluster_resources()["CPU"] == 1
+        assert left and not any(is_alive(process) for process in left), "the first start's processes are gone"
+    said = "".join(capsys.readouterr().err.split("\n"))
+    assert "The current node timed out during startup. Trying again (2 of 3)." in said
+
+
+def failing_init(**arguments: object) -> None:
+    raise Exception("The current node timed out during startup.")
+
+
+def test_a_start_is_given_up_after_the_last_try_and_that_of_another_cluster_after_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roots: list[Path] = []
+
+    def fail(**arguments: object) -> None:
+        roots.append(Path(str(arguments.get("_temp_dir"))))
+        failing_init()
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(EnvironmentFault, match=r"cannot be started on this machine.*timed out"), ray_session(tmp_path):
+        raise AssertionError("started")
+    assert len(set(roots)) == STARTS and not any(root.exists() for root in roots)
+    assert capsys.readouterr().err.count("Trying again") == STARTS - 1
+    roots.clear()
+    with pytest.raises(EnvironmentFault, match="cannot be used"), ray_session(tmp_path, address="auto"):
+        raise AssertionError("connected")
+    assert len(roots) == 1
+
+
+def test_a_start_that_hangs_is_ended_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def hang(**arguments: object) -> None:
+        daemons.append(
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(arguments["_temp_dir"])])
+        )
+        daemons[-1].wait()
+        failing_init()
+
+    monkeypatch.setattr(ray, "init", hang)
+    monkeypatch.setattr("mlmclm.service.ray_cluster.SECONDS_A_START", 0.2)
+    with pytest.raises(EnvironmentFault, match="cannot be started"), ray_session(tmp_path):
+        raise AssertionError("started")
+    assert len(daemons) == STARTS and all(daemon.poll() is not None for daemon in daemons)
+
+
+def test_ray_s_limits_of_a_start_are_raised_and_what_the_user_sets_is_kept(tmp_path: Path) -> None:
+    name, other = "RAY_agent_register_timeout_ms", "RAY_raylet_start_wait_time_s"
+    code = (
+        "import os, sys, ray\nfrom pathlib import Path\nfrom mlmclm.service.ray_cluster import ray_session\n"
+        f"ray.init = lambda **_: sys.exit(os.environ['{name}'] + ' ' + os.environ['{other}'])\n"
+        "with ray_session(Path(sys.argv[1])): pass\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key not in START_LIMITS} | {other: "77"}
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, check=False, capture_output=True, text=True
+    )
+    assert found.stderr.strip() == f"{START_LIMITS[name]} 77"
 
 
 def test_what_a_job_sets_is_left_to_it() -> None:
