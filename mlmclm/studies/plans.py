@@ -33,21 +33,24 @@ class Leg:
     """Where the warm-up counts from: 0, or the end of a decayed phase."""
     decay_end: int | None = None
     """Where this leg's decay would reach a rate of 0; None while the rate is stable."""
+    warmup: int | None = None
+    """Steps of warm-up from `origin` on, where they aren't the recipe's `warmup_steps`."""
 
     def rate(self, step: int, recipe: Recipe) -> float:
         """Learning rate of one of this leg's steps."""
         return learning_rate(
             step,
             peak=recipe.peak_learning_rate,
-            warmup=recipe.warmup_steps,
+            warmup=recipe.warmup_steps if self.warmup is None else self.warmup,
             origin=self.origin,
             decay=recipe.decay_steps,
             decay_end=self.decay_end,
         )
 
     def identity(self) -> list[Any]:
-        """Plain values for a state's key."""
-        return [str(self.objective), self.start, self.stop, self.origin, self.decay_end]
+        """Plain values for a state's key; a warm-up that is the recipe's is in the fingerprint."""
+        own = [] if self.warmup is None else [self.warmup]
+        return [str(self.objective), self.start, self.stop, self.origin, self.decay_end, *own]
 
 
 @dataclass(frozen=True)
@@ -213,10 +216,12 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> Stat
     """The state that a name stands for; `initial` as in `State`.
 
     Raises:
-        UserError: a phase is shorter than the decay that it must hold.
+        UserError: a phase is shorter than the decay that it must hold, or the decay begins before the warm-up has ended, so that
+            the rate would never reach its peak.
     """
     legs: list[Leg] = []
     start = origin = 0
+    warmup: int | None = None
     for index, phase in enumerate(name.phases):
         decays = phase.decayed or index == len(name.phases) - 1
         stable_until = phase.until - recipe.decay_steps if decays else phase.until
@@ -225,15 +230,34 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> Stat
                 f"model {str(name)!r}: its phase of {phase.objective} takes {phase.until - start} steps, fewer than the recipe's "
                 f"decay_steps {recipe.decay_steps}; use more steps or a shorter decay."
             )
+        if decays:
+            _check_peak(name, phase.until, origin, recipe.warmup_steps if warmup is None else warmup, recipe)
         if stable_until > start:
-            legs.append(Leg(phase.objective, start, stable_until, origin))
+            legs.append(Leg(phase.objective, start, stable_until, origin, warmup=warmup))
         if phase.until > stable_until:
-            legs.append(Leg(phase.objective, stable_until, phase.until, origin, phase.until))
+            legs.append(Leg(phase.objective, stable_until, phase.until, origin, phase.until, warmup))
         start = phase.until
         if phase.decayed:
             origin = phase.until
+            warmup = None if recipe.rewarmup_steps == recipe.warmup_steps else recipe.rewarmup_steps
     cut = _split_at(tuple(legs), name.steps)
     return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps), initial)
+
+
+def _check_peak(name: ModelName, until: int, origin: int, warmup: int, recipe: Recipe) -> None:
+    """Raises a `UserError` where the learning rate of the steps from `origin` to `until` would never reach its peak."""
+    if warmup <= until - max(recipe.decay_steps - 1, 0) - origin:  # the first step of the decay has the peak still
+        return
+    field, remedy = "warmup_steps", "shorten warmup_steps or decay_steps"
+    if origin > 0 and recipe.rewarmup_steps is not None:
+        field, remedy = "rewarmup_steps", "shorten rewarmup_steps or decay_steps"
+    elif origin > 0:
+        remedy += ", or set rewarmup_steps, the warm-up of phases that start from a decayed state"
+    raise UserError(
+        f"model {str(name)!r}: the {until - origin:,} steps from {origin:,} to {until:,} are fewer than the recipe's {field} {warmup:,} and "
+        f"decay_steps {recipe.decay_steps:,} together, so the learning rate would never reach its peak. End at step "
+        f"{origin + warmup + recipe.decay_steps:,} or later, or {remedy} in the recipe."
+    )
 
 
 def make_plan(names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, str] | None = None) -> Plan:

@@ -78,6 +78,8 @@ class Recipe(Frozen):
     warmup_steps: int = Field(2000, ge=0)
     decay_steps: int = Field(2000, ge=0)
     """Steps of linear decay to 0 at the end of the last phase, and of a `dec` phase."""
+    rewarmup_steps: int | None = Field(None, ge=0)
+    """Steps of warm-up of a phase that starts from a decayed state (`dec` in the name); None is `warmup_steps`."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = Field(1e-5, gt=0)
     weight_decay: float = Field(0.1, ge=0)

@@ -12,7 +12,7 @@ from mlmclm.studies.names import parse
 from mlmclm.studies.plans import Plan, make_plan
 from mlmclm.studies.recipe import Recipe
 
-RECIPE = Recipe(block_length=16, batch=4, warmup_steps=5, decay_steps=10)
+RECIPE = Recipe(block_length=16, batch=4, warmup_steps=1, decay_steps=10)
 VOCABULARY = 1000
 TOKENS_A_STEP = 4 * 16
 

@@ -69,13 +69,65 @@ def test_a_continued_model_starts_from_the_decayed_state_and_warms_up_again() ->
     assert rates[619] == RECIPE.peak_learning_rate
 
 
+def test_a_phase_that_would_never_reach_the_peak_is_refused_with_what_to_change() -> None:
+    """Warm-up and decay multiplied each other: 2,000 steps after `dec42k` peaked at a quarter of the rate."""
+    published = Recipe()
+    with pytest.raises(
+        UserError, match=r"610m-clm-dec42k-mlm40-44k.*from 42,000 to 44,000 .*End at step 46,000.*rewarmup_steps"
+    ):
+        history(parse("610m-clm-dec42k-mlm40-44k"), published)
+    with pytest.raises(
+        UserError, match=r"warmup_steps 2,000 and decay_steps 2,000 together.*End at step 4,000 or later"
+    ):
+        history(parse("610m-clm-3k"), published)
+    with pytest.raises(UserError, match=r"rewarmup_steps 30 and decay_steps 50 together.*shorten rewarmup_steps"):
+        history(parse("2m-clm-dec100-mlm40-170"), Recipe(warmup_steps=20, rewarmup_steps=30, decay_steps=50))
+
+
+def test_a_warm_up_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(UserError, match=r"the 100 steps from 0 to 100 are fewer than the recipe's warmup_steps 101"):
+        history(parse("2m-clm-100"), Recipe(warmup_steps=101, decay_steps=0))
+    history(parse("2m-clm-100"), Recipe(warmup_steps=100, decay_steps=0))
+
+
+def test_every_phase_that_is_not_refused_reaches_the_peak() -> None:
+    chance = random.Random(1)
+    refused = 0
+    for _ in range(300):
+        again = chance.choice([None, 0, chance.randint(0, 20)])
+        recipe = Recipe(warmup_steps=chance.randint(0, 20), decay_steps=chance.randint(0, 20), rewarmup_steps=again)
+        a, b = chance.randint(1, 30), chance.randint(1, 30)
+        name = parse(f"2m-clm-{chance.choice(['', 'dec'])}{a}-mlm40-{a + b}")
+        try:
+            legs = history(name, recipe).legs
+        except UserError:
+            refused += 1
+            continue
+        for origin in {leg.origin for leg in legs}:
+            own = [leg for leg in legs if leg.origin == origin]
+            rates = [leg.rate(step, recipe) for leg in own for step in range(leg.start, leg.stop)]
+            assert max(rates) == recipe.peak_learning_rate, f"{name} {recipe}"
+    assert 50 < refused < 250
+
+
+def test_a_warm_up_of_its_own_after_a_decay_changes_the_rates_and_keys_of_what_follows_only() -> None:
+    name, own = parse("2m-clm-dec600-mlm40-900"), Recipe(warmup_steps=20, decay_steps=50, rewarmup_steps=0)
+    usual, other = history(name, RECIPE), history(name, own)
+    assert other.legs[-2].rate(600, own) == own.peak_learning_rate
+    assert fingerprint(RECIPE, "corpus", 10) == fingerprint(own, "corpus", 10)
+    assert usual.key("a") != other.key("a")
+    assert history(parse("2m-clm-600"), RECIPE).key("a") == history(parse("2m-clm-600"), own).key("a")
+    same = Recipe(warmup_steps=20, decay_steps=50, rewarmup_steps=20)
+    assert history(name, same).key("a") == usual.key("a")
+
+
 def test_every_model_of_random_suites_is_reached_through_stages_that_start_where_others_end() -> None:
     chance = random.Random(0)
     shapes = ["clm-{b}", "mlm40-{b}", "clm-{a}-mlm40-{b}", "clm-dec{a}-mlm40-{b}", "mlm40-{a}-clm-{b}", "clm-{b}-{a}"]
     for _ in range(200):
         names = set()
         for _ in range(chance.randint(1, 7)):
-            a = chance.choice([60, 150, 151, 300])
+            a = chance.choice([70, 150, 151, 300])
             b = a + chance.choice([70, 200, 450])
             names.add(f"2m-{chance.choice(shapes).format(a=a, b=b)}")
         ordered = sorted(names, key=lambda _: chance.random())

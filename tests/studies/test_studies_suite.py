@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mlmclm.errors import UserError
+from mlmclm.studies.plans import make_plan
 from mlmclm.studies.recipe import Recipe
 from mlmclm.studies.suite import FOLDER, find_suite, suite_names
+
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "mlm-vs-clm.md"
 
 
 def write(folder: Path, **content: object) -> str:
@@ -24,19 +28,53 @@ def test_the_paper_s_suite_is_found_by_name_and_by_path() -> None:
     assert find_suite("paper") == find_suite(str(FOLDER / "paper.yaml"))
 
 
-def test_the_paper_s_suite_is_what_its_description_counts() -> None:
-    """15 base models and 6 continued; biphasic budgets of 12K, 22K, 42K with five shares of CLM; 6 checkpoints of 2 models."""
+PUBLISHED = """
+210m-clm-42k 210m-mlm20-42k 210m-mlm30-42k 210m-mlm40-42k 210m-mlm50-42k
+610m-clm-42k 610m-mlm20-42k 610m-mlm30-42k 610m-mlm40-42k 610m-mlm50-42k
+1b-clm-42k 1b-mlm20-42k 1b-mlm30-42k 1b-mlm40-42k 1b-mlm50-42k
+610m-mlm40-12k 610m-clm-3k-mlm40-12k 610m-clm-6k-mlm40-12k 610m-clm-9k-mlm40-12k 610m-clm-12k
+610m-mlm40-22k 610m-clm-5k-mlm40-22k 610m-clm-11k-mlm40-22k 610m-clm-17k-mlm40-22k 610m-clm-22k
+610m-clm-10k-mlm40-42k 610m-clm-21k-mlm40-42k 610m-clm-32k-mlm40-42k
+610m-clm-40k-mlm20-42k 610m-clm-40k-mlm30-42k 610m-clm-40k-mlm40-42k 610m-clm-40k-mlm50-42k
+610m-clm-dec42k-mlm40-44k 610m-clm-dec42k-mlm40-54k 610m-clm-dec42k-mlm40-64k
+610m-mlm40-dec42k-mlm40-44k 610m-mlm40-dec42k-mlm40-54k 610m-mlm40-dec42k-mlm40-64k
+"""
+"""The models of the published result files (`results/MODEL/...`), written down from them and not from the suite."""
+
+
+def test_the_paper_s_suite_is_the_38_models_and_50_checkpoints_of_the_published_results() -> None:
+    models = PUBLISHED.split()
+    checkpoints = [
+        f"610m-{objective}-42k-{step}"
+        for objective in ("clm", "mlm40")
+        for step in (1000, 2000, 5000, 10000, 20000, 40000)
+    ]
+    assert (len(models), len(models + checkpoints)) == (38, 50)
+    assert sorted(map(str, find_suite("paper").parsed)) == sorted(models + checkpoints)
+
+
+@pytest.mark.skipif(not REFERENCE.is_file(), reason="the reference page is not beside the checkout")
+def test_the_biphasic_names_of_the_paper_s_suite_are_those_of_the_reference_page() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if "Names that exist in the published results" in line)
+    listed = []
+    for name in re.findall(r"`([^`]+)`", line):
+        pattern = name if name.startswith("610m") else f"610m-clm-{name}"
+        parts = [part.split(",") if "," in part else [part] for part in re.split(r"[{}]", pattern)]
+        listed += ["".join(choice) for choice in itertools.product(*parts)]
     found = [str(name) for name in find_suite("paper").parsed]
-    base = [f"{size}-{objective}-42k" for size, objective in itertools.product(
-        ["210m", "610m", "1b"], ["clm", "mlm20", "mlm30", "mlm40", "mlm50"])]  # fmt: skip
-    biphasic = [f"610m-{objective}-{budget}k" for budget in (12, 22) for objective in ("clm", "mlm40")]
-    for budget, share in itertools.product((12, 22, 42), (0.25, 0.5, 0.75)):
-        switch = round(share * (budget - 2) * 1000)
-        biphasic.append(f"610m-clm-{switch // 1000}k-mlm40-{budget}k" if switch % 1000 == 0 else f"610m-clm-{switch}-mlm40-{budget}k")  # fmt: skip
-    continued = [f"610m-{first}-dec42k-mlm40-{42 + more}k" for first in ("clm", "mlm40") for more in (2, 12, 22)]
-    middle = [f"610m-{objective}-42k-{step}" for objective in ("clm", "mlm40") for step in (1000, 2000, 5000, 10000, 20000, 40000)]  # fmt: skip
-    assert (len(base), len(biphasic), len(continued), len(middle)) == (15, 13, 6, 12)
-    assert sorted(found) == sorted(base + biphasic + continued + middle)
+    assert sorted(listed) == sorted(name for name in found if re.fullmatch(r"610m-clm-\d+k-mlm\d+-\d+k", name))
+
+
+def test_every_phase_of_the_paper_s_suite_reaches_the_published_peak_rate() -> None:
+    suite = find_suite("paper")
+    recipe = suite.recipe_over(Recipe(), where="suite")
+    for target in make_plan(suite.parsed, recipe).targets:
+        for origin in {leg.origin for leg in target.legs}:
+            legs = [leg for leg in target.legs if leg.origin == origin]
+            rates = [leg.rate(step, recipe) for leg in legs for step in range(leg.start, leg.stop)]
+            # The checkpoint at step 1,000 lies within the warm-up.
+            assert max(rates) == (recipe.peak_learning_rate if target.step >= 2000 else 2.5e-4), str(target)
 
 
 def test_the_published_recipe_takes_the_published_number_of_tokens() -> None:
