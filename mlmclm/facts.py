@@ -138,6 +138,7 @@ def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask]
         recipe={key: _plain(value) for key, value in recipe.identity().items()},
         protocol={
             "metrics": space.metrics,
+            "rule": space.rule,
             **({"start_from": _plain(space.start_from)} if space.start_from else {}),
             **{key: _plain(value) for key, value in (space.common_settings() | space.axes()).items()},
         },

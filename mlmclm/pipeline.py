@@ -404,6 +404,7 @@ def analyse_study(prepared: Prepared, space: Space, results: Sequence[dict[str, 
             space.seeds,
             {task: tuple(space.settings_for(task)) for task in space.tasks},
         ),
+        rule=space.rule,
     )
 
 

@@ -1,8 +1,12 @@
-"""What a metric's name stands for among the scores of a split."""
+"""Metrics by name, and the rules by which their scores choose a learning rate."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
+
+Rule = Literal["mean", "per_seed"]
+"""How the best learning rate is chosen: by the mean over seeds, or by every seed for itself (`mlmclm.analysis.selection`)."""
 
 
 def metric_parts(metric: str) -> list[str]:

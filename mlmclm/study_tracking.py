@@ -82,8 +82,10 @@ class StudyTracking:
 
     def reported(self, prepared: Prepared, space: Space, analysis: Analysis, paths: dict[str, Path]) -> None:
         """The analysis: numbers of every (model, task), and the report's files at the sweep."""
+        from mlmclm.analysis.results import records
         from mlmclm.analysis.summary import task_metrics
 
+        rates = {(row["model"], row["task"]): row["learning_rates"] for row in records(analysis.best)}
         for (model, task), metrics in task_metrics(analysis).items():
             results = self._results[model, task]
             self._tracker.put(
@@ -92,6 +94,7 @@ class StudyTracking:
                     model,
                     task,
                     metric=results[0]["metric"] if results else "",
+                    rates=rates[model, task],
                     metrics=metrics,
                     time_ms=last_finished_ms(results),
                 )
@@ -112,6 +115,7 @@ class StudyTracking:
             points=sum(len(space.settings_for(task)) for task in space.tasks),
             settings=space.common_settings(),
             main_metrics=space.metrics,
+            rule=space.rule,
             grid=space.axes(),
             artifacts=artifacts or (),
             time_ms=time_ms,

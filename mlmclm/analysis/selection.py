@@ -6,8 +6,8 @@ Two rules, both deciding on validation and reporting on test:
 
 - `mean` (default): the rate with the highest mean over seeds of the validation score; all seeds use it.
 - `per_seed`: every seed uses the rate with its own highest validation score, then mean and interval over seeds. This
-  is the other reading of the study (arXiv 2507.00994 leaves it open); it is optimistic, as each seed takes its own
-  luck.
+  is the study's (arXiv 2507.00994): its published means follow from its published results by this rule only. It is
+  optimistic, as each seed takes its own luck.
 
 What decides in doubt:
 
@@ -17,8 +17,8 @@ What decides in doubt:
   flatter a rate that breaks. Where every cell is lost there is no best rate, and the table says so. Under `per_seed`
   a seed chooses among its own scored cells.
 - **Settings.** Where a grid varies other settings too (weight decay, epochs), each (model, task) has its best one first:
-  the one at whose best rate fewest seeds are lost and the mean validation score is highest, the earlier in the grid where
-  they tie. All else is said of that setting; its neighbours' cells are in the table of results only.
+  the one at whose best rate, or rates under `per_seed`, fewest seeds are lost and the mean validation score is highest,
+  the earlier in the grid where they tie. All else is said of that setting; its neighbours' cells are in the table of results only.
 - **The edge.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so. Higher
   rates that were tried and diverged do bound it.
 """
@@ -29,7 +29,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Literal
 
 import pandas as pd
 
@@ -48,9 +47,9 @@ from mlmclm.analysis.results import (
     wanted_seeds,
 )
 from mlmclm.errors import unknown
+from mlmclm.scores import Rule
 from mlmclm.seeds import Seeds
 
-Rule = Literal["mean", "per_seed"]
 RULES: tuple[Rule, ...] = ("mean", "per_seed")
 TIE = 1e-12
 
@@ -133,23 +132,22 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
     return table(rows, CURVE_COLUMNS)
 
 
-def settled(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
+def settled(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
     """The cells of the best setting of each (model, task); all where there is one setting."""
     best = {
-        (model, task): _best_setting(group, grid.settings_of(task), wanted_seeds(grid))
+        (model, task): _best_setting(group, grid.settings_of(task), wanted_seeds(grid), rule)
         for (model, task), group in cells_by_pair(cells).items()
     }
     kept = [best[row["model"], row["task"]] == row["setting"] for row in records(cells)]
     return cells[kept].reset_index(drop=True)
 
 
-def _best_setting(group: Sequence[Record], order: Sequence[str], seeds: AbstractSet[Seeds]) -> str:
+def _best_setting(group: Sequence[Record], order: Sequence[str], seeds: AbstractSet[Seeds], rule: Rule) -> str:
     present = {str(cell["setting"]) for cell in group}
     best, fewest, top = "", math.inf, -math.inf
     for point in [*(point for point in order if point in present), *sorted(present.difference(order))]:
         own = [cell for cell in group if cell["setting"] == point]
-        rate = best_rate(own, seeds)
-        scores = [cell["validation"] for cell in own if cell["learning_rate"] == rate and scored(cell)]
+        scores = [cell["validation"] for cell in _picked(own, seeds, rule)]
         lost = len(seeds | {seeds_of(cell) for cell in group}) - len(scores)
         average = mean(scores) if scores else -math.inf
         if lost < fewest or (lost == fewest and average > top + TIE):
@@ -180,20 +178,25 @@ def _first_best(scores: dict[float, float]) -> float:
     return min(rate for rate, score in scores.items() if score >= top - TIE)
 
 
+def _picked(group: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule) -> list[Record]:
+    """The scored cells of one (model, task) at the chosen learning rates; one a seed."""
+    good = [cell for cell in group if scored(cell)]
+    if rule == "mean":
+        best = best_rate(group, seeds)
+        return [cell for cell in good if cell["learning_rate"] == best]
+    rates: dict[Seeds, dict[float, float]] = {}
+    for cell in good:
+        rates.setdefault(seeds_of(cell), {})[cell["learning_rate"]] = cell["validation"]
+    best_of = {own: _first_best(scores) for own, scores in rates.items()}
+    return [cell for cell in good if cell["learning_rate"] == best_of[seeds_of(cell)]]
+
+
 def chosen_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
     """The scored cells at the chosen learning rates, one row a (model, task, seed): all that later comparisons look
     at."""
     rows: list[Record] = []
     for group in cells_by_pair(cells).values():
-        good = [cell for cell in group if scored(cell)]
-        if rule == "mean":
-            best = best_rate(group, wanted_seeds(grid))
-            rows += [cell for cell in good if cell["learning_rate"] == best]
-        else:
-            for seeds in sorted({seeds_of(cell) for cell in good}):
-                own = [cell for cell in good if seeds_of(cell) == seeds]
-                best = _first_best({cell["learning_rate"]: cell["validation"] for cell in own})
-                rows += [cell for cell in own if cell["learning_rate"] == best]
+        rows += _picked(group, wanted_seeds(grid), rule)
     return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], seeds_of(cell))), CHOSEN_COLUMNS)
 
 
@@ -225,7 +228,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
                 "rule": rule,
                 "setting": group[0]["setting"] if group else "",
                 "learning_rate": next(iter(taken)) if len(taken) == 1 else NAN,
-                "learning_rates": _rates_text(taken),
+                "learning_rates": rates_text([cell["learning_rate"] for cell in picked]),
                 "edge": _edge(set(taken), {cell["learning_rate"] for cell in group}),
                 "n": len(picked),
                 "diverged": diverged,
@@ -267,7 +270,9 @@ def _edge(taken: set[float], tried: set[float]) -> str:
     return "lowest" if min(tried) in taken else ""
 
 
-def _rates_text(taken: Counter[float]) -> str:
+def rates_text(rates: Sequence[float]) -> str:
+    """The learning rates of a model's seeds: 1e-4, or 1e-4 (4), 2e-4 (1) with the number of seeds where they differ."""
+    taken = Counter(rates)
     if len(taken) == 1:
         return rate_text(next(iter(taken)))
     return ", ".join(f"{rate_text(rate)} ({count})" for rate, count in sorted(taken.items()))

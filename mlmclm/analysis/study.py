@@ -95,7 +95,7 @@ def analyse(
         raise unknown("baseline model", baseline, models)
     families = {row["task"]: row["family"] for row in records(cells)}
     families |= {task: "" for task in asked.tasks if task not in families}
-    own = settled(cells, asked)
+    own = settled(cells, asked, rule=chosen_rule)
     chosen = chosen_table(own, asked, rule=chosen_rule)
     comparisons = comparison_table(chosen, models, families, confidence=confidence)
     return Analysis(

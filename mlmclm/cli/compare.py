@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption, print_json
+from mlmclm.cli.options import DataOption, JsonOption, RuleOption, StoreOption, TaskDirOption, print_json
 from mlmclm.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ def compare(
     second: Annotated[str, typer.Argument(help="The other.", show_default=False)],
     study: Annotated[
         Path | None,
-        typer.Option("--study", help="The study file that has the models; each is taken at its best learning rate."),
+        typer.Option(
+            "--study",
+            help="The study file that has the models; each is taken at its best learning rate, or rates by seed.",
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -44,6 +47,7 @@ def compare(
     metric: Annotated[
         str | None, typer.Option("--metric", help="A score in place of the tasks' main one.", show_default=False)
     ] = None,
+    rule: RuleOption = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
     task_dir: TaskDirOption = None,
@@ -67,18 +71,17 @@ def compare(
     place = options.place(store, data, task_dir)
     ledger = Ledger(place.store)
     if study is not None:
-        sides, left_out = _of_models(first, second, study, task or (), place, ledger)
+        sides, left_out = _of_models(first, second, study, task or (), rule, place, ledger)
     elif task:
         raise UserError("--task: two cells have a task already; it chooses among those of a --study.")
+    elif rule is not None:
+        raise UserError("--rule: two cells have a learning rate already; it chooses among those of a --study.")
     else:
         sides, left_out = _of_cells(first, second, metric, ledger), {}
     rows: list[dict[str, Any]] = []
     with Bar("comparing", 2 * RESAMPLES * len(sides), unit="resamples") as bar:
         for number, (name, (main, ones, others)) in enumerate(sides.items(), 1):
-            rates = {
-                f"{side}_rate": cells[0].result["learning_rate"]
-                for side, cells in (("first", ones), ("second", others))
-            }
+            rates = _rates("first", ones) | _rates("second", others)
             pair = paired(ones, others, metric=metric or main, observer=lambda count: bar.update(bar.done + count))
             bar.update(2 * RESAMPLES * number)  # McNemar's test takes none
             rows.append({"task": name, **asdict(pair), **rates})
@@ -86,6 +89,12 @@ def compare(
         print_json({"first": first, "second": second, "tasks": rows, "left_out": left_out})
     else:
         _show(first, second, rows, left_out)
+
+
+def _rates(side: str, cells: Sequence[KeptExamples]) -> dict[str, Any]:
+    """A side's learning rate, None where seeds have different ones, and that of each seed in order."""
+    rates = [cell.result["learning_rate"] for cell in cells]
+    return {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
 
 
 def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Sides:
@@ -106,7 +115,7 @@ def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Si
 
 
 def _of_models(
-    first: str, second: str, file: Path, tasks: Sequence[str], place: Place, ledger: Ledger
+    first: str, second: str, file: Path, tasks: Sequence[str], rule: str | None, place: Place, ledger: Ledger
 ) -> tuple[Sides, dict[str, str]]:
     """By task its main score and the cells of both models at their best learning rates, of the seeds that both have; and the
     tasks that are left out, with the reason."""
@@ -120,7 +129,7 @@ def _of_models(
     for name in names:
         if name not in study.models:
             raise unknown("model", name, study.models, where=str(file))
-    space = study_space(study, place.task_dirs)
+    space = options.by_rule(study_space(study, place.task_dirs), rule)
     for task in tasks:
         if task not in space.tasks:
             raise unknown("task", task, space.tasks, where=str(file))
@@ -159,6 +168,7 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]) -> None:
     from rich.table import Column, Table
 
+    from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text
 
     output = Console(highlight=False)
@@ -171,7 +181,7 @@ def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: 
         table.add_row(
             row["task"],
             text.metric(row["metric"]),
-            *(f"{text.points(row[side])} ({text.rate(row[f'{side}_rate'])})" for side in ("first", "second")),
+            *(f"{text.points(row[side])} ({rates_text(row[f'{side}_rates'])})" for side in ("first", "second")),
             f"{text.difference(row['difference'])} {bounds}",
             text.probability(row["p"]),
             f"{row['examples']:,}",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlmclm.pipeline import Place
+
+if TYPE_CHECKING:
+    from mlmclm.sweeps.space import Space
 
 StudyArgument = Annotated[
     Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.", show_default=False)
@@ -47,6 +50,16 @@ SuiteOption = Annotated[
         show_default=False,
     ),
 ]
+RuleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rule",
+        metavar="mean|per_seed",
+        help="How the best learning rate is chosen, in place of the search space's rule: the one with the highest mean over seeds, "
+        "or each seed its own.",
+        show_default=False,
+    ),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
 AddressOption = Annotated[
     str | None,
@@ -68,6 +81,13 @@ def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = Non
         raise UserError(f"--data {data}: no such folder.")
     folders = tuple(folder.resolve() for folder in task_dirs or ())
     return Place(store.resolve(), data.resolve() if data is not None else None, folders)
+
+
+def by_rule(space: Space, rule: str | None) -> Space:
+    """The space with the rule of `--rule` in place of its own, where one is given; another word is a `UserError`."""
+    from mlmclm.analysis.selection import check_rule
+
+    return space if rule is None else space.model_copy(update={"rule": check_rule(rule)})
 
 
 def print_json(value: Any) -> None:

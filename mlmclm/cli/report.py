@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, TaskDirOption, print_json
+from mlmclm.cli.options import (
+    DataOption,
+    JsonOption,
+    RuleOption,
+    StoreOption,
+    StudyArgument,
+    TaskDirOption,
+    print_json,
+)
 from mlmclm.cli.study import write_study_report
 from mlmclm.errors import UserError
 from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space
@@ -28,6 +36,7 @@ def report(
     export: Annotated[
         bool, typer.Option("--export", help="Also write every run to MLflow that isn't there yet.")
     ] = False,
+    rule: RuleOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Analyses the results that a study has so far and writes its tables and its HTML report; computes no cell.
@@ -38,7 +47,7 @@ def report(
     from mlmclm.sweeps.ledger import Ledger
 
     study, place = load_study(file), options.place(store, data, task_dir)
-    space = study_space(study, place.task_dirs)
+    space = options.by_rule(study_space(study, place.task_dirs), rule)
     with ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place)) if export else None
         prepared = prepare(study, place)

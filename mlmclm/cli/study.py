@@ -152,7 +152,8 @@ def show_best(analysis: Any, output: Console) -> None:
     from mlmclm.analysis.results import records
     from mlmclm.reports import text
 
-    table = Table("model", "task", "metric", "best rate", "test [95 %]", "sd over seeds")
+    rates = "best rate" if analysis.rule == "mean" else "rates (seeds)"
+    table = Table("model", "task", "metric", rates, "test [95 %]", "sd over seeds")
     for row in records(analysis.best):
         known = row["n"] > 0
         score = f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}" if known else "–"

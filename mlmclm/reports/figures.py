@@ -126,7 +126,7 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
     """Test score against learning rate, one panel a task: mean over seeds, band = interval, ring = chosen, cross =
     all seeds diverged."""
     figures = []
-    curves, best = records(analysis.curves), records(analysis.best)
+    curves, picked = records(analysis.curves), records(analysis.chosen)
     for number, task in enumerate(tasks):
         rows = [row for row in curves if row["task"] == task.name]
         if not rows:
@@ -136,7 +136,7 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
         for model, look in looks.items():
             own = [row for row in rows if row["model"] == model]
             traces += _curve(model, look, own, floor)
-            chosen = {row["learning_rate"] for row in best if row["model"] == model and row["task"] == task.name}
+            chosen = {row["learning_rate"] for row in picked if row["model"] == model and row["task"] == task.name}
             ring = [row for row in _known(own, "test_mean") if row["learning_rate"] in chosen]
             traces += [
                 go.Scatter(

@@ -132,25 +132,26 @@ def cautions(analysis: Analysis) -> list[str]:
         expected = int(analysis.coverage["expected"].sum())
         notes.append(
             f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result (in "
-            f"{text.plural(pairs, 'model-task pair')}). Learning rates with fewer lost seeds are preferred."
+            f"{text.plural(pairs, 'model-task pair')}). {_preference(analysis)}"
         )
     if analysis.diverged:
         share = text.percent(analysis.diverged / len(analysis.cells))
         notes.append(
-            f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}); their rates are "
-            "chosen only where no other kept more seeds."
+            f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}). {_preference(analysis)}"
         )
     lost = [f"{row['model']} on {row['task']}" for row in best if row["note"] == "every cell diverged"]
     if lost:
         notes.append(f"Every cell diverged for {text.listing(lost)}: there is no score.")
     hurt = [f"{row['model']} on {row['task']}" for row in best if row["n"] and row["diverged"]]
     if hurt:
-        notes.append(f"Seeds diverged even at the chosen rate for {text.listing(hurt)}: the mean is over the others.")
+        where = "even at the chosen rate" if analysis.rule == "mean" else "at every rate"
+        notes.append(f"Seeds diverged {where} for {text.listing(hurt)}: the mean is over the others.")
+    whose = "" if analysis.rule == "mean" else " of a seed"
     for edge, further in (("highest", "higher"), ("lowest", "lower")):
         at = [row for row in best if row["edge"] == edge]
         if at:
             notes.append(
-                f"The best learning rate is the {edge} one tried for {_pairs(at, len(best))}: a {further} one may be "
+                f"The best learning rate{whose} is the {edge} one tried for {_pairs(at, len(best))}: a {further} one may be "
                 "better, so these scores may understate the model."
             )
     if any(row["edge"] == "only" for row in best):
@@ -161,6 +162,13 @@ def cautions(analysis: Analysis) -> list[str]:
     if analysis.rule == "per_seed":
         notes.append("Every seed chose its own learning rate, which is optimistic: each takes its own luck.")
     return notes
+
+
+def _preference(analysis: Analysis) -> str:
+    """How the rule deals with lost cells."""
+    if analysis.rule == "mean":
+        return "A rate that lost seeds is chosen only where no other kept more."
+    return "Each seed chooses among the rates at which it has a score."
 
 
 def _pairs(rows: list[Record], total: int) -> str:

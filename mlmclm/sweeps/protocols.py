@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from mlmclm.configuration import Frozen, load_config, parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
+from mlmclm.scores import Rule
 from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
 from mlmclm.tasks.declaration import MetricFamily
@@ -91,6 +92,8 @@ class TaskProtocols(Frozen):
     metrics: MetricFamily = "standard"
     """Which score of a task chooses the learning rate and is reported. Every result holds all of them, so that another choice
     computes nothing again."""
+    rule: Rule = "mean"
+    """How the best learning rate is chosen: all seeds take the one with the highest mean, or each takes its own (`per_seed`)."""
 
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:
@@ -234,6 +237,7 @@ def with_protocol(space: Any, beside: Path | None = None) -> Any:
     return {
         **{key: value for key, value in axes.items() if value is not None},
         "metrics": base.metrics,
+        "rule": base.rule,
         "start_from": starts,
         **space,
         **grids,

@@ -52,6 +52,7 @@ def sweep_record(
     seeds: Sequence[Seed],
     points: int = 0,
     main_metrics: str = "standard",
+    rule: str = "mean",
     grid: Mapping[str, Sequence[Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
@@ -72,6 +73,7 @@ def sweep_record(
         "mlmclm.learning_rates": ", ".join(f"{rate:g}" for rate in learning_rates),
         "mlmclm.seeds": ", ".join(seed_labels(seeds)),
         "mlmclm.metrics": main_metrics,
+        "mlmclm.rule": rule,
         **{f"mlmclm.grid.{axis.replace(': ', '.')}": ", ".join(map(str, own)) for axis, own in (grid or {}).items()},
     }
     factors = (
@@ -100,6 +102,7 @@ def group_record(
     task: str,
     *,
     metric: str = "",
+    rates: str = "",
     metrics: Mapping[str, float | None] | None = None,
     time_ms: int = 0,
     artifacts: Sequence[tuple[Path, str]] = (),
@@ -108,17 +111,18 @@ def group_record(
     """The run of one (model, task): the analysis' numbers (`analysis.summary.task_metrics`) as metrics; unknown ones
     left out.
 
-    `metric` is the main score's name, which the numbers are of. `time_ms` is the time of the last of its cells
+    `metric` is the main score's name, which the numbers are of, and `rates` the best learning rate as text, with counts where
+    seeds have different ones (`selection.rates_text`). `time_ms` is the time of the last of its cells
     (`last_finished_ms`), so that the record is the same whenever it is built.
     """
     known = {name: value for name, value in (metrics or {}).items() if value is not None}
     note = ""
-    if "best_learning_rate" in known and "test_mean" in known:
+    if rates and "test_mean" in known:
         interval = (
             f" (95 % interval {known['test_low']:.4f} to {known['test_high']:.4f})" if "test_low" in known else ""
         )
         score = f"test {metric}".strip()
-        note = f"Best learning rate {known['best_learning_rate']:g}: {score} {known['test_mean']:.4f}{interval}."
+        note = f"Best learning rate {rates}: {score} {known['test_mean']:.4f}{interval}."
     return RunRecord(
         key=group_key(study, model, task),
         name=f"{model} {task}",
@@ -128,6 +132,7 @@ def group_record(
             KIND_TAG: "group",
             "study": study,
             **({"mlmclm.metric": metric} if metric else {}),
+            **({"mlmclm.learning_rates": rates} if rates else {}),
             **({NOTE_TAG: note} if note else {}),
         },
         metrics=_single_points(known, time_ms),

@@ -100,6 +100,7 @@ def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, plac
         ((first["key"], limited["key"]), "different examples (max_evaluation_examples differ)"),
         ((first["key"], first["key"], "--metric", "acc"), "unknown metric 'acc'"),
         ((first["key"], first["key"], "--task", "sst2"), "--task: two cells have a task already"),
+        ((first["key"], first["key"], "--rule", "mean"), "--rule: two cells have a learning rate already"),
     ):
         code, _, errors = run("compare", *words)
         assert code == 2, errors
@@ -117,6 +118,34 @@ def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, plac
     assert (again["computed"], again["examples_file"]) == (True, limited["examples_file"])
 
 
+def check_per_seed(call: Any, names: tuple[str, str], file: Path, results: list[dict[str, Any]]) -> None:
+    """With `--rule per_seed` the report and the comparison take every seed at the rate with its own best validation score."""
+    own = {}
+    for name in names:
+        own[name] = [
+            max(
+                (one for one in results if (one["model"], one["seed"]) == (name, seed)),
+                key=lambda one: (one["scores"]["validation"]["accuracy"], -one["learning_rate"]),
+            )
+            for seed in (0, 1)
+        ]
+    code, output, errors = call(*names, "--rule", "per_seed", "--json")
+    assert code == 0, errors
+    (found,) = json.loads(output)["tasks"]
+    for name, side in zip(names, ("first", "second"), strict=True):
+        assert found[f"{side}_rates"] == [one["learning_rate"] for one in own[name]]
+        assert found[side] == pytest.approx(np.mean([one["scores"]["test"]["accuracy"] for one in own[name]]))
+    code, output, errors = call("--rule", "per_seed", "--json", verb=("report", file))
+    assert code == 0, errors
+    told = json.loads(output)
+    best = {row["model"]: row["test_mean"] for row in told["best"] if row["task"] == "sst2"}
+    assert told["rule"] == "per_seed"
+    assert [best[name] for name in names] == pytest.approx([found["first"], found["second"]])
+    code, _, errors = call("--rule", "per_sed", verb=("report", file))
+    assert code == 2
+    assert "unknown rule for the best learning rate 'per_sed'. Did you mean 'per_seed'?" in errors
+
+
 def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_that_both_have(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,10 +154,10 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     study, place = load_study(file), Place(tmp_path / "store", tmp_path / "data")
     ledger = Ledger(place.store)
 
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        places = ("--study", file, "--store", place.store, "--data", place.data_root or "")
+    def call(*words: str | Path, verb: tuple[str | Path, ...] = ("compare", "--study", file)) -> tuple[int, str, str]:
+        places = ("--store", place.store, "--data", place.data_root or "")
         with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in ("compare", *words, *places)])
+            main([str(word) for word in (*verb, *words, *places)])
         captured = capfd.readouterr()
         return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
 
@@ -164,6 +193,7 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     assert found["difference"] == pytest.approx(differences.mean())
     error = differences.std() / math.sqrt(40)
     assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.2, abs=1e-9)
+    check_per_seed(call, names, file, ledger.results(cells))
     for words, message in (
         (("3m-untrained", names[1]), "unknown model '3m-untrained'"),
         ((*names, "--task", "sst3"), "unknown task 'sst3'. Did you mean 'sst2'?"),

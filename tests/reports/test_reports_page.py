@@ -97,6 +97,21 @@ def test_the_page_asks_the_network_for_nothing() -> None:
     assert policy and policy.startswith("default-src 'none'")
 
 
+def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> None:
+    _, mean = read(study())
+    assert "by the mean over seeds; the score is the mean test score over seeds at that rate" in mean.text
+    grid = [cell("a", "pydocs-kind", rate, seed, 0.7 + 0.1 * (seed == best), 0.5 + 0.01 * seed)
+            for best, rate in enumerate((1e-4, 1e-3)) for seed in range(3)]  # fmt: skip
+    analysis = analyse(grid, rule="per_seed")
+    source, page = read(analysis, replace(facts(), models=(), tasks=(), baseline=None))
+    assert "by every seed for itself" in page.text
+    assert "Each seed takes the rate with its own highest validation score" in page.text
+    assert "at 1e-4 (2), 1e-3 (1)" in page.text
+    rates = next(spec for name, spec in embedded(source)["specs"].items() if "rate" in name)
+    rings = [trace for trace in rates["data"] if trace.get("mode") == "markers"]
+    assert rings[0]["x"] == [1e-4, 1e-3]
+
+
 def test_plotly_is_in_the_page_once() -> None:
     source = render_report(study(), facts())
     assert source.count(get_plotlyjs()) == 1

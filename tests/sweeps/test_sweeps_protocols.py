@@ -38,9 +38,40 @@ def test_the_study_protocol_has_the_published_numbers() -> None:
     assert found.at_context(512).max_length == 507
     # CoNLL-2003 has 14,041 training sentences.
     assert study.protocol_for("conll2003").steps(14_041) == 439
+    assert (study.protocol_for("uner").epochs, study.protocol_for("uner").max_steps) == (1, None)
 
 
-def test_the_standard_protocol_differs_from_the_study_s_in_precision_and_metrics_only() -> None:
+def test_the_paper_s_space_is_the_twelve_data_sets_by_the_study_s_protocol() -> None:
+    space = find_space("paper")
+    families = {task: get_task(task).family for task in space.tasks}
+    assert families == {
+        **dict.fromkeys(["sst2", "mnli", "qqp"], "sequence-classification"),
+        **dict.fromkeys(["conll2003", "ontonotes", "uner"], "token-classification"),
+        **dict.fromkeys(["squad", "squad_v2", "record"], "question-answering"),
+        **dict.fromkeys(["msmarco", "nq", "mldr"], "retrieval"),
+    }
+    assert [task for task in space.tasks if space.protocol_for(task).epochs] == ["conll2003", "uner"]
+    assert (space.rule, space.metrics, space.cells_a_model) == ("per_seed", "study", 12 * 6 * 5)
+
+
+def test_the_rule_of_choice_is_the_space_s_else_its_protocol_s_and_no_part_of_a_cell(tmp_path: Path) -> None:
+    assert {name: find_protocol(name).rule for name in protocol_names()} == {
+        "glue": "mean", "standard": "mean", "study": "per_seed",
+    }  # fmt: skip
+    keys = []
+    for rule in ("mean", "per_seed"):
+        space = space_of(tmp_path, {**SPACE, "rule": rule})
+        assert space.rule == rule
+        declarations = {task: get_task(task) for task in space.tasks}
+        cells = expand(space, [SweepModel("a", tmp_path, "w")], dict.fromkeys(space.tasks, "data"), declarations)
+        keys.append([cell_key(cell) for cell in cells])
+    assert keys[0] == keys[1]
+    assert space_of(tmp_path, SPACE).rule == "per_seed"
+    with pytest.raises(UserError, match=r"space\.yaml: rule: .*'mean' or 'per_seed'"):
+        space_of(tmp_path, {**SPACE, "rule": "median"})
+
+
+def test_the_standard_protocol_differs_from_the_study_s_in_precision_metrics_and_rule_only() -> None:
     assert protocol_names() == ["glue", "standard", "study"]
     study, standard = find_protocol("study"), find_protocol("standard")
     assert (standard.learning_rates, standard.seeds) == (study.learning_rates, study.seeds)

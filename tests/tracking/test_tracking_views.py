@@ -60,9 +60,9 @@ def test_runs_say_which_metric_is_the_main_one_and_show_both_families() -> None:
     assert record.tags["mlmclm.metric"] == "study.f1"
     assert {"test_f1", "test_study.f1", "test_study.ndcg_at_10"} <= {name for name, *_ in record.metrics}
     known = {"best_learning_rate": 1e-3, "test_mean": 0.6}
-    group = views.group_record("s", "m", "conll2003", metric="study.f1", metrics=known)
+    group = views.group_record("s", "m", "conll2003", metric="study.f1", rates="1e-3", metrics=known)
     assert group.tags["mlmclm.metric"] == "study.f1"
-    assert group.tags[views.NOTE_TAG] == "Best learning rate 0.001: test study.f1 0.6000."
+    assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test study.f1 0.6000."
     grid = {"models": ["m"], "tasks": ["conll2003"], "learning_rates": [1e-3], "seeds": [2]}
     assert views.sweep_record("s", **grid, main_metrics="study").tags["mlmclm.metrics"] == "study"
 
@@ -106,8 +106,8 @@ def test_a_groups_note_says_the_best_rate_and_its_score_and_unknown_numbers_are_
         "sd_rates": None,
         "x": math.nan,
     }
-    record = views.group_record("s", "a", "sst2", metrics=metrics, time_ms=7)
-    assert record.tags[views.NOTE_TAG] == "Best learning rate 0.001: test 0.5000 (95 % interval 0.4000 to 0.6000)."
+    record = views.group_record("s", "a", "sst2", rates="1e-3", metrics=metrics, time_ms=7)
+    assert record.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test 0.5000 (95 % interval 0.4000 to 0.6000)."
     assert {name for name, *_ in record.metrics} == {"best_learning_rate", "test_mean", "test_low", "test_high"}
 
 
@@ -125,3 +125,11 @@ def test_a_link_opens_the_view_of_runs(base: str) -> None:
     assert (
         views.experiment_link(base, "7") == "http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning"
     )
+
+
+def test_a_group_whose_seeds_chose_different_rates_says_how_many_chose_each() -> None:
+    group = views.group_record("s", "a", "sst2", rates="1e-4 (4), 2e-4 (1)", metrics={"test_mean": 0.5})
+    assert group.tags["mlmclm.learning_rates"] == "1e-4 (4), 2e-4 (1)"
+    assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-4 (4), 2e-4 (1): test 0.5000."
+    sweep = views.sweep_record("s", models=["a"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2], rule="per_seed")
+    assert sweep.tags["mlmclm.rule"] == "per_seed"
