@@ -25,7 +25,7 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import Beginning, InitialModel, find_initial, first_config, prepare_initial
 from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged
 from mlmclm.pretraining.schedule import room, run_stages
-from mlmclm.progress import Bar
+from mlmclm.progress import Bar, say
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import Plan, Stage, State, fingerprint, make_plan
 from mlmclm.study_file import StudyFile
@@ -235,7 +235,7 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
     Raises:
         UserError: a model isn't trained yet.
     """
-    from mlmclm.models.folder import note_context, weights_hash
+    from mlmclm.models.folder import weights_hash
     from mlmclm.sweeps.cells import SweepModel
 
     models = []
@@ -243,7 +243,7 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
         folder = prepared.model_folder(name)
         if not (folder / "config.json").is_file():
             _export(prepared, name, folder)
-        note_context(folder, prepared.study.recipe.block_length)  # of a folder from before there were notes
+        _mend(folder, prepared)
         link = prepared.place.study_folder(prepared.study) / "models" / str(name)
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink() or link.resolve() != folder.resolve():
@@ -251,6 +251,17 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
             link.symlink_to(folder.resolve(), target_is_directory=True)
         models.append(SweepModel(str(name), folder, _remembered(folder, "weights", weights_hash)))
     return models
+
+
+def _mend(folder: Path, prepared: Prepared) -> None:
+    """Brings a folder that an earlier version exported up to date; the hashes of model and tokenizer stay."""
+    from mlmclm.models.exported_tokenizer import mend_tokenizer
+    from mlmclm.models.notes import CONTEXT, add_notes, read_notes
+
+    if CONTEXT not in read_notes(folder):
+        add_notes(folder, {CONTEXT: prepared.study.recipe.block_length})
+    if mend_tokenizer(folder, prepared.corpus.tokenizer):
+        say(f"{folder}: its tokenizer added tokens that the model was never trained with; it is exported again.")
 
 
 def _remembered(folder: Path, what: str, compute: Callable[[Path], str]) -> str:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import hash_file, read_json, stable_hash, whole_folder, write_atomic, write_json
+from mlmclm.files import read_json, stable_hash, whole_folder, write_atomic, write_json
+from mlmclm.models.exported_tokenizer import original_text
+from mlmclm.models.notes import corpus_tokenizer, tokenizer_file_hash
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -63,7 +65,10 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
     """
     origin: list[Any]
     if config.path is not None:
-        origin = ["path", [[file.name, hash_file(file)] for file in _tokenizer_files(Path(config.path).expanduser())]]
+        origin = [
+            "path",
+            [[file.name, tokenizer_file_hash(file)] for file in _tokenizer_files(Path(config.path).expanduser())],
+        ]
     elif config.name is not None:
         origin = ["name", config.name, config.revision]
     else:
@@ -296,7 +301,7 @@ def _from_path(path: Path) -> tuple[Tokenizer, SpecialTokens]:
     if names == ["vocab.json", "merges.txt"]:
         return gpt2_tokenizer(files[0], files[1]), SpecialTokens()
     try:
-        tokenizer = Tokenizer.from_file(str(files[0]))
+        tokenizer = Tokenizer.from_str(original_text(files[0]))
     except Exception as error:  # The library raises bare Exception.
         raise UserError(
             f"tokenizer.path: {files[0]}: not a tokenizer file ({' '.join(str(error).split())})."
@@ -307,6 +312,8 @@ def _from_path(path: Path) -> tuple[Tokenizer, SpecialTokens]:
 def _named_in(files: Sequence[Path]) -> SpecialTokens:
     """The special tokens that a tokenizer_config.json names; BERT's cls and sep serve as bos and eos."""
     settings: dict[str, Any] = read_json(files[0]) if files else {}
+    if files and (noted := corpus_tokenizer(files[0].parent)) is not None:
+        settings["bos_token"] = noted["bos_token"]
 
     def text(*keys: str) -> str | None:
         for key in keys:

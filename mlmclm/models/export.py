@@ -6,14 +6,13 @@ One set of weights is exported as either:
                        (Qwen: AutoModelForCausalLM, with `is_causal` false); mlmclm.json, of use here only
     FOLDER/decoder/    AutoModelForCausalLM (after a CLM phase): LlamaForCausalLM, ModernBertDecoderForCausalLM, Qwen's
 
-A EuroBERT encoder and a Llama decoder have the same state-dict keys, so theirs is one file, hard-linked; ModernBERT's decoder has
+Their tokenizers add to a text what the model was trained with (`exported_tokenizer`). A EuroBERT encoder and a Llama decoder have the same state-dict keys, so theirs is one file, hard-linked; ModernBERT's decoder has
 its query, key and value projections apart.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -22,7 +21,8 @@ from transformers import PreTrainedConfig
 
 from mlmclm.files import whole_folder
 from mlmclm.models.architectures import ARCHITECTURES
-from mlmclm.models.folder import note_context
+from mlmclm.models.exported_tokenizer import write_tokenizer
+from mlmclm.models.notes import CONTEXT, add_notes
 
 
 def export_folder(
@@ -39,7 +39,7 @@ def export_folder(
 
     Args:
         weights: fp32, by Hugging Face name (`architectures.weights_of`).
-        tokenizer: folder whose files are copied as they are, so that the model's tokenizer is the corpus's to the byte.
+        tokenizer: the corpus's, a prepared folder; `exported_tokenizer` says how the exported ones differ.
         card: the README.md.
         decoder: also write `decoder/`.
         context: tokens of the longest sequence that the model was trained on; None for as many as it has positions.
@@ -51,7 +51,7 @@ def export_folder(
     with whole_folder(target) as folder:
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         config.save_pretrained(str(folder))
-        _copy_tokenizer(tokenizer, folder)
+        write_tokenizer(tokenizer, folder, decoder=False)
         (folder / "README.md").write_text(card, encoding="utf-8")
         if decoder:
             (folder / "decoder").mkdir()
@@ -61,13 +61,7 @@ def export_folder(
             else:
                 save_file(architecture.decoder_weights(weights), str(file), metadata={"format": "pt"})
             architecture.decoder_config(config).save_pretrained(str(folder / "decoder"))
-            _copy_tokenizer(tokenizer, folder / "decoder")
+            write_tokenizer(tokenizer, folder / "decoder", decoder=True)
         if context is not None:
             for part in (folder, *([folder / "decoder"] if decoder else [])):
-                note_context(part, context)
-
-
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        if (source / name).is_file():
-            shutil.copy(source / name, target / name)
+                add_notes(part, {CONTEXT: context})

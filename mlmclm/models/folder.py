@@ -15,15 +15,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from mlmclm.errors import UserError
-from mlmclm.files import hash_file, read_json, write_json
+from mlmclm.files import hash_file, read_json
 from mlmclm.models.directions import use_either_direction
+from mlmclm.models.notes import CONTEXT, NOTES, read_notes, tokenizer_file_hash
 from mlmclm.models.sources import longest, weight_files
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 POOLED = ("bert", "roberta")
 """Architectures whose base model has a layer over the first token, which no language model trains and nothing here uses."""
-NOTES = "mlmclm.json"
-"""Of a folder that was exported here: `context`, the tokens of the longest sequence that its study trained it on."""
 
 
 def check_model_folder(path: Path) -> dict[str, Any]:
@@ -68,13 +67,16 @@ def check_model_folder(path: Path) -> dict[str, Any]:
 def weights_hash(folder: Path) -> str:
     """SHA-256 (hex) over the content of config.json, the weights and tokenizer.json; no path or name enters.
 
+    Of an exported tokenizer.json it is the corpus's that enters (`models.notes`).
+
     Raises:
         UserError: the folder is not a model (see `check_model_folder`).
     """
     check_model_folder(folder)
     digest = hashlib.sha256()
-    for file in [folder / "config.json", *weight_files(folder), folder / "tokenizer.json"]:
+    for file in [folder / "config.json", *weight_files(folder)]:
         digest.update(bytes.fromhex(hash_file(file)))
+    digest.update(bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json")))
     return digest.hexdigest()
 
 
@@ -87,7 +89,7 @@ def tokenizer_hash(folder: Path) -> str:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{folder}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
-    digest = hashlib.sha256(bytes.fromhex(hash_file(file)))
+    digest = hashlib.sha256(bytes.fromhex(tokenizer_file_hash(file)))
     config = folder / "tokenizer_config.json"
     settings = read_json(config) if config.is_file() else {}
     for name in ("bos_token", "eos_token", "sep_token", "cls_token", "pad_token", "mask_token"):
@@ -135,20 +137,13 @@ def context_of(folder: Path) -> int | None:
     Raises:
         UserError: what was noted is no number of tokens.
     """
-    notes = folder / NOTES
-    if not notes.is_file():
+    notes = read_notes(folder)
+    if CONTEXT not in notes:
         return longest(read_json(folder / "config.json"))
-    noted = read_json(notes)
-    context = noted.get("context") if isinstance(noted, dict) else None
+    context = notes[CONTEXT]
     if not isinstance(context, int) or context < 1:
-        raise UserError(f"{notes}: context is a number of tokens (got {context!r}).")
+        raise UserError(f"{folder / NOTES}: context is a number of tokens (got {context!r}).")
     return context
-
-
-def note_context(folder: Path, context: int) -> None:
-    """Notes what `context_of` is to say of a model folder, where nothing is noted yet."""
-    if not (folder / NOTES).is_file():
-        write_json(folder / NOTES, {"context": context})
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import first_there, hash_file, places_of, read_json
+from mlmclm.models.notes import tokenizer_file_hash
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 """OWNER/NAME, with @REVISION where it isn't the newest."""
@@ -91,8 +92,10 @@ def content_hash(folder: Path) -> str:
     if not (folder / TOKENIZER_FILES[0]).is_file():
         raise UserError(f"{folder}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
     digest = hashlib.sha256()
-    for file in [folder / "config.json", *weights, *(folder / name for name in TOKENIZER_FILES)]:
-        digest.update(bytes.fromhex(hash_file(file)) if file.is_file() else bytes(32))
+    for file in [folder / "config.json", *weights]:
+        digest.update(bytes.fromhex(hash_file(file)))
+    for file in (folder / name for name in TOKENIZER_FILES):
+        digest.update(bytes.fromhex(tokenizer_file_hash(file)) if file.is_file() else bytes(32))
     return digest.hexdigest()
 
 

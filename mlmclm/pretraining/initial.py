@@ -24,6 +24,7 @@ from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer import prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json, places_of, read_json, stable_hash, whole_folder, write_json
+from mlmclm.models.notes import NOTES
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import TOKENIZER_FILES, content_hash, fetch, local_folder, longest
 from mlmclm.pretraining import states
@@ -228,7 +229,7 @@ def _look(source: str, store: Path, data_root: Path | None, beside: Path | None)
     kept = _records(store) / content
     if not kept.is_dir():
         with whole_folder(kept) as temporary:
-            for name in ("config.json", *TOKENIZER_FILES):
+            for name in ("config.json", NOTES, *TOKENIZER_FILES):
                 if (fetched / name).is_file():
                     shutil.copy(fetched / name, temporary / name)
     write_json(_record(source, store, folder), {"source": source, "content": content, "commit": commit})

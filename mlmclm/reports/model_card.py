@@ -112,8 +112,12 @@ def _load(causal: bool, unmasked: bool, decoder: str) -> str:
     note = "No remote code is needed. Attention is bidirectional"
     if causal:
         lines.append('decoder = AutoModelForCausalLM.from_pretrained(folder + "/decoder")')
+        lines.append('prompts = AutoTokenizer.from_pretrained(folder + "/decoder")')
         note += f"; `decoder/` holds the same weights as a {decoder} decoder with causal attention, as they were trained last"
-    return f"{note}.\n\n{_code('python', lines)}"
+        adds = "the tokenizer ends a text with EOS; `decoder/`'s adds nothing"
+    else:
+        adds = "the tokenizer ends a text with EOS and puts nothing in front"
+    return f"{note}; {adds}, as in training.\n\n{_code('python', lines)}"
 
 
 def _losses(facts: Mapping[str, Any]) -> dict[str, str]:

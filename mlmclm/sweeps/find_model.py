@@ -6,6 +6,8 @@ from pathlib import Path
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.folder import weights_hash
+from mlmclm.models.notes import CONTEXT, TOKENIZER, read_notes
+from mlmclm.progress import say
 from mlmclm.sweeps.cells import SweepModel
 
 
@@ -17,6 +19,7 @@ def find_model(model: str, store: Path) -> SweepModel:
     """
     folder = Path(model)
     if folder.is_dir():
+        _warn(folder)
         return SweepModel(folder.name or folder.resolve().name, folder, weights_hash(folder))
     by_name: dict[str, dict[Path, str]] = {}
     for link in sorted((store / "studies").glob("*/models/*")):
@@ -31,4 +34,15 @@ def find_model(model: str, store: Path) -> SweepModel:
         studies = ", ".join(f"{study}/{model}" for study in sorted(found.values()))
         raise UserError(f"{store}: several studies have a model {model!r}; name one of {studies}.")
     target = next(iter(found))
+    _warn(target)
     return SweepModel(Path(model).name, target, weights_hash(target))
+
+
+def _warn(folder: Path) -> None:
+    """Names a folder that an earlier version exported. Fine-tuning here never asks its tokenizer to add tokens."""
+    notes = read_notes(folder)
+    if CONTEXT in notes and TOKENIZER not in notes:
+        say(
+            f"{folder}: an earlier version exported it, with a tokenizer that adds tokens which the model was never trained with. For use "
+            "elsewhere export it again (`mlmclm export`); in a store the study's next command mends it."
+        )

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.models.folder import NOTES
+from mlmclm.models.notes import NOTES
 from mlmclm.pipeline import Place, export_models, plan_sweep, prepare, prepare_tasks, study_space
 from mlmclm.study_file import load_study
 from small_models import save_small_decoder

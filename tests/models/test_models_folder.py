@@ -15,14 +15,13 @@ import torch
 
 from mlmclm.errors import UserError
 from mlmclm.models.folder import (
-    NOTES,
     check_model_folder,
     context_of,
     load_encoder,
     load_tokenizer,
-    note_context,
     weights_hash,
 )
+from mlmclm.models.notes import NOTES, add_notes
 from small_models import save_small_model
 
 
@@ -56,14 +55,15 @@ def test_the_hash_is_that_of_configuration_weights_and_tokenizer(folder: Path) -
     assert weights_hash(folder) == expected
 
 
-@pytest.mark.parametrize("noted", [{}, [512], {"context": 0}, {"context": "512"}])
+@pytest.mark.parametrize("noted", [[512], {"context": 0}, {"context": "512"}])
 def test_the_context_is_what_was_noted_else_the_positions(folder: Path, noted: Any) -> None:
     assert context_of(folder) == 128
-    note_context(folder, 32)
-    note_context(folder, 64)  # what is noted stays
+    add_notes(folder, {"tokenizer": None})
+    assert context_of(folder) == 128
+    add_notes(folder, {"context": 32})
     assert context_of(folder) == 32
     (folder / NOTES).write_text(json.dumps(noted))
-    with pytest.raises(UserError, match=r"mlmclm\.json: context is a number of tokens"):
+    with pytest.raises(UserError, match=r"mlmclm\.json: (context is a number of tokens|not a JSON object)"):
         context_of(folder)
 
 

@@ -1,0 +1,138 @@
+"""The tokenizer of an exported folder: it puts around a text what stood around the texts that the model was trained on.
+
+- The encoder's ends a text with EOS, as fine-tuning does (`tasks/family.py`), and begins with the text.
+- The decoder's adds nothing: a prompt goes on, and a document of pretraining begins with nothing of its own. What stands before
+  it is the EOS of the document before, so EOS is also the decoder's BOS, which evaluations and `generate` take where a
+  prompt is empty.
+
+The corpus's tokenizer has a template of its own, usually with a BOS that no step has seen. Fine-tuning asks for it where a
+protocol says so (`special_tokens: tokenizer`), so it is kept in the notes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mlmclm.files import hash_file, read_json, readable, write_atomic, write_json
+from mlmclm.models.notes import TOKENIZER, add_notes, corpus_tokenizer
+
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def write_tokenizer(source: Path, target: Path, *, decoder: bool) -> None:
+    """Writes the exported tokenizer into a folder, with a note of what it stands for.
+
+    Whenever this is interrupted, the folder's hashes are those of the corpus's tokenizer: the note comes first, and holds for files
+    that are what it says.
+
+    Args:
+        source: the corpus's tokenizer, a prepared folder.
+        decoder: for the decoder's folder.
+    """
+    tokenizer = read_json(source / FILES[0])
+    settings = read_json(source / FILES[1])
+    own = {"post_processor": tokenizer.get("post_processor"), "bos_token": settings.get("bos_token")}
+    end = _text(settings["eos_token"])
+    index = next(token["id"] for token in _tokens(tokenizer) if token["content"] == end)
+    tokenizer["post_processor"] = post_processor(own["post_processor"], None if decoder else (end, index))
+    if decoder:
+        settings["bos_token"] = settings["eos_token"]
+    contents = {
+        FILES[0]: json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")),
+        FILES[1]: readable(settings),
+    }
+    stands_for = {
+        name: [hashlib.sha256(content.encode()).hexdigest(), hash_file(source / name)]
+        for name, content in contents.items()
+    }
+    add_notes(target, {TOKENIZER: {**own, "stands_for": stands_for}})
+    if decoder:
+        write_json(target / "generation_config.json", {"bos_token_id": index, "eos_token_id": index})
+    for name in reversed(FILES):  # tokenizer.json last: where it is the exported one, all is there
+        write_atomic(target / name, contents[name])
+
+
+def mend_tokenizer(folder: Path, source: Path) -> bool:
+    """Writes the tokenizers of a model folder of the store again where they are not as exported; says whether they weren't.
+
+    Earlier versions copied the corpus's tokenizer.
+
+    Args:
+        folder: the encoder's; `decoder/` in it too.
+        source: the corpus's tokenizer.
+    """
+    old = [part for part in (folder, folder / "decoder") if part.is_dir() and corpus_tokenizer(part) is None]
+    for part in old:
+        write_tokenizer(source, part, decoder=part != folder)
+    return bool(old)
+
+
+def original_text(file: Path) -> str:
+    """The content of a tokenizer.json, with the corpus's post-processor where it is an exported one."""
+    noted = corpus_tokenizer(file.parent) if file.name == FILES[0] else None
+    if noted is None:
+        return file.read_text(encoding="utf-8")
+    return json.dumps({**read_json(file), "post_processor": noted["post_processor"]}, ensure_ascii=False)
+
+
+def post_processor(own: dict[str, Any] | None, end: tuple[str, int] | None) -> dict[str, Any]:
+    """A post-processor that ends each text with a token, and leaves characters' positions as the tokenizer's own does.
+
+    Args:
+        own: the tokenizer's, as in tokenizer.json.
+        end: text and id of the token; None to add nothing.
+    """
+    kept = [part for part in map(_positions, _parts(own)) if part is not None]
+    special = {} if end is None else {end[0]: {"id": end[0], "ids": [end[1]], "tokens": [end[0]]}}
+
+    def form(*parts: str) -> list[dict[str, Any]]:
+        pieces: list[dict[str, Any]] = []
+        for number, part in enumerate(parts):
+            pieces.append({"Sequence": {"id": part, "type_id": number}})
+            pieces += [{"SpecialToken": {"id": text, "type_id": number}} for text in special]
+        return pieces
+
+    template = {
+        "type": "TemplateProcessing",
+        "single": form("A"),
+        "pair": form("A", "B"),
+        "special_tokens": special,
+    }
+    return {"type": "Sequence", "processors": [*kept, template]} if kept else template
+
+
+def _parts(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The single processors of one that may be a sequence."""
+    if processor is None:
+        return []
+    if processor["type"] != "Sequence":
+        return [processor]
+    return [part for inner in processor["processors"] for part in _parts(inner)]
+
+
+def _positions(processor: dict[str, Any]) -> dict[str, Any] | None:
+    """What of a processor changes characters' positions: trims the spaces of byte-level tokens; None where it does nothing else
+    than add tokens."""
+    if processor["type"] == "ByteLevel":
+        return processor
+    if processor["type"] == "RobertaProcessing" and processor["trim_offsets"]:
+        return {
+            "type": "ByteLevel",
+            "add_prefix_space": processor["add_prefix_space"],
+            "trim_offsets": True,
+            "use_regex": True,
+        }
+    return None
+
+
+def _text(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _tokens(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The added tokens, special ones among them."""
+    added: list[dict[str, Any]] = tokenizer["added_tokens"]
+    return added

@@ -1,0 +1,60 @@
+"""`mlmclm.json` of an exported model folder: facts that transformers' own files have no place for. Nothing here needs torch.
+
+An exported tokenizer adds to a text what the model was trained with (`models/export.py`), so its files are not the corpus's. The
+notes say which of the corpus's files each one stands for. Hashes and keys are taken of those: how a model is exported
+changes neither the key of its cells nor that of what continues from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.files import hash_file, read_json, write_json
+
+NOTES = "mlmclm.json"
+CONTEXT = "context"
+"""Tokens of the longest sequence that the study trained the model on."""
+TOKENIZER = "tokenizer"
+"""`stands_for`: of each tokenizer file its SHA-256 here and that of the corpus's. `post_processor` and `bos_token`: the corpus's."""
+
+
+def read_notes(folder: Path) -> dict[str, Any]:
+    """The notes of a folder; empty where there are none.
+
+    Raises:
+        UserError: they are no JSON object.
+    """
+    file = folder / NOTES
+    if not file.is_file():
+        return {}
+    noted = read_json(file)
+    if not isinstance(noted, dict):
+        raise UserError(f"{file}: not a JSON object. Delete the file if the folder isn't one that mlmclm exported.")
+    return noted
+
+
+def add_notes(folder: Path, values: Mapping[str, Any]) -> None:
+    """Adds to the notes of a folder, or replaces what is noted by these names."""
+    there = read_notes(folder)
+    if there != {**there, **values}:
+        write_json(folder / NOTES, {**there, **values})
+
+
+def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
+    """The note `tokenizer`; None where the folder's tokenizer.json is not the one that was exported with it."""
+    noted = read_notes(folder).get(TOKENIZER)
+    if noted is None:
+        return None
+    name = "tokenizer.json"
+    return noted if noted["stands_for"][name][0] == hash_file(folder / name) else None
+
+
+def tokenizer_file_hash(file: Path) -> str:
+    """SHA-256 (hex) of a tokenizer's file; of an exported one as it was exported, that of the corpus's file in its place."""
+    found = hash_file(file)
+    noted = read_notes(file.parent).get(TOKENIZER)
+    exported, corpus = (None, "") if noted is None else noted["stands_for"].get(file.name, (None, ""))
+    return corpus if found == exported else found
