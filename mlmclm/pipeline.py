@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.prepare import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared import PreparedCorpus
-from mlmclm.corpora.tokenizer import check_special
+from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.files import first_there, places_of, read_json, write_json
 from mlmclm.pretraining import states
@@ -174,8 +174,20 @@ def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning |
 
 def _prepared(study: StudyFile, place: Place, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]) -> Prepared:
     plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()})
-    key = fingerprint(study.recipe, corpus.key, corpus.vocabulary)
+    key = fingerprint(
+        study.recipe, corpus.key, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial)
+    )
     return Prepared(study, place, corpus, plan, key, initial)
+
+
+def _padded_with_eos(study: StudyFile, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]) -> bool:
+    """Whether the pad token of one of the study's models is EOS."""
+    ids = special_ids(corpus.tokenizer)
+    begun = [initial.get(size) for size in {name.size for name in study.parsed}]
+    pads = [
+        ids["pad"] if model is None else read_json(model.folder / "config.json").get("pad_token_id") for model in begun
+    ]
+    return ids["eos"] in pads
 
 
 def _own_session(place: Place) -> AbstractContextManager[Any]:

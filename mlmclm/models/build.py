@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,20 @@ def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> 
 
 
 def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """The model with normal weights (`Size.initial_deviation`) that are a function of the configuration and the seed; fp32, on the CPU."""
+    """The model with normal weights (`Size.initial_deviation`) that are a function of the configuration and the seed; fp32, on the CPU.
+
+    transformers sets the pad token's row of the embedding to 0. Where EOS is also the pad token, as in Llama 3's tokenizer, it is drawn
+    like any other: it separates documents.
+    """
+    padding = config.pad_token_id
+    drawn = copy.deepcopy(config)
+    if padding is not None and padding == config.eos_token_id:
+        drawn.pad_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ARCHITECTURES[config.model_type].model(config)
+        model = ARCHITECTURES[config.model_type].model(drawn)
+    model.config.pad_token_id = padding
+    return model
 
 
 def hollow(config: PreTrainedConfig) -> PreTrainedModel:
@@ -103,6 +114,8 @@ class PretrainingModel(nn.Module):
         """
         super().__init__()
         use_attention(model, compiled=compiled)
+        # No batch has padding, and the pad token may be EOS, whose row would have no gradient.
+        model.get_input_embeddings().padding_idx = None
         linear = model.get_output_embeddings()
         head = (
             LabelledCrossEntropyHead(linear.weight) if linear.bias is None else BiasedHead(linear.weight, linear.bias)

@@ -6,8 +6,8 @@ One set of weights is exported as either:
                        (Qwen: AutoModelForCausalLM, with `is_causal` false); mlmclm.json, of use here only
     FOLDER/decoder/    AutoModelForCausalLM (after a CLM phase): LlamaForCausalLM, ModernBertDecoderForCausalLM, Qwen's
 
-Their tokenizers add to a text what the model was trained with (`exported_tokenizer`). A EuroBERT encoder and a Llama decoder have the same state-dict keys, so theirs is one file, hard-linked; ModernBERT's decoder has
-its query, key and value projections apart.
+A EuroBERT encoder and a Llama decoder have the same state-dict keys, so theirs is one file, hard-linked; ModernBERT's decoder has
+its query, key and value projections apart. Tokenizers add to a text what the model was trained with (`exported_tokenizer`).
 """
 
 from __future__ import annotations

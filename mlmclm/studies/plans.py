@@ -207,9 +207,14 @@ class Plan:
         return tuple(below(None))
 
 
-def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int) -> str:
-    """Hash of what all models of a study share and what can change their weights."""
-    return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary})
+def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with_eos: bool = False) -> str:
+    """Hash of what all models of a study share and what can change their weights.
+
+    Args:
+        padded_with_eos: a model's pad token is EOS. Earlier versions held EOS's embedding at 0 then, so these states have other keys.
+    """
+    learned = {"eos": "learned"} if padded_with_eos else {}
+    return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary, **learned})
 
 
 def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> State:

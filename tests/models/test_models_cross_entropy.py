@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from mlmclm.models.build import BiasedHead, PretrainingModel
+from mlmclm.models.build import BiasedHead, PretrainingModel, build, model_config
 from mlmclm.models.cross_entropy import CHUNK, LabelledCrossEntropyHead
+from mlmclm.models.sizes import SIZES, Size
+from small_models import small_tokenizer
 
 
 @pytest.mark.parametrize("positions", [0, 1, 63, 64, CHUNK, 2 * CHUNK + 5])
@@ -105,3 +107,32 @@ def test_no_gradient_reaches_a_future_token_when_causal_and_every_token_when_not
             reached = embedded.grad[0].abs().sum(-1) > 0
             expected = torch.arange(12) <= position if causal else torch.ones(12, dtype=torch.bool)
             assert torch.equal(reached, expected)
+
+
+@pytest.mark.parametrize("kind", ["eurobert", "modernbert"])
+def test_eos_is_learned_like_any_other_token_where_it_is_the_pad_token_too(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Llama 3's tokenizer; held against transformers' class on vectors of the embedding's rows, where none is special."""
+    monkeypatch.setitem(SIZES, "small", Size(2, 32, 48, 4, 4, 0.3, architecture=kind, window=8))
+    tokenizer = small_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    config = model_config("small", tokenizer, 64)
+    built, end = build(config, 0), tokenizer.eos_token_id
+    assert built.config.pad_token_id == end
+    weight = built.get_input_embeddings().weight
+    assert weight[end].std() > 0.2
+    plain = build(model_config("small", small_tokenizer(), 64), 0).get_input_embeddings().weight
+    drawn = torch.tensor([row for row in range(len(weight)) if row not in (0, end)])
+    assert torch.equal(weight[drawn], plain[drawn]), "nothing else is drawn otherwise"
+    ids = torch.randint(4, len(tokenizer), (2, 16), generator=torch.Generator().manual_seed(0))
+    ids[:, [5, 11]] = end
+    labels = torch.where(torch.arange(16) % 3 == 0, ids, -100)
+    stock = type(built)(config)
+    stock.load_state_dict(built.state_dict())
+    PretrainingModel(built, precision="fp32")(ids, labels, False).backward()
+    rows = stock.get_input_embeddings().weight
+    logits = stock(inputs_embeds=rows[ids]).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    assert rows.grad[end].abs().max() > 1e-3
+    torch.testing.assert_close(weight.grad[end], rows.grad[end], rtol=1e-4, atol=1e-4)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mlmclm.errors import UserError
+from mlmclm.pipeline import _padded_with_eos
 from mlmclm.studies.names import parse
 from mlmclm.studies.plans import Leg, Plan, State, fingerprint, history, make_plan
 from mlmclm.studies.recipe import Recipe, learning_rate
+from small_models import small_tokenizer
 
 RECIPE = Recipe(warmup_steps=20, decay_steps=50)
 
@@ -179,6 +184,7 @@ def test_a_state_s_key_changes_with_history_recipe_and_nothing_else() -> None:
 
 
 def test_the_default_corruption_leaves_a_state_s_key_as_it_was_before_there_was_a_choice() -> None:
+    assert fingerprint(Recipe(), "k", 5) != fingerprint(Recipe(), "k", 5, padded_with_eos=True)
     spelled = {"mask": 1.0, "random": 0.0, "keep": 0.0}
     assert fingerprint(Recipe(batch=2304), "k", 5) == "aee61cceeca6c82878cffe26bdf61454316a0712600aa3c14c21ae36c751a424"
     assert Recipe.model_validate({"corruption": spelled}).identity() == Recipe().identity()
@@ -235,3 +241,23 @@ def test_a_batch_that_does_not_divide_is_refused_with_what_would() -> None:
         Recipe(batch=8, workers=3)
     with pytest.raises(ValueError, match="does not divide a worker's share of the batch, 4"):
         Recipe(batch=8, workers=2, micro_batch=3)
+
+
+def test_a_study_is_another_one_where_a_pad_token_is_eos(tmp_path: Path) -> None:
+    """Of fresh models the tokenizer's; of a given model its configuration's, which alone decides which row transformers freezes."""
+    for name, pad in (("own", "<pad>"), ("shared", "<eos>")):
+        tokenizer = small_tokenizer()
+        tokenizer.pad_token = pad
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "given").mkdir()
+    study, given = SimpleNamespace(parsed=[parse("1m-clm-600")]), SimpleNamespace(folder=tmp_path / "given")
+    for corpus, given_pad, expected in (
+        ("own", None, False),
+        ("shared", None, True),
+        ("shared", -1, False),
+        ("own", 2, True),
+    ):
+        initial = {} if given_pad is None else {"1m": given}
+        (tmp_path / "given" / "config.json").write_text(json.dumps({"pad_token_id": given_pad}))
+        found = _padded_with_eos(study, SimpleNamespace(tokenizer=tmp_path / corpus), initial)  # type: ignore[arg-type]
+        assert found is expected
