@@ -19,8 +19,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from mlmclm.analysis.intervals import NAN, contrast, holm
+from mlmclm.analysis.intervals import NAN, contrast, holm, within
 from mlmclm.analysis.results import Record, cells_by_pair, records, table
+from mlmclm.scores import score_range
 
 ALL_TASKS = "all tasks"
 
@@ -80,19 +81,22 @@ def overall_table(
     chosen: pd.DataFrame, models: Sequence[str], families: dict[str, str], *, confidence: float = 0.95
 ) -> pd.DataFrame:
     """The mean over tasks of every model, for all tasks (kind "all") and for every family with several tasks (kind
-    "family").
+    "family"), with an interval that stays within the range of the tasks' scores (`intervals.within`).
 
     A model that lacks a score on a task of the scope has no mean there (NaN), since a mean over fewer tasks would not
     compare; `tasks_scored` tells.
     """
     scores = chosen_scores(chosen)
+    metrics = {row["task"]: row["metric"] for row in records(chosen)}
     rows = []
     for kind, scope, tasks in scopes(families):
         if kind == "task":
             continue
         for model in sorted(models):
             groups = [scores.get((model, task), []) for task in tasks]
-            estimate = contrast(groups, [1 / len(tasks)] * len(tasks), confidence=confidence)
+            ranges = [score_range(metrics.get(task, "")) for task in tasks]
+            lowest, highest = (sum(ends) / len(tasks) for ends in zip(*ranges, strict=True))
+            estimate = within(contrast(groups, [1 / len(tasks)] * len(tasks), confidence=confidence), lowest, highest)
             rows.append(
                 {
                     "kind": kind,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy import special
 
@@ -84,6 +84,29 @@ def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, con
 def student(values: Sequence[float], *, confidence: float = 0.95) -> Estimate:
     """The mean with Student's t interval; one value has no interval (NaN), no value has no mean."""
     return contrast([values], [1.0], confidence=confidence)
+
+
+def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
+    """The estimate with an interval that stays within the range of the score.
+
+    Student's interval is symmetric, and near a limit of the score it can pass it; then scores are skewed, and it also covers the
+    truth too seldom. There the interval is taken on the logit scale and turned back, with the standard error of the delta method:
+    u = (value - lowest) / (highest - lowest), logit(u) +- half / ((highest - lowest) u (1 - u)), with `half` Student's half
+    width. For a correlation, whose range is -1 to 1, that is Fisher's z (1915). An interval that is within the range stays as it
+    is.
+
+    Source: Agresti, Categorical Data Analysis (2013), 1.4 and 3.1, for the logit of a proportion and the delta method.
+    """
+    if math.isnan(estimate.low) or (lowest <= estimate.low and estimate.high <= highest):
+        return estimate
+    width = highest - lowest
+    share = (estimate.value - lowest) / width
+    if not 0 < share < 1:  # every value is the limit, but for rounding
+        return replace(estimate, low=estimate.value, high=estimate.value)
+    half = (estimate.high - estimate.value) / (width * share * (1 - share))
+    centre = math.log(share / (1 - share))
+    low, high = (lowest + width * float(special.expit(end)) for end in (centre - half, centre + half))
+    return replace(estimate, low=low, high=high)
 
 
 def deviation_interval(sd: float, freedom: float, *, confidence: float = 0.95) -> tuple[float, float]:

@@ -32,7 +32,7 @@ from collections.abc import Set as AbstractSet
 
 import pandas as pd
 
-from mlmclm.analysis.intervals import NAN, deviation, mean, student
+from mlmclm.analysis.intervals import NAN, Estimate, deviation, mean, student, within
 from mlmclm.analysis.results import (
     SEED_COLUMNS,
     Grid,
@@ -47,7 +47,7 @@ from mlmclm.analysis.results import (
     wanted_seeds,
 )
 from mlmclm.errors import unknown
-from mlmclm.scores import Rule
+from mlmclm.scores import Rule, score_range
 from mlmclm.seeds import Seeds
 
 RULES: tuple[Rule, ...] = ("mean", "per_seed")
@@ -104,10 +104,15 @@ def check_rule(rule: str) -> Rule:
     raise unknown("rule for the best learning rate", rule, RULES)
 
 
+def score_interval(scores: Sequence[float], metric: str, confidence: float) -> Estimate:
+    """The mean of a metric's scores with an interval that stays within its range (`intervals.within`)."""
+    return within(student(scores, confidence=confidence), *score_range(metric))
+
+
 def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) -> pd.DataFrame:
     """Score against learning rate: one row a (model, task, learning rate) that has any cell.
 
-    `n` is the number of scored seeds, `diverged` and `missing` the others; mean, Student's interval and standard
+    `n` is the number of scored seeds, `diverged` and `missing` the others; mean, interval (`score_interval`) and standard
     deviation over the scored seeds, of validation and of test.
     """
     rows = []
@@ -125,7 +130,7 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
             row["missing"] = len(wanted_seeds(grid) - {seeds_of(cell) for cell in members})
             for split in ("validation", "test"):
                 values = [cell[split] for cell in good]
-                interval = student(values, confidence=confidence)
+                interval = score_interval(values, members[0]["metric"], confidence)
                 row |= {f"{split}_mean": interval.value, f"{split}_low": interval.low, f"{split}_high": interval.high}
                 row[f"{split}_sd"] = deviation(values)
             rows.append(row)
@@ -206,7 +211,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
     Columns: `learning_rate` (NaN where there is none, or where seeds chose different ones), `learning_rates` (the
     same as text, with counts where they differ), `edge` ("", "lowest", "highest", or "only" when one rate was tried),
     `n` scored seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), mean of
-    validation, mean, standard deviation and Student interval of test, and `note`.
+    validation, mean, standard deviation and interval (`score_interval`) of test, and `note`.
     """
     groups = cells_by_pair(cells)
     chosen = cells_by_pair(chosen_table(cells, grid, rule=rule))
@@ -216,7 +221,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
         group, picked = groups.get((model, task), []), chosen.get((model, task), [])
         family, metric = labels.get(task, ("", ""))
         test = [cell["test"] for cell in picked]
-        interval = student(test, confidence=confidence)
+        interval = score_interval(test, metric, confidence)
         taken = Counter(cell["learning_rate"] for cell in picked)
         diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid), rule)
         rows.append(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mlmclm.analysis.intervals import contrast, deviation, deviation_interval, holm, mean, student
+from mlmclm.analysis.intervals import contrast, deviation, deviation_interval, holm, mean, student, within
+from mlmclm.scores import score_range
 
 A = [0.71, 0.74, 0.69, 0.73, 0.72]
 B = [0.61, 0.68, 0.66]
@@ -101,3 +102,61 @@ def test_holms_correction_is_the_textbooks() -> None:
     corrected = holm([0.01, math.nan, 0.04])
     assert corrected[0] == pytest.approx(0.02) and math.isnan(corrected[1]) and corrected[2] == pytest.approx(0.04)
     assert holm([]) == []
+
+
+def test_an_interval_that_would_leave_the_range_is_the_delta_method_s_on_the_logit_scale() -> None:
+    """`98.50 [95.45, 101.55]` was reported."""
+    values = [0.98, 0.975, 1.0]
+    plain = student(values)
+    assert plain.high > 1
+    found = within(plain, 0, 1)
+    m, error = statistics.fmean(values), stats.sem(values)
+    half = stats.t.ppf(0.975, 2) * error / (m * (1 - m))
+    logit = math.log(m / (1 - m))
+    assert (found.low, found.high) == pytest.approx([1 / (1 + math.exp(-end)) for end in (logit - half, logit + half)])
+    assert 0 < found.low < m < found.high < 1
+    assert (found.value, found.error, found.p) == (plain.value, plain.error, plain.p)
+
+
+def test_of_a_correlation_it_is_fisher_s_z() -> None:
+    values = [-0.99, -0.93, -0.9, -0.995]
+    found = within(student(values), *score_range("matthews"))
+    r, error = statistics.fmean(values), stats.sem(values)
+    half = stats.t.ppf(0.975, 3) * error / (1 - r * r)
+    expected = (math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half))
+    assert (found.low, found.high) == pytest.approx(expected)
+
+
+def test_an_interval_within_the_range_stays_student_s_to_the_bit() -> None:
+    assert within(student(A), 0, 1) == student(A)
+    assert within(student([0.01, 0.02, -0.03]), -1, 1) == student([0.01, 0.02, -0.03])
+    assert math.isnan(within(student([1.0]), 0, 1).low)
+
+
+def test_the_same_score_of_every_seed_is_a_point_at_the_limits_too() -> None:
+    for limit in (0.0, 1.0):
+        found = within(student([limit] * 3), 0, 1)
+        assert (found.low, found.value, found.high) == (limit, limit, limit)
+
+
+def test_no_interval_of_any_scores_leaves_the_range_or_misses_its_mean() -> None:
+    draws = np.random.default_rng(4)
+    for _ in range(500):
+        values = np.round(draws.beta(5, 0.2, size=draws.integers(2, 6)), draws.integers(2, 17)).tolist()
+        found = within(student(values), 0, 1)
+        assert 0 <= found.low <= found.value <= found.high <= 1
+
+
+def test_near_the_limit_it_covers_the_truth_more_often_than_student_s_interval_cut_there() -> None:
+    draws = np.random.default_rng(0).beta(100, 1.5, size=(4000, 3))
+    truth = 100 / 101.5
+    plain = [student(row) for row in draws.tolist()]
+    cut = statistics.fmean(one.low <= truth <= one.high for one in plain)
+    found = statistics.fmean(one.low <= truth <= one.high for one in (within(one, 0, 1) for one in plain))
+    assert cut < 0.925
+    assert 0.93 < found < 0.96
+
+
+def test_metrics_have_the_ranges_of_their_scores() -> None:
+    assert score_range("accuracy") == score_range("study.f1") == score_range("accuracy+f1") == (0, 1)
+    assert score_range("matthews") == score_range("pearson+spearman") == (-1, 1)

@@ -14,8 +14,10 @@ import pytest
 from analysis_study import cell, synthetic_results
 from scipy import stats
 
+from mlmclm.analysis.intervals import student
 from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
 from mlmclm.analysis.selection import best_table, chosen_table, curve_table, rate_text, settled
+from mlmclm.analysis.study import analyse
 from mlmclm.errors import UserError
 from mlmclm.seeds import Seed, Seeds, seed_value
 
@@ -48,7 +50,7 @@ def test_the_choice_agrees_with_brute_force_on_random_grids() -> None:
     generator = random.Random(3)
     for _ in range(50):
         scores: Scores = {
-            rate: [(generator.random(), generator.random()) for _ in range(3)] for rate in (1e-5, 1e-4, 1e-3)
+            rate: [(generator.random(), 0.5 + generator.random() / 20) for _ in range(3)] for rate in (1e-5, 1e-4, 1e-3)
         }
         winner = max(scores, key=lambda rate: statistics.fmean(pair[0] for pair in scores[rate] if pair))
         row = best(scores)
@@ -243,10 +245,10 @@ def test_a_diverged_seed_does_not_lose_its_other_rates_under_per_seed() -> None:
 
 
 def test_the_curve_has_a_mean_and_a_band_at_every_rate_of_either_split() -> None:
-    cells = results_table(results({1e-4: [(0.5, 0.3), (0.7, 0.5)], 1e-3: [(0.6, 0.6), None], 1e-2: [None, None]}))
+    cells = results_table(results({1e-4: [(0.5, 0.39), (0.7, 0.41)], 1e-3: [(0.6, 0.6), None], 1e-2: [None, None]}))
     first, second, third = records(curve_table(cells, observed_grid(cells)))
     assert (first["n"], first["validation_mean"], first["test_mean"]) == (2, pytest.approx(0.6), pytest.approx(0.4))
-    assert (first["test_low"], first["test_high"]) == pytest.approx(stats.t.interval(0.95, 1, loc=0.4, scale=0.1))
+    assert (first["test_low"], first["test_high"]) == pytest.approx(stats.t.interval(0.95, 1, loc=0.4, scale=0.01))
     assert (second["n"], second["diverged"], second["test_mean"]) == (1, 1, 0.6) and math.isnan(second["test_low"])
     assert third["diverged"] == 2 and math.isnan(third["test_mean"])
 
@@ -313,3 +315,16 @@ def test_more_lost_seeds_never_make_a_rate_eligible() -> None:
         else:
             assert row["n"] == 3 - min(lost_a, lost_b)
             assert row["learning_rate"] == (1e-4 if lost_a < lost_b else 1e-3)
+
+
+def test_no_interval_in_any_table_leaves_the_range_of_its_score() -> None:
+    near: Scores = {rate: [(0.97, 0.975), (0.985, 0.98), (1.0, 1.0)] for rate in (1e-4, 1e-3)}
+    analysis = analyse(results(near))
+    assert student([0.975, 0.98, 1.0]).high > 1
+    for table, columns in (
+        (analysis.best, ["test_low", "test_high"]),
+        (analysis.curves, ["test_low", "test_high", "validation_low", "validation_high"]),
+        (analysis.overall, ["low", "high"]),
+    ):
+        bounds = table[columns].to_numpy()
+        assert ((bounds > 0.5) & (bounds < 1)).all()
