@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mlmclm.finetuning.protocol import Protocol as Settings
-from mlmclm.models.kernels import compiled
+from mlmclm.models.loops import compiled, usable
 
 Array = npt.NDArray[Any]
 
@@ -47,7 +47,7 @@ def optimizer_for(encoder: PreTrainedModel, head: nn.Module, settings: Settings,
     embedding = encoder.get_input_embeddings()
     parameters = [*encoder.parameters(), *head.parameters()]
     here = all(parameter.device.type == "cpu" and parameter.dtype == torch.float32 for parameter in parameters)
-    if here and isinstance(embedding, nn.Embedding):
+    if here and isinstance(embedding, nn.Embedding) and usable():
         return RowwiseAdamW(parameters, embedding, settings, peak, steps)
     return TorchAdamW(parameters, settings, peak)
 

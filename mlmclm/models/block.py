@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from mlmclm.models import kernels, tiles
+from mlmclm.models.loops import usable
 from mlmclm.models.packed_attention import Heads, attend, attend_backward
 from mlmclm.models.packing import Chosen, Packing
 
@@ -75,7 +76,8 @@ def fits(model: PreTrainedModel) -> bool:
     """Whether `run_blocks` computes what this transformers base model's forward does."""
     config = model.config
     return (
-        type(model).__name__ in SUPPORTED
+        usable()
+        and type(model).__name__ in SUPPORTED
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mlmclm.models import kernels, tiles
+from mlmclm.models.loops import usable
 
 CHUNK = 1024
 """Positions whose logits exist at once."""
@@ -31,7 +32,7 @@ class LabelledCrossEntropyHead(nn.Module):
         self.weight = weight
 
     def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool, count: bool = False) -> Tensor:
-        """Sum of -ln softmax(hidden weight')[label], an fp32 scalar.
+        """Sum of -ln softmax(hidden weight')[label], an fp32 scalar (fp64 for fp64 weights).
 
         Args:
             hidden: [positions, hidden].
@@ -63,7 +64,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         # AMX multiplies rows of bf16 in steps of 32 entries: what lies behind a row's end is multiplied by 0, and must not be NaN.
         whole[:, len(weight) :] = 0
         buffer = whole[:, : len(weight)]
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        total = torch.zeros((), dtype=torch.promote_types(kind, torch.float32), device=hidden.device)
         grad_hidden, grad_weight = (torch.empty_like(hidden), torch.empty_like(weight)) if needed else (None, None)
         if grad_weight is not None and len(labels) == 0:
             grad_weight.zero_()
@@ -77,7 +78,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
             torch.mm(rows, matrix.t(), out=logits)
             if hits is not None:
                 hits += (logits[:count].argmax(1) == target).sum()
-            if hidden.device.type == "cpu":
+            if hidden.device.type == "cpu" and usable():
                 total += kernels.cross_entropy(whole[:count], len(weight), target)
             else:
                 total += _losses(logits[:count], target)
@@ -100,9 +101,10 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of the rows' losses, an fp32 scalar; `logits` [rows, vocabulary] become its gradient with respect to them."""
+    """Sum of the rows' losses, computed by torch's operations (on GPUs), fp32 at least; `logits` [rows, vocabulary] become its
+    gradient with respect to them."""
     label = labels.unsqueeze(1)
-    values = logits.float()
+    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     chosen = values.gather(1, label)
     largest = values.amax(1, keepdim=True)
     values.sub_(largest).exp_()

@@ -16,15 +16,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from llvmlite import binding, ir
-from numba import config, njit, types
+from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-Array = npt.NDArray[Any]
+from mlmclm.models.loops import Array, compiled
 
 ROWS = 256
 """Rows whose sums are taken together, whatever the number of threads."""
@@ -35,29 +34,6 @@ SMALL = 1 << 15
 SUMS = {"reassoc", "contract", "nsz", "arcp"}
 """Liberties of loops that sum: without `nnan` and `ninf`, so that what is not finite stays so."""
 FAST = {"contract", "nsz", "arcp"}
-
-
-def _use_whole_vectors() -> None:
-    """Loops in vectors of 512 bits on CPUs with tiles: LLVM takes 256 for some, which cost others their frequency."""
-    features = binding.get_host_cpu_features()
-    if config.CPU_FEATURES is None and features.get("amx-tile"):
-        config.CPU_FEATURES = features.flatten() + ",-prefer-256-bit"
-
-
-_use_whole_vectors()
-
-
-def compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
-    """numba's `njit` with compiled code kept on disk where some folder for it can be written to."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        options: dict[str, Any] = {"fastmath": flags, "nogil": True, "error_model": "numpy"}
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # numba finds no such folder
-            return njit(**options)(function)
-
-    return decorate
 
 
 # One value at a time: what numba inlines into the loops below.
@@ -77,25 +53,23 @@ def _bits_of_float(_: Any, value: Any) -> Any:
     )
 
 
-class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite doesn't name."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BFloat)
-
-    def __hash__(self) -> int:
-        return hash(BFloat)
-
-
 @intrinsic
 def _rounded_bits(_: Any, value: Any) -> Any:
-    """The bits of the nearest bfloat16, ties to even."""
-    return types.uint16(types.float32), lambda context, builder, signature, values: builder.bitcast(
-        builder.fptrunc(values[0], BFloat()), ir.IntType(16)
-    )
+    """The bits of the nearest bfloat16, ties to even, in whole numbers: LLVM's own rounding is a call of a function that numba
+    doesn't have, where the CPU has no instruction for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = ir.IntType(32)
+        bits = builder.bitcast(values[0], word)
+        upper = builder.lshr(bits, word(16))
+        half = builder.add(builder.and_(upper, word(1)), word(0x7FFF))
+        rounded = builder.lshr(builder.add(bits, half), word(16))
+        quiet = builder.or_(upper, word(0x40))  # a NaN whose upper half is none would else become infinite
+        return builder.trunc(
+            builder.select(builder.fcmp_unordered("uno", values[0], values[0]), quiet, rounded), ir.IntType(16)
+        )
+
+    return types.uint16(types.float32), generate
 
 
 @intrinsic

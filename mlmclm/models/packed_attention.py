@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlmclm.models import kernels, tile_attention
+from mlmclm.models.loops import usable
 from mlmclm.models.packing import Chosen, Group, Packing
 
 TILE = 128
@@ -69,6 +70,8 @@ def packed_attention(
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     if query.device.type == "cuda":
         return _on_gpu(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
+    if not usable():
+        return _padded(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
     with torch.autocast(query.device.type, enabled=False):
         apply: Any = _BlockAttention.apply
         output: Tensor = apply(query, key, value, packing, causal, scale, dropout, window)
@@ -345,7 +348,7 @@ def _on_gpu(
     dropout: float,
     window: int | None,
 ) -> Tensor:
-    """[T, heads, width] by the variable-length kernel; in fp32, or with dropout, by torch's padded attention."""
+    """[T, heads, width] by the variable-length kernel; in fp32, or with dropout, by `_padded`."""
     grouped = query.shape[1] != key.shape[1]
     if query.dtype in (torch.bfloat16, torch.float16) and not dropout:
         from torch.nn.attention.varlen import varlen_attn
@@ -357,6 +360,21 @@ def _on_gpu(
             scale=scale, window_size=(reach, 0 if causal else reach), enable_gqa=grouped,
         )  # fmt: skip
         return attended
+    return _padded(query, key, value, packing, causal, scale, dropout, window)
+
+
+def _padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    window: int | None,
+) -> Tensor:
+    """[T, heads, width] by torch's attention, every sequence padded to the longest."""
+    grouped = query.shape[1] != key.shape[1]
     longest = int(packing.lengths.max())
     position = torch.arange(longest, device=query.device)
     lengths = torch.from_numpy(packing.lengths).to(query.device)

@@ -17,15 +17,14 @@ from torch import Tensor
 from mlmclm.models.kernels import (
     ANY_DISTANCE,
     SUMS,
-    Array,
     as_array,
-    compiled,
     exp,
     largest_of,
     over_threads,
     put,
     wide,
 )
+from mlmclm.models.loops import Array, compiled
 from mlmclm.models.tile_instructions import (
     BLOCK,
     LINE,

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from mlmclm.models.kernels import BFloat
+from mlmclm.models.loops import target_features, usable
 
 SIDE = 32
 """Rows and columns of the sums that are kept in registers, and values that are multiplied at once."""
@@ -26,15 +26,33 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 """Linux on x86-64 lets a process use tiles once it has asked."""
 
 
-@lru_cache(maxsize=1)
 def available() -> bool:
-    """Whether this process may multiply by tiles."""
+    """Whether this process multiplies by tiles."""
+    return usable() and _permitted()
+
+
+@lru_cache(maxsize=1)
+def _permitted() -> bool:
+    """Whether numba compiles for a CPU with tile instructions, this one has them, and the system lets the process use them."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     features = binding.get_host_cpu_features()
-    if not all(features.get(feature) for feature in _FEATURES):
+    if not all(features.get(feature) and feature in target_features() for feature in _FEATURES):
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+
+
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite doesn't name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
 
 
 # Instructions. Addresses and strides are whole numbers, in bytes; tiles are numbered 0 to 7.

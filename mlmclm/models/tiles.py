@@ -14,7 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlmclm.models.kernels import compiled, over_threads
+from mlmclm.models.kernels import over_threads
+from mlmclm.models.loops import compiled
 from mlmclm.models.tile_instructions import (
     BLOCK,
     LINE,

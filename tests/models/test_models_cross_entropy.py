@@ -6,14 +6,25 @@ import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
+from mlmclm.models import loops
 from mlmclm.models.build import BiasedHead, PretrainingModel, build, model_config
-from mlmclm.models.cross_entropy import CHUNK, LabelledCrossEntropyHead
+from mlmclm.models.cross_entropy import CHUNK, LabelledCrossEntropyHead, _losses
 from mlmclm.models.sizes import SIZES, Size
 from small_models import small_tokenizer
 
+BY = ["loops", "torch"]
+"""What computes the loss: this project's loops, or torch's operations as on a GPU."""
 
+
+@pytest.fixture
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(loops, "_given_up", True)
+
+
+@pytest.mark.parametrize("by", BY, indirect=True)
 @pytest.mark.parametrize("positions", [0, 1, 63, 64, CHUNK, 2 * CHUNK + 5])
-def test_loss_and_gradients_equal_torch_s_cross_entropy_over_all_logits(positions: int) -> None:
+def test_loss_and_gradients_equal_torch_s_cross_entropy_over_all_logits(positions: int, by: None) -> None:
     generator = torch.Generator().manual_seed(positions)
     weight = torch.randn(301, 16, generator=generator).requires_grad_()
     hidden = torch.randn(positions, 16, generator=generator).requires_grad_()
@@ -29,9 +40,48 @@ def test_loss_and_gradients_equal_torch_s_cross_entropy_over_all_logits(position
     torch.testing.assert_close(head.weight.grad, weight.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_gpu_s_losses_and_their_gradient_equal_torch_s_in_float64(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (30 * torch.randn(70, 301, generator=generator)).to(dtype)
+    labels = torch.randint(301, (70,), generator=generator)
+    labels[:20] = logits[:20].argmax(1)  # where loss and gradient are nearly 0
+    exact = logits.double().clone().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(exact, labels, reduction="sum")
+    expected.backward()
+    loss = _losses(logits, labels)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-8}[dtype]
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=min(tolerance, 1e-6), atol=0)
+    torch.testing.assert_close(logits.double(), exact.grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("by", BY, indirect=True)
+def test_gradients_are_the_slopes_of_the_loss(by: None) -> None:
+    """In fp64, along random directions of hidden states and weights together, by central differences."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, *directions = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((70, 16), (301, 16)) * 4
+    )
+    labels = torch.randint(301, (70,), generator=generator)
+
+    def loss_at(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return LabelledCrossEntropyHead(torch.nn.Parameter(weight))(hidden, labels, bf16=False)
+
+    own, head = hidden.clone().requires_grad_(), LabelledCrossEntropyHead(torch.nn.Parameter(weight.clone()))
+    head(own, labels, bf16=False).backward()
+    for d_hidden, d_weight in zip(directions[::2], directions[1::2], strict=True):
+        step = 1e-5
+        ahead = loss_at(hidden + step * d_hidden, weight + step * d_weight)
+        behind = loss_at(hidden - step * d_hidden, weight - step * d_weight)
+        slope = ((own.grad * d_hidden).sum() + (head.weight.grad * d_weight).sum()).item()
+        assert (ahead - behind).item() / (2 * step) == pytest.approx(slope, rel=1e-7, abs=1e-6)
+
+
+@pytest.mark.parametrize("by", BY, indirect=True)
 @pytest.mark.parametrize("positions", [0, 1, 64, 2 * CHUNK + 5])
 @pytest.mark.parametrize("bias", [False, True])
-def test_hits_are_those_of_the_argmax_over_all_logits(positions: int, bias: bool) -> None:
+def test_hits_are_those_of_the_argmax_over_all_logits(positions: int, bias: bool, by: None) -> None:
     generator = torch.Generator().manual_seed(positions)
     weight = torch.nn.Parameter(torch.randn(301, 16, generator=generator))
     offsets = torch.nn.Parameter(torch.randn(301, generator=generator))

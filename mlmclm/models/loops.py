@@ -1,0 +1,163 @@
+"""Loops over arrays that numba compiles for this CPU: how they are compiled, where that is kept, and whether it works here.
+
+What is compiled is kept in a folder named by a hash of all that it is made of: the sources of the loops, the versions of numba and
+LLVM, and the CPU. So every environment of this version on a machine finds it, wherever it is installed, and no change of a source
+goes unseen (numba itself looks only at the file of the function that is called, not at those of the functions inlined into it).
+The folder is in `NUMBA_CACHE_DIR`, else in the user's cache folder, else in the system's temporary folder.
+
+Some loops cannot be compiled on some machine: a fault of LLVM, or of what a virtual machine says of its CPU. Such a fault may end
+the process, so `prepare` (`mlmclm.models.loops_ready`) tries them in another one; after `give_up` this process computes with
+torch's operations instead, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import numpy.typing as npt
+from llvmlite import binding
+from numba import config, njit
+from numba.core.codegen import get_host_cpu_features
+
+from mlmclm.files import hash_file, stable_hash
+
+Array = npt.NDArray[Any]
+
+SOURCES = ("loops.py", "kernels.py", "tile_instructions.py", "tiles.py", "tile_attention.py")
+"""Of this folder: modules whose functions are inlined into loops, or say how they are compiled."""
+_given_up = False
+
+
+def target_features() -> frozenset[str]:
+    """What LLVM compiles for, by its names: the features of this CPU, or those of `NUMBA_CPU_FEATURES`."""
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return frozenset(feature[1:] for feature in features.split(",") if feature.startswith("+"))
+
+
+def _use_whole_vectors() -> None:
+    """Loops in vectors of 512 bits on CPUs with tiles: LLVM takes 256 for some, which cost others their frequency."""
+    if config.CPU_FEATURES is None and "amx-tile" in target_features():
+        config.CPU_FEATURES = get_host_cpu_features() + ",-prefer-256-bit"
+
+
+_use_whole_vectors()
+
+
+def usable() -> bool:
+    """Whether this process computes by loops on the CPU; else by torch's operations."""
+    return not _given_up
+
+
+def give_up() -> None:
+    """From now on this process computes by torch's operations."""
+    global _given_up
+    _given_up = True
+
+
+def compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
+    """numba's `njit` with compiled code kept on disk where some folder for it can be written to."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        options: dict[str, Any] = {"fastmath": flags, "nogil": True, "error_model": "numpy"}
+        with _own_place():
+            try:
+                return njit(cache=True, **options)(function)
+            except RuntimeError:  # numba finds no such folder
+                return njit(**options)(function)
+
+    return decorate
+
+
+@lru_cache
+def cache_folder() -> Path | None:
+    """Where compiled loops are kept; None if nowhere can be written to."""
+    name = f"mlmclm-loops-{_stamp()[:20]}"
+    if config.CACHE_DIR:
+        return _writable(Path(config.CACHE_DIR) / name)
+    own = _writable(_user_cache() / name) if _user_cache().is_absolute() else None
+    if own is not None:
+        return own
+    # Another user may have put a folder of this name there, with code in it.
+    temporary = _writable(Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}")
+    if temporary is None:
+        return None
+    status = temporary.lstat()
+    return temporary if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None
+
+
+def _user_cache() -> Path:
+    """Not absolute where the user has no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "mlmclm"  # noqa: PTH111
+
+
+@lru_cache
+def _stamp() -> str:
+    """A hash of all that compiled code is made of, but for the files of loops that are defined elsewhere."""
+    here = Path(__file__).parent
+    return stable_hash(
+        {
+            "sources": [hash_file(here / name) for name in SOURCES],
+            "versions": [version("numba"), version("llvmlite")],
+            "cpu": [config.CPU_NAME or binding.get_host_cpu_name(), sorted(target_features()), config.CPU_FEATURES],
+        }
+    )
+
+
+def _writable(folder: Path) -> Path | None:
+    """The folder, made if need be and its owner's alone; None if it can't be written to."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return None
+    return folder
+
+
+class Place:
+    """Where numba keeps a function's compiled code; the methods are those that numba asks of `NUMBA_CACHE_LOCATOR_CLASSES`."""
+
+    def __init__(self, folder: Path, source: Path, line: int) -> None:
+        self._folder, self._source, self._line = folder, source, line
+        self._py_file = str(source)  # numba's warnings name it
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> Self | None:
+        """None where nothing can be kept."""
+        folder = cache_folder()
+        return None if folder is None else cls(folder, Path(file), function.__code__.co_firstlineno)
+
+    def get_cache_path(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def ensure_cache_path(self) -> None:
+        """Makes the folder."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def get_source_stamp(self) -> str:
+        """What must be the same for kept code to be used: the function's own file may not be among `SOURCES`."""
+        return _stamp() + hash_file(self._source)
+
+    def get_disambiguator(self) -> str:
+        """What tells functions of one name in one file apart."""
+        return str(self._line)
+
+
+@contextmanager
+def _own_place() -> Iterator[None]:
+    """Has numba take `Place` for the functions that are declared meanwhile, unless the user has chosen another."""
+    if config.CACHE_LOCATOR_CLASSES:
+        yield
+        return
+    config.CACHE_LOCATOR_CLASSES = f"{__name__}.{Place.__name__}"
+    try:
+        yield
+    finally:
+        config.CACHE_LOCATOR_CLASSES = ""
