@@ -118,9 +118,13 @@ def prepare(
     return _prepared(study, place, corpus, beginning.models)
 
 
-def find_prepared(study: StudyFile, place: Place) -> Prepared | None:
-    """What `prepare` would return without any work, or None where there is some to do; raises what it raises."""
-    beginning, corpus = _find(study, place, damaged=False)
+def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> Prepared | None:
+    """What `prepare` would return without any work, or None where there is some to do; raises what it raises.
+
+    Args:
+        damaged: also where the work is to make lost shards of the corpus again.
+    """
+    beginning, corpus = _find(study, place, damaged=damaged)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
 
 
@@ -247,9 +251,6 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
     Raises:
         UserError: a model isn't trained yet.
     """
-    from mlmclm.models.folder import weights_hash
-    from mlmclm.sweeps.cells import SweepModel
-
     models = []
     for name in prepared.plan.models:
         folder = prepared.model_folder(name)
@@ -261,8 +262,17 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
         if not link.is_symlink() or link.resolve() != folder.resolve():
             link.unlink(missing_ok=True)
             link.symlink_to(folder.resolve(), target_is_directory=True)
-        models.append(SweepModel(str(name), folder, _remembered(folder, "weights", weights_hash)))
+        models.append(exported_model(prepared, name))
     return models
+
+
+def exported_model(prepared: Prepared, name: ModelName) -> SweepModel:
+    """A model that `export_models` has exported."""
+    from mlmclm.models.folder import weights_hash
+    from mlmclm.sweeps.cells import SweepModel
+
+    folder = prepared.model_folder(name)
+    return SweepModel(str(name), folder, _remembered(folder, "weights", weights_hash))
 
 
 def _mend(folder: Path, prepared: Prepared) -> None:

@@ -121,7 +121,8 @@ def _of_models(
     tasks that are left out, with the reason."""
     from mlmclm.analysis.results import records, seeds_of
     from mlmclm.errors import for_each
-    from mlmclm.pipeline import analyse_study, export_models, plan_sweep, prepare, prepare_tasks, study_space
+    from mlmclm.pipeline import analyse_study, plan_sweep, study_space
+    from mlmclm.stored import open_study
     from mlmclm.study_file import load_study
 
     study = load_study(file)
@@ -133,12 +134,12 @@ def _of_models(
     for task in tasks:
         if task not in space.tasks:
             raise unknown("task", task, space.tasks, where=str(file))
-    prepared = prepare(study, place)
-    plan = plan_sweep(space, export_models(prepared), prepare_tasks(prepared, space), place)
+    stored = open_study(study, place, space, file)
+    plan = plan_sweep(space, stored.models, stored.tasks, place)
     results = {(result["model"], result["key"]): result for result in ledger.results(plan.cells)}
     if not results:
         raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
-    analysis = analyse_study(prepared, space, list(results.values()))
+    analysis = analyse_study(stored.prepared, space, list(results.values()))
     keys = {_place(row): row["key"] for row in records(analysis.cells)}
     chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
     for row in records(analysis.chosen):

@@ -69,16 +69,21 @@ def _stage(plan: Plan, index: int, prepared: Prepared | None) -> dict[str, Any]:
 
 def _cells_there(prepared: Prepared | None) -> tuple[int, int]:
     """Cells of the study that have a result, and cells whose start from another is known or diverged, as far as all of its
-    models are exported."""
-    if prepared is None or any(
-        not (prepared.model_folder(name) / "config.json").is_file() for name in prepared.plan.models
-    ):
+    models are exported and its tasks prepared."""
+    if prepared is None:
         return 0, 0
-    from mlmclm.pipeline import export_models, plan_sweep, prepare_tasks
+    from mlmclm.pipeline import plan_sweep
+    from mlmclm.stored import find_models, find_tasks
     from mlmclm.sweeps.ledger import Ledger
 
     space = study_space(prepared.study, prepared.place.task_dirs)
-    planned = plan_sweep(space, export_models(prepared), prepare_tasks(prepared, space), prepared.place)
+    models = [model for model in find_models(prepared).values() if model is not None]
+    if len(models) < len(prepared.plan.models):
+        return 0, 0
+    tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
+    if len(tasks) < len(space.tasks):
+        return 0, 0
+    planned = plan_sweep(space, models, tasks, prepared.place)
     there = len(planned.cells) - len(Ledger(prepared.place.store).missing(planned.cells))
     known = sum(cell.start is not None for cell in planned.cells)
     return there, known + sum(planned.stranded.values())

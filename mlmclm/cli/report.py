@@ -19,7 +19,8 @@ from mlmclm.cli.options import (
 )
 from mlmclm.cli.study import write_study_report
 from mlmclm.errors import UserError
-from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space
+from mlmclm.pipeline import plan_sweep, study_space
+from mlmclm.stored import open_study
 from mlmclm.study_file import load_study
 
 
@@ -39,7 +40,7 @@ def report(
     rule: RuleOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Analyses the results that a study has so far and writes its tables and its HTML report; computes no cell.
+    """Analyses the results that a study has so far and writes its tables and its HTML report; prepares and computes nothing.
 
     Example: mlmclm report examples/quickstart.yaml
     """
@@ -48,19 +49,18 @@ def report(
 
     study, place = load_study(file), options.place(store, data, task_dir)
     space = options.by_rule(study_space(study, place.task_dirs), rule)
+    stored = open_study(study, place, space, file)
+    results = Ledger(place.store).results(plan_sweep(space, stored.models, stored.tasks, place).cells)
+    if not results:
+        raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
     with ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place)) if export else None
-        prepared = prepare(study, place)
-        models = export_models(prepared)
-        tasks = prepare_tasks(prepared, space)
-        results = Ledger(place.store).results(plan_sweep(space, models, tasks, place).cells)
-        if not results:
-            raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
         if tracking is not None:
-            tracking.pretrained(prepared)
-            tracking.sweep_begins(prepared, space)
+            tracking.pretrained(stored.prepared)
+            tracking.sweep_begins(stored.prepared, space)
             for result in results:
                 tracking.cell(result)
-        found = write_study_report(prepared, space, tasks, results, f"mlmclm study {file}", tracking)
+        command = f"mlmclm study {file}"
+        found = write_study_report(stored.prepared, space, stored.tasks, results, command, tracking)
     if as_json:
         print_json(found)

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from mlmclm.corpora import pydocs
 from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.pydocs_pin import PYDOCS, settled
 from mlmclm.corpora.reading import SUFFIXES, check_column, read_documents, text_of
 from mlmclm.corpora.workers import Progress, silent
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import first_there, hash_file, places_of, read_json, stable_hash, write_json
 
-PYDOCS = "pydocs"
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
@@ -72,15 +72,19 @@ def open_source(
 
 @dataclass(frozen=True)
 class PydocsSource:
-    """The documentation of this environment; training packages to train on, validation packages to validate on."""
+    """The documentation of a store's environment; training packages to train on, validation packages to validate on."""
 
     store: Path
     workers: int | None
     progress: Progress
 
     def fingerprint(self) -> str:
-        """The environment's."""
-        return pydocs.fingerprint()
+        """The store's; this environment's where the store has none yet."""
+        return settled(self.store) or pydocs.fingerprint()
+
+    def settle(self) -> str:
+        """The fingerprint that the store's documentation has from now on."""
+        return pydocs.settle_pydocs(self.store, workers=self.workers, progress=self.progress)
 
     def _folder(self) -> Path:
         """The extracted documents."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.documents import TRAIN, VALIDATION, Source, open_source
+from mlmclm.corpora.documents import TRAIN, VALIDATION, PydocsSource, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill
 from mlmclm.corpora.packing import Record, ShardWriter, record_file
 from mlmclm.corpora.prepared import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index
@@ -70,6 +70,9 @@ def prepare_corpus(
     report = progress or silent
     count = worker_count(workers)
     place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
+    if isinstance(place.source, PydocsSource) and place.source.settle() != place.origin:
+        # Another process, with other packages, was the first to use pydocs in this store.
+        place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
     if not place.complete():
         _tokenizer(tokenizer, corpus, place.source, place.origin, store, report)
         check_ids(place.tokenizer)

@@ -3,7 +3,7 @@
 Docstrings of the standard library and of every installed package, and the documentation topics of `pydoc`, read from
 sources with `ast`; nothing is imported or executed, so docstrings of C extensions are out of reach. Copies are
 removed, and packages are divided into train, validation and test so that no text is in two of them
-(`pydocs_splits`).
+(`pydocs_splits`). A store extracts them once and keeps them, whatever is installed later (`pydocs_pin`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from mlmclm.corpora.pydocs_pin import documents_folder, pin_file, settle
 from mlmclm.corpora.pydocs_splits import Group, drop_copies, split_groups
 from mlmclm.corpora.workers import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, read_json, stable_hash, whole_folder, write_json
 
 EXTRACTOR_VERSION = 2
-"""Part of every key: raise it when what is extracted changes."""
+"""Part of the fingerprint: raise it when what is extracted changes. A store that has its documentation keeps it."""
 
 OWN_PACKAGE = "mlmclm"
 """Left out, so that the corpus does not change with this project's own sources."""
@@ -80,7 +81,7 @@ def installed_roots() -> list[Root]:
 
 
 def fingerprint(roots: Sequence[Root] | None = None) -> str:
-    """What the text depends on: Python's version, the installed distributions, the extractor's version (16 hex)."""
+    """What the text of an environment depends on: Python's version, the installed distributions, the extractor's version (16 hex)."""
     parts: list[Any] = [EXTRACTOR_VERSION, list(sys.version_info[:3])]
     for root in installed_roots() if roots is None else roots:
         if root.origin == "site":
@@ -91,23 +92,47 @@ def fingerprint(roots: Sequence[Root] | None = None) -> str:
     return stable_hash(parts)[:16]
 
 
+def settle_pydocs(
+    store: Path, *, roots: Sequence[Root] | None = None, workers: int | None = None, progress: Progress = silent
+) -> str:
+    """The fingerprint of the store's documentation (`pydocs_pin`); extracts this environment's where the store has none.
+
+    Raises:
+        UserError: there is no docstring in the sources.
+        EnvironmentFault: the disk is full, or a worker was killed.
+    """
+
+    def make() -> str:
+        own = fingerprint(roots)
+        _extract(documents_folder(store, own), roots, workers, progress)
+        return own
+
+    return settle(store, make, lambda: progress("waiting for another process that reads the documentation", 0, None))
+
+
 def prepare_pydocs(
     store: Path, *, roots: Sequence[Root] | None = None, workers: int | None = None, progress: Progress = silent
 ) -> Path:
-    """The folder with `documents.parquet` and `meta.json`, extracted on first use.
+    """The folder with `documents.parquet` and `meta.json`, extracted on first use and the same from then on.
 
     Columns, all strings: package (top level), module, name, kind (module, class, function, method, property, topic),
     style (numpydoc, google, sphinx, plain), split (train, validation, test), text. Rows are in the order of package,
     module and line.
 
     Raises:
-        UserError: there is no docstring in the sources.
+        UserError: there is no docstring in the sources, or the store's documentation is lost and is no longer the environment's.
         EnvironmentFault: the disk is full, or a worker was killed.
     """
-    folder = store / "corpora" / f"pydocs-{fingerprint(roots)}"
+    known = settle_pydocs(store, roots=roots, workers=workers, progress=progress)
+    folder = documents_folder(store, known)
     if not folder.is_dir():
-        with whole_folder(folder) as temporary:
-            _extract(temporary, installed_roots() if roots is None else roots, worker_count(workers), progress)
+        if fingerprint(roots) != known:
+            raise UserError(
+                f"{folder}: no such folder. It held the documentation that this store's pydocs corpus and tasks are made of, and what is "
+                f"installed now is not what was installed then. Restore the folder; or delete {pin_file(store)} to use the documentation "
+                "of what is installed now: it makes another corpus, and all models and cells anew."
+            )
+        _extract(folder, roots, workers, progress)
     return folder
 
 
@@ -267,7 +292,14 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
     return found, failed
 
 
-def _extract(folder: Path, roots: Sequence[Root], workers: int, progress: Progress) -> None:
+def _extract(target: Path, roots: Sequence[Root] | None, workers: int | None, progress: Progress) -> None:
+    """Makes the folder of a documentation where it isn't there."""
+    if not target.is_dir():
+        with whole_folder(target) as folder:
+            _write(folder, installed_roots() if roots is None else roots, worker_count(workers), progress)
+
+
+def _write(folder: Path, roots: Sequence[Root], workers: int, progress: Progress) -> None:
     """Reads all sources, removes copies, divides packages and writes the Parquet file."""
     import pyarrow
     import pyarrow.parquet

@@ -70,6 +70,19 @@ def prepare_task(
     return prepare_data(data, tokenizer_folder, settings, store)
 
 
+def find_task(
+    task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
+) -> Prepared | None:
+    """What `prepare_task` would return without any work but reading the data; None where there is some to do."""
+    if task.source == "pydocs":
+        from mlmclm.tasks.pydocs import find_pydocs_task
+
+        if find_pydocs_task(task.name, store) is None:
+            return None
+    data = load_task(task, store=store, data_root=data_root)
+    return open_prepared(store, prepared_key(task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
+
+
 def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> Prepared:
     """Tokenises checked data, unless that is done.
 

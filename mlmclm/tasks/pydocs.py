@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.checksums import whole_cache, write_checksums
-from mlmclm.corpora.pydocs import Root, fingerprint, prepare_pydocs, read_group, read_groups
+from mlmclm.corpora.pydocs import Root, prepare_pydocs, read_group, read_groups
+from mlmclm.corpora.pydocs_pin import settled
 from mlmclm.corpora.workers import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError, unknown
 from mlmclm.files import stable_hash, whole_folder, write_json
@@ -49,12 +50,14 @@ def build_pydocs_task(
 ) -> Path:
     """The folder of a task: one Parquet file a table and `meta.json`; all four tasks are made together on first use.
 
+    They are made of the store's documentation (`mlmclm.corpora.pydocs_pin`), and stay what they are whatever is installed later.
+
     Classification, tagging and question answering: `train`, `validation`, `test`. Retrieval: `train`, and for each
     of validation and test `..._queries`, `..._corpus`, `..._qrels`. `meta.json`: name, family, label_names, rows of
     each table, fingerprint (of the content), pydocs (fingerprint of the text), how.
 
     Args:
-        roots: the sources to read instead of this environment's.
+        roots: the sources to read instead of this environment's, where the store has no documentation yet.
 
     Raises:
         UserError: an unknown name, or too little documentation to make a task of.
@@ -62,18 +65,32 @@ def build_pydocs_task(
     """
     if name not in _MAKERS:
         raise unknown("task", name, PYDOCS_TASKS)
-    source = fingerprint(roots)
-    folders = {task: store / "tasks" / stable_hash([TASK_VERSION, task, source])[:16] for task in _MAKERS}
-    if not whole_cache(folders[name], "meta.json"):
-        report = progress or silent
-        documents = _parsed(
-            prepare_pydocs(store, roots=roots, workers=workers, progress=report), worker_count(workers), report
-        )
-        for number, task in enumerate(folders):
-            if not folders[task].is_dir():
-                _build(task, folders[task], documents, source)
-            report("making tasks from the documentation", number + 1, len(folders))
-    return folders[name]
+    there = find_pydocs_task(name, store)
+    if there is not None:
+        return there
+    report = progress or silent
+    text = prepare_pydocs(store, roots=roots, workers=workers, progress=report)
+    source = settled(store)
+    assert source is not None
+    documents = _parsed(text, worker_count(workers), report)
+    for number, task in enumerate(_MAKERS):
+        folder = _folder(task, store, source)
+        if not folder.is_dir():
+            _build(task, folder, documents, source)
+        report("making tasks from the documentation", number + 1, len(_MAKERS))
+    return _folder(name, store, source)
+
+
+def find_pydocs_task(name: str, store: Path) -> Path | None:
+    """The folder that `build_pydocs_task` returns without any work; None where there is some to do."""
+    source = settled(store)
+    folder = None if source is None else _folder(name, store, source)
+    return folder if folder is not None and whole_cache(folder, "meta.json") else None
+
+
+def _folder(task: str, store: Path, source: str) -> Path:
+    """Where a task made of a documentation lies, or will."""
+    return store / "tasks" / stable_hash([TASK_VERSION, task, source])[:16]
 
 
 def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:

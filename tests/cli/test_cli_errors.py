@@ -262,6 +262,30 @@ def test_a_sweep_of_models_that_are_not_trained_says_what_to_run(template: Path,
     assert "mlmclm pretrain" in printed
 
 
+def test_report_and_compare_prepare_and_export_nothing_and_say_what_to_run(
+    template: Path, tmp_path: Path, run: Run
+) -> None:
+    places = ("--store", tmp_path / "store", "--data", template.parent / "data")
+
+    def files() -> set[Path]:
+        found = {path for path in (tmp_path / "store").rglob("*") if path.is_file()}
+        return found - {tmp_path / "store" / "corpora" / "hashes.json"}
+
+    verbs = (("report", template), ("compare", "1m-untrained", "1m-clm-30", "--study", template))
+    for words in verbs:
+        code, printed = run(*words, *places)
+        assert code == 2, printed
+        assert f"is not prepared in {tmp_path / 'store'}: run `mlmclm study {template}` first" in printed
+        assert not files()
+    assert run("data", template, *places)[0] == 0
+    before = files()
+    for words in verbs:
+        code, printed = run(*words, *places)
+        assert code == 2, printed
+        assert f"model '1m-clm-30' is not trained and exported yet: run `mlmclm study {template}` first" in printed
+        assert files() == before
+
+
 def test_a_second_run_on_the_same_study_is_refused_while_the_first_is_alive(
     template: Path, tmp_path: Path, run: Run
 ) -> None:
