@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.errors import unknown
@@ -49,26 +50,38 @@ STUDY_METRICS = {
 """The main metric of the study's four families; a task of another keeps its own."""
 
 
+def _inside(value: Any) -> Any:
+    """Refuses a text that, as a path, leads out of the folder that it is looked for in."""
+    if isinstance(value, str) and (value.startswith(("/", "~")) or ".." in PurePosixPath(value).parts):
+        raise ValueError("must not be an absolute path, begin with '~' or contain '..'")
+    return value
+
+
+Inside = BeforeValidator(_inside)
+"""Of each text of a declaration that can become part of a path. A declaration may come from others, so it names places
+below `--data` only; that folder is the user's own, and links in it are followed."""
+
+
 class Part(Frozen):
     """A table that a split's name alone doesn't find: of another data set, configuration or revision than the task's own."""
 
-    split: str
-    source: str | None = None
+    split: Annotated[str, Inside]
+    source: Annotated[str | None, Inside] = None
     """Another data set of the Hub, then without the task's configuration and revision."""
     config_name: str | None = None
     revision: str | None = None
     columns: dict[str, str] = Field(default_factory=dict)
     """In place of the task's, where they differ."""
-    file: str | None = None
+    file: Annotated[str | None, Inside] = None
     """Name of the local file without its ending; the split's by default."""
 
 
 class Judged(Frozen):
     """The three tables of a retrieval set (BEIR's layout), by file or split name."""
 
-    queries: str | Part = "queries"
-    corpus: str | Part = "corpus"
-    qrels: str | Part = "qrels"
+    queries: Annotated[str | Part, Inside] = "queries"
+    corpus: Annotated[str | Part, Inside] = "corpus"
+    qrels: Annotated[str | Part, Inside] = "qrels"
 
 
 class Splits(Frozen):
@@ -78,14 +91,14 @@ class Splits(Frozen):
     split, and 5 % of train, drawn with seed 42, is validation.
     """
 
-    train: str | Part | Judged = "train"
+    train: Annotated[str | Part | Judged, Inside] = "train"
     """Judged queries and documents become pairs, one of each document judged relevant."""
-    validation: str | Part | Judged | None = None
+    validation: Annotated[str | Part | Judged | None, Inside] = None
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
     validation_seed: int = 42
     validation_group: str | None = None
     """A canonical column whose equal values stay on one side: questions on one passage, queries of one document."""
-    test: str | Part | Judged
+    test: Annotated[str | Part | Judged, Inside]
 
     @model_validator(mode="after")
     def _one_validation(self) -> Splits:
@@ -100,14 +113,14 @@ class Task(Frozen):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     family: Family
     title: str
-    source: str
+    source: Annotated[str, Inside]
     """A data set of the Hugging Face Hub; `pydocs` (made from installed documentation); `local` (a folder only)."""
     config_name: str | None = None
     revision: str | None = None
     """A commit, or `refs/convert/parquet`: the Hub's own conversion of a set that comes as code, which is never run."""
-    data_dir: str | None = None
+    data_dir: Annotated[str | None, Inside] = None
     """Folder of the data set, where it has no configuration of that name: a configuration in `refs/convert/parquet`."""
-    folder: str | None = None
+    folder: Annotated[str | None, Inside] = None
     """Folder under `--data` that stands in for the Hub: `<split>.parquet`, `.jsonl`, `.json` or `.csv`."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Canonical name -> the source's name, where they differ; `a.b` is the field b of a column of structures."""

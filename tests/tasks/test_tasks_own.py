@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlmclm.finetuning.cell import Cell, cell_key, run_cell
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import weights_hash
 from mlmclm.tasks import registry
+from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.registry import FOLDER, find_tasks, get_task, task_names
 from small_models import save_small_model, write_sentiment
@@ -50,6 +52,35 @@ def test_a_name_that_is_taken_is_an_error_with_both_files(tmp_path: Path) -> Non
     folders = [declare(tmp_path / name) for name in ("b", "c")]
     with pytest.raises(UserError, match=r"c/own\.yaml: the task 'own' is already declared by .*b/own\.yaml"):
         find_tasks(folders)
+
+
+@pytest.mark.parametrize(
+    ("declared", "changed", "key", "value"),
+    [
+        ("folder: sst2", "folder: ../elsewhere", "folder", "../elsewhere"),
+        ("folder: sst2", "folder: /etc", "folder", "/etc"),
+        ("source: stanfordnlp/sst2", "source: ~/elsewhere", "source", "~/elsewhere"),
+        ("test: validation", "test: in/../../elsewhere", "splits.test", "in/../../elsewhere"),
+        ("test: validation", "test: {split: validation, file: ../elsewhere}", "splits.test.Part.file", "../elsewhere"),
+    ],
+)
+def test_a_declaration_cannot_name_a_place_outside_the_data_folder(
+    tmp_path: Path, declared: str, changed: str, key: str, value: str
+) -> None:
+    folder = declare(tmp_path / "a")
+    text = (folder / "own.yaml").read_text()
+    assert declared in text
+    (folder / "own.yaml").write_text(text.replace(declared, changed))
+    with pytest.raises(UserError, match=re.escape(f"a/own.yaml: {key}: must not be")) as raised:
+        find_tasks([folder])
+    assert f"(got {value!r})" in str(raised.value)
+
+
+def test_links_in_the_users_own_data_folder_are_followed(tmp_path: Path) -> None:
+    write_sentiment(tmp_path / "elsewhere", train=40, test=10)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "sst2").symlink_to(tmp_path / "elsewhere" / "sst2", target_is_directory=True)
+    assert len(load_task(get_task("sst2"), store=tmp_path, data_root=tmp_path / "data").test) == 10
 
 
 def test_a_folder_without_declarations_is_refused(tmp_path: Path) -> None:
