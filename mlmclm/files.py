@@ -95,6 +95,18 @@ def parse_json(content: bytes, where: object) -> Any:
         raise UserError(f"{where}: not valid JSON ({error}).") from error
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with `~` or `~name` at its beginning replaced.
+
+    Raises:
+        UserError: there is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path}: there is no home folder {Path(path).parts[0]!r}; write the path in full.") from error
+
+
 def places_of(path: str | Path, beside: Path | None, data_root: Path | None = None) -> list[Path]:
     """Where a path that a configuration file names is looked for: in that file's folder, in the working directory, under
     `data_root`.
@@ -102,7 +114,7 @@ def places_of(path: str | Path, beside: Path | None, data_root: Path | None = No
     Args:
         beside: the file's folder; None where no file names the path.
     """
-    own = Path(path).expanduser()
+    own = expanded(path)
     if own.is_absolute():
         return [own]
     first = [beside / own] if beside is not None and beside.parts else []

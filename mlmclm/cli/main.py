@@ -15,6 +15,7 @@ from mlmclm import __version__
 from mlmclm.cli import compare, data, export, finetune, plan, pretrain, report, study, sweep, tasks, ui
 from mlmclm.errors import MlmclmError
 from mlmclm.files import disk_fault
+from mlmclm.home import some_home
 from mlmclm.progress import console
 
 app = typer.Typer(
@@ -51,7 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        app(args=words)
+        with some_home():
+            app(args=words)
     except MlmclmError as error:
         sys.exit(_failed(error, str(error), error.exit_code, debug))
     except KeyboardInterrupt as error:

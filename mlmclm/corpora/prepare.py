@@ -30,7 +30,7 @@ from mlmclm.corpora.tokenizer import (
 )
 from mlmclm.corpora.workers import Progress, silent, worker_count
 from mlmclm.errors import UserError
-from mlmclm.files import in_turn, stable_hash, write_json
+from mlmclm.files import expanded, in_turn, stable_hash, write_json
 
 CORPUS_VERSION = 1
 """Part of every key: raise it when the blocks of the same text change."""
@@ -153,7 +153,7 @@ def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
     if corpus.shards is None:
         return Shelf(str(store / "corpora" / key))
     if "://" not in corpus.shards:
-        return Shelf(str(Path(corpus.shards).expanduser().resolve() / key))
+        return Shelf(str(expanded(corpus.shards).resolve() / key))
     return Shelf(f"{corpus.cache or CACHE}/{key}", f"{corpus.shards.rstrip('/')}/{key}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, unknown
-from mlmclm.files import disk_fault, in_turn, parse_json, readable, write_json
+from mlmclm.files import disk_fault, expanded, in_turn, parse_json, readable, write_json
 
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
@@ -36,7 +36,7 @@ class Shelf:
     @property
     def local(self) -> Path:
         """The folder, on this node."""
-        return Path(self.folder).expanduser()
+        return expanded(self.folder)
 
     def where(self, file: str) -> str:
         """A file's path or address, for people."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import read_json, stable_hash, whole_folder, write_atomic, write_json
+from mlmclm.files import expanded, read_json, stable_hash, whole_folder, write_atomic, write_json
 from mlmclm.models.exported_tokenizer import original_text
 from mlmclm.models.notes import corpus_tokenizer, tokenizer_file_hash
 
@@ -67,7 +67,7 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
     if config.path is not None:
         origin = [
             "path",
-            [[file.name, tokenizer_file_hash(file)] for file in _tokenizer_files(Path(config.path).expanduser())],
+            [[file.name, tokenizer_file_hash(file)] for file in _tokenizer_files(expanded(config.path))],
         ]
     elif config.name is not None:
         origin = ["name", config.name, config.revision]
@@ -90,7 +90,7 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
     folder = store / "tokenizers" / tokenizer_key(config, corpus_key)
     if not folder.is_dir():
         if config.path is not None:
-            tokenizer, named = _from_path(Path(config.path).expanduser())
+            tokenizer, named = _from_path(expanded(config.path))
         elif config.name is not None:
             tokenizer, named = _from_hub(config.name, config.revision)
         else:

@@ -24,6 +24,7 @@ import psutil
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.files import write_atomic
+from mlmclm.home import find_home
 from mlmclm.progress import say
 from mlmclm.temporary import swept_folder
 from mlmclm.workers import runtime_environment
@@ -249,7 +250,8 @@ def _own_token(store: Path) -> Path | None:
     if _TOKEN not in _chosen:
         if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", _TOKEN, f"{_TOKEN}_PATH")):
             return None
-        files = (Path.home() / ".ray" / "auth_token", path)
+        home = find_home()
+        files = (*([] if home is None else [home / ".ray" / "auth_token"]), path)
         found = [text for file in files if file.is_file() and (text := file.read_text(encoding="utf-8").strip())]
         _chosen[_TOKEN] = found[0] if found else secrets.token_hex(32)
     token = _chosen[_TOKEN]
