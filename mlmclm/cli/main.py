@@ -13,6 +13,7 @@ import typer
 
 from mlmclm import __version__
 from mlmclm.cli import compare, data, export, finetune, plan, pretrain, report, study, sweep, tasks, ui
+from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
 from mlmclm.errors import MlmclmError
 from mlmclm.files import disk_fault
 from mlmclm.home import some_home
@@ -20,6 +21,7 @@ from mlmclm.progress import console
 
 app = typer.Typer(
     name="mlmclm",
+    cls=Verbs,
     help="How should this text encoder be pretrained, and how surely do we know? Pretrains models that differ in their objective only, "
     "fine-tunes each over a grid of learning rate x seed x task, and reports best rate, score with interval, and stability.",
     no_args_is_help=True,
@@ -46,23 +48,25 @@ def common(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command line; exits with 0, 1 (the environment's fault), 2 (the user's mistake) or 130 (interrupted)."""
+    """Runs a command line; exits with 0, 1 (the environment's fault), 2 (the user's mistake), 130 (Ctrl-C) or 143 (SIGTERM)."""
     words = sys.argv[1:] if arguments is None else arguments
     # `--debug` is accepted anywhere, since it is typed after something went wrong.
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    try:
-        with some_home():
-            app(args=words)
-    except MlmclmError as error:
-        sys.exit(_failed(error, str(error), error.exit_code, debug))
-    except KeyboardInterrupt as error:
-        sys.exit(_failed(error, "interrupted; what is finished is kept, the same command goes on from it.", 130, debug))
-    except OSError as error:
-        sys.exit(_failed(error, _os_message(error), 1, debug))
-    except Exception as error:
-        text = f"an error that mlmclm did not expect: {type(error).__name__}: {error}. What is finished is kept. Run again with --debug for the traceback."
-        sys.exit(_failed(error, text, 1, debug))
+    with sigterm_like_ctrl_c() as received:
+        try:
+            with some_home():
+                app(args=words)
+        except MlmclmError as error:
+            sys.exit(_failed(error, str(error), error.exit_code, debug))
+        except (Interrupted, KeyboardInterrupt) as error:
+            text = f"interrupted ({received.signal.name}); what is finished is kept, the same command goes on from it."
+            sys.exit(_failed(error, text, received.exit_code, debug))
+        except OSError as error:
+            sys.exit(_failed(error, _os_message(error), 1, debug))
+        except Exception as error:
+            text = f"an error that mlmclm did not expect: {type(error).__name__}: {error}. What is finished is kept. Run again with --debug for the traceback."
+            sys.exit(_failed(error, text, 1, debug))
 
 
 def _os_message(error: OSError) -> str:

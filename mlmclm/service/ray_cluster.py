@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import tempfile
 import threading
@@ -30,6 +31,8 @@ from mlmclm.temporary import swept_folder
 from mlmclm.workers import runtime_environment
 
 TEMPORARY_PREFIX = "mlmclm-ray-"
+ROOT = "r"
+"""Ray's root folder lies in one of ours that only its owner can enter: Ray lets everyone write to its own."""
 LONGEST_ROOT = 40
 """Ray's socket paths add up to 65 characters to its root folder, and the system allows 107."""
 ANSWER_SECONDS = 5.0
@@ -119,7 +122,7 @@ def ray_session(
         else:
             token_file = _own_token(store)
             stack.enter_context(_loopback_only())
-            root = _start(
+            private = _start(
                 {
                     "address": "local",
                     "num_cpus": num_cpus,
@@ -133,7 +136,7 @@ def ray_session(
             )
         stack.callback(ray.shutdown)
         if not address:
-            stack.callback(_write_discovery(root).unlink, missing_ok=True)
+            stack.callback(_write_discovery(private).unlink, missing_ok=True)
         gcs_address = ray.get_runtime_context().gcs_address
         yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file)
 
@@ -150,7 +153,7 @@ def _check_port(address: str) -> None:
 
 
 def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
-    """Starts a cluster of our own in a new root folder, which `stack` removes, and returns the folder.
+    """Starts a cluster of our own in a new folder that only its owner can enter, which `stack` removes, and returns the folder.
 
     A loaded machine can be too slow for one of the limits in Ray's start. A start that failed or hung leaves nothing behind and is
     tried again in another folder.
@@ -160,31 +163,31 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
     """
     for number in range(1, STARTS + 1):
         with ExitStack() as own:
-            root = own.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
-            hung = threading.Timer(SECONDS_A_START, _end_daemons, [root])
+            private = own.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
+            hung = threading.Timer(SECONDS_A_START, _end_daemons, [private])
             hung.daemon = True
             hung.start()
             try:
-                _connect({**arguments, "_temp_dir": str(root)}, "Ray cannot be started on this machine")
-            except EnvironmentFault as fault:
-                _end_daemons(root)
-                if number == STARTS:
+                _connect({**arguments, "_temp_dir": str(private / ROOT)}, "Ray cannot be started on this machine")
+            except BaseException as fault:
+                _end_daemons(private)
+                if not isinstance(fault, EnvironmentFault) or number == STARTS:
                     raise
                 say(f"{fault} Trying again ({number + 1} of {STARTS}).")
                 continue
             finally:
                 hung.cancel()
             stack.push(own.pop_all())
-            return root
+            return private
     raise AssertionError("the last try returns or raises")
 
 
-def _end_daemons(root: Path) -> None:
-    """Ends the processes of a start in `root`, which `ray.shutdown` doesn't know of where `ray.init` failed."""
+def _end_daemons(folder: Path) -> None:
+    """Ends the processes of a start in `folder`, which `ray.shutdown` doesn't know of where `ray.init` failed."""
     daemons: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if any(str(root) in argument for argument in child.cmdline()):
+            if any(str(folder) in argument for argument in child.cmdline()):
                 daemons += [child, *child.children(recursive=True)]
     for daemon in daemons:
         with suppress(psutil.Error):
@@ -194,13 +197,33 @@ def _end_daemons(root: Path) -> None:
             daemon.kill()
 
 
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps this process's way of ending on SIGTERM: Ray has its own, and its C++ library one that aborts with a stack trace."""
+    from ray._private import utils
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, install = signal.getsignal(signal.SIGTERM), utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = install
+        signal.signal(signal.SIGTERM, before)
+
+
+@_own_sigterm()
 def _connect(arguments: dict[str, Any], what: str) -> None:
     import ray
 
     try:
         ray.init(**arguments)
-    except Exception as error:
+    except BaseException as error:
         ray.shutdown()
+        if not isinstance(error, Exception):
+            raise  # interrupted
         reason = str(error).strip().splitlines()
         raise EnvironmentFault(f"{what}: {type(error).__name__}: {reason[0] if reason else ''}") from error
 
@@ -269,13 +292,13 @@ def _own_token(store: Path) -> Path | None:
 def _short_root() -> Path:
     """The system's temporary folder, or /tmp where that is too long for Ray's sockets."""
     chosen = Path(tempfile.gettempdir()).resolve()
-    return chosen if len(str(chosen)) + len(TEMPORARY_PREFIX) + 8 <= LONGEST_ROOT else Path("/tmp")
+    return chosen if len(f"{chosen}/{TEMPORARY_PREFIX}12345678/{ROOT}") <= LONGEST_ROOT else Path("/tmp")
 
 
 def _write_discovery(root: Path) -> Path:
-    """Says where the new cluster's metrics are, in the file that `dashboards/prometheus.yml` looks for.
+    """Says where the new cluster's metrics are, in a file beside its folder, where `dashboards/prometheus.yml` looks for it.
 
-    Ray writes the like of it only with its dashboard, and into a folder whose name nobody knows.
+    Ray writes the like of it only with its dashboard, and into a folder that a Prometheus of another user cannot enter.
     """
     import ray
 

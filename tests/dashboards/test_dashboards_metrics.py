@@ -67,7 +67,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
         exporter = Exporter.remote()
         ray.get(exporter.export_everything.remote())
         root = Path(ray._private.worker._global_node.get_temp_dir_path())
-        discovery = root.with_suffix(".json")
+        discovery = root.parent.with_suffix(".json")
         wanted = {f"{PREFIX}{name}" for name, definition in DEFINITIONS.items() if definition.kind != "histogram"}
         wanted.add("ray_node_mem_used")
         series: dict[str, set[str]] = {}

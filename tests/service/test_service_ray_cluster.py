@@ -56,8 +56,10 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
         token = tmp_path / "ray" / "auth_token"
         assert session.token_file is None or (session.token_file == token and token.stat().st_mode & 0o077 == 0)
         root = Path(ray._private.worker._global_node.get_temp_dir_path())
-        discovery = root.with_suffix(".json")
+        private = root.parent
+        discovery = private.with_suffix(".json")
         assert discovery.is_file()
+        assert private.stat().st_mode & 0o077 == 0, "Ray makes its own root folder one that everyone may write to"
         daemons = psutil.Process().children(recursive=True)
         listening = {
             address.laddr.ip
@@ -70,7 +72,7 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
             assert (inner.address, inner.local) == (session.address, False)
         assert ray.is_initialized(), "the inner block left the session open"
     assert not ray.is_initialized()
-    assert not root.exists() and not discovery.exists()
+    assert not private.exists() and not discovery.exists()
     assert not (Path.home() / ".ray").exists()
     psutil.wait_procs(daemons, timeout=10)
     assert [daemon for daemon in daemons if is_alive(daemon)] == []
