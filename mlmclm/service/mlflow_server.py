@@ -15,7 +15,8 @@ from pathlib import Path
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.temporary import swept_folder
-from mlmclm.tracking.address import check_address, default_address, sqlite_file
+from mlmclm.tracking.address import default_address, sqlite_file
+from mlmclm.tracking.database import own_fault
 from mlmclm.tracking.views import experiment_link
 
 HOST = "127.0.0.1"
@@ -54,8 +55,15 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[st
     address = default_address(store)
     database = sqlite_file(address)
     if database is None or not database.exists():
-        raise UserError(f"{store}: no MLflow records there yet; run a study with this store first.")
-    check_address(address)
+        raise UserError(
+            f"{store}: no MLflow records there yet; run a study with this store, or write those of one that has run with `mlmclm report STUDY.yaml --export`."
+        )
+    reason = own_fault(database)
+    if reason is not None:
+        raise EnvironmentFault(
+            f"{database}: MLflow cannot use this database ({reason}). It is only a view of the store: `mlmclm report STUDY.yaml --export` "
+            "sets it aside and writes the study's runs anew."
+        )
     port = _free_port() if port is None else _checked_port(port)
     base = f"http://{HOST}:{port}"
     with swept_folder(store / "mlflow", ".server-") as folder:

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlmclm.errors import EnvironmentFault, UserError, unknown
+from mlmclm.tracking.database import fault
 
 ANSWER_SECONDS = 4.0
 """How long an address may take to answer; a second try follows, so that one lost packet is no fault."""
@@ -81,16 +82,14 @@ def _check_sqlite(address: str) -> None:
     if not path.exists():
         return
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=ANSWER_SECONDS)
-        try:
-            connection.execute("PRAGMA schema_version").fetchone()
-        finally:
-            connection.close()
+        reason = fault(path)
     except sqlite3.Error as error:
+        reason = str(error)
+    if reason is not None:
         raise EnvironmentFault(
-            f"{path}: not a usable MLflow database ({error}). It is only a view of the results: delete it to have "
-            "it rebuilt."
-        ) from error
+            f"{path}: MLflow cannot use this database ({reason}). Move it away, with the {path.name}-wal and {path.name}-shm that may lie beside "
+            "it, or choose another address: the next run, or `mlmclm report STUDY.yaml --export`, then writes all of the study's runs."
+        )
 
 
 def _check_port(address: str, default_port: int) -> None:

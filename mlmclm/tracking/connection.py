@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlmclm.tracking.address import sqlite_file
+from mlmclm.files import in_turn
+from mlmclm.tracking.address import default_address, sqlite_file
+from mlmclm.tracking.database import make_usable
 from mlmclm.tracking.index import Entry, Index
 from mlmclm.tracking.records import Point, RunRecord, points_hash
 
@@ -48,18 +49,24 @@ class Connection:
             logging.getLogger(name).setLevel(logging.ERROR)
         database = sqlite_file(address)
         if database is not None:
-            database.parent.mkdir(parents=True, exist_ok=True)
+            make_usable(database, own=database == sqlite_file(default_address(folder.parent)))
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.ERROR)  # importing it sets the level anew
         self._client = MlflowClient(tracking_uri=address)
+        artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
+        with in_turn(folder / ".experiment.lock"):  # another process may open the same one
+            found, identity = self._open(experiment, artifacts)
+        self.index = Index(folder / "index.jsonl", identity)
+        if found:
+            self._adopt("" if not len(self.index) else "attributes.status = 'RUNNING'")
+
+    def _open(self, experiment: str, artifacts: str | None) -> tuple[bool, str]:
+        """Finds or makes the experiment: whether it was there, and its identity."""
         found = self._client.get_experiment_by_name(experiment)
-        if database is not None:
-            _use_write_ahead_log(database)
         if found is not None and found.lifecycle_stage == "deleted":
             self._client.restore_experiment(found.experiment_id)
         if found is None:
-            artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
             self.experiment_id: str = self._client.create_experiment(experiment, artifact_location=artifacts)
         else:
             self.experiment_id = found.experiment_id
@@ -67,9 +74,7 @@ class Connection:
         if identity is None:
             identity = uuid.uuid4().hex
             self._client.set_experiment_tag(self.experiment_id, IDENTITY_TAG, identity)
-        self.index = Index(folder / "index.jsonl", identity)
-        if found is not None:
-            self._adopt("" if not len(self.index) else "attributes.status = 'RUNNING'")
+        return found is not None, identity
 
     def export(self, record: RunRecord, content: str, *, look_first: bool) -> str:
         """Makes the run of a record what the record says; returns its id.
@@ -90,12 +95,20 @@ class Connection:
         if entry is not None and self._is_gone(entry):
             self.index.drop(record.key)
             entry = None
+        made = None
         if entry is None:
-            run = self._client.create_run(
-                self.experiment_id, start_time=record.start_ms, tags=_cut(tags, LONGEST_TAG), run_name=record.name
-            )
-            entry = Entry(record.key, run.info.run_id, parent=parent_run)
-            self.index.set(entry)
+            with self.index.locked():  # and sees what another process has made since
+                entry = self.index.get(record.key)
+                if entry is None:
+                    run = self._client.create_run(
+                        self.experiment_id,
+                        start_time=record.start_ms,
+                        tags=_cut(tags, LONGEST_TAG),
+                        run_name=record.name,
+                    )
+                    entry = made = Entry(record.key, run.info.run_id, parent=parent_run)
+                    self.index.set(entry)
+        if made is not None:
             tags = {}
         else:
             self._client.update_run(entry.run_id, status="RUNNING", name=record.name)
@@ -194,12 +207,3 @@ def _cut(values: Mapping[str, Any], longest: int) -> dict[str, str]:
 def _chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]
-
-
-def _use_write_ahead_log(database: Path) -> None:
-    """Twice as fast with 15,000 runs there, and readers don't wait for the writer. The setting stays in the file."""
-    connection = sqlite3.connect(database, timeout=10)
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-    finally:
-        connection.close()

@@ -8,10 +8,14 @@ server are ignored.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from mlmclm.files import canonical_json, write_atomic
+from mlmclm.files import canonical_json, in_turn, write_atomic
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,12 @@ class Index:
         self._path = path
         self._identity = identity
         self._entries: dict[str, Entry] = {}
+        self._locked = False
+        self._read_from: tuple[int, int] = (0, 0)
+        """The file's inode, and how much of it has been read."""
         self._cut_off = False
-        self._load()
+        with self.locked():
+            self._compact()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -47,11 +55,28 @@ class Index:
 
     def set(self, entry: Entry) -> None:
         """Notes an entry, at once on disk."""
-        self._entries[entry.key] = entry
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as handle:
-            handle.write(("\n" if self._cut_off else "") + self._line(entry))
-        self._cut_off = False
+        with self.locked():
+            self._entries[entry.key] = entry
+            with self._path.open("a", encoding="utf-8") as handle:
+                handle.write(("\n" if self._cut_off else "") + self._line(entry))
+                handle.flush()
+                status = os.fstat(handle.fileno())
+            self._read_from = (status.st_ino, status.st_size)
+            self._cut_off = False
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps the other processes of this store from noting anything, and takes over what they have noted."""
+        if self._locked:
+            yield
+            return
+        with in_turn(self._path.with_name(f".{self._path.name}.lock")):
+            self._locked = True
+            try:
+                self._read()
+                yield
+            finally:
+                self._locked = False
 
     def adopt(self, key: str, run_id: str) -> None:
         """Notes a run found at the server, of unknown content, unless its key has one."""
@@ -65,25 +90,44 @@ class Index:
     def _line(self, entry: Entry) -> str:
         return canonical_json({"experiment": self._identity, **asdict(entry)}) + "\n"
 
-    def _load(self) -> None:
+    def _read(self) -> None:
+        """Takes over the lines that have been added."""
         try:
-            text = self._path.read_text(encoding="utf-8", errors="replace")
+            handle = self._path.open("rb")
         except FileNotFoundError:
             return
-        lines = text.splitlines()
-        self._cut_off = bool(text) and not text.endswith("\n")
-        others = []
-        for line in lines:
-            try:
-                value = json.loads(line)
-                identity = value.pop("experiment")
-                if identity == self._identity:
+        with handle:
+            status = os.fstat(handle.fileno())
+            known, offset = self._read_from
+            handle.seek(offset if known == status.st_ino else 0)
+            content = handle.read()
+        self._read_from = (status.st_ino, status.st_size)
+        for line in content.decode("utf-8", errors="replace").splitlines():
+            value = _parsed(line)
+            if value is not None and value.pop("experiment") == self._identity:
+                with suppress(TypeError):
                     self._entries[value["key"]] = Entry(**value)
-                else:
-                    others.append(line)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # a line cut off when its writer was killed: its run is found again by its tag
+        if content:
+            self._cut_off = not content.endswith(b"\n")
+
+    def _compact(self) -> None:
+        """Writes the file anew, without entries that later ones replaced, where most lines are such."""
+        try:
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return
+        values = [(line, _parsed(line)) for line in lines]
+        others = [line for line, value in values if value is not None and value["experiment"] != self._identity]
         if len(lines) > 2 * (len(self._entries) + len(others)) + 100:
             ours = "".join(self._line(entry) for entry in self._entries.values())
             write_atomic(self._path, "".join(f"{line}\n" for line in others) + ours)
-            self._cut_off = False
+            self._read()
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A line's values; None for one cut off when its writer was killed: its run is found again by its tag."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and {"experiment", "key"} <= value.keys() else None

@@ -58,11 +58,11 @@ def test_the_stores_own_database_needs_not_be_there_yet(tmp_path: Path) -> None:
     check_address(default_address(tmp_path))
 
 
-def test_a_damaged_database_is_a_fault_that_says_it_may_be_deleted(tmp_path: Path) -> None:
+def test_a_damaged_database_is_a_fault_that_says_how_to_get_another(tmp_path: Path) -> None:
     path = tmp_path / "mlflow" / "mlflow.db"
     path.parent.mkdir()
     path.write_bytes(b"no database " * 1000)
-    with pytest.raises(EnvironmentFault, match="delete it to have it rebuilt"):
+    with pytest.raises(EnvironmentFault, match=r"file is not a database.*Move it away"):
         check_address(default_address(tmp_path))
 
 

@@ -1,0 +1,116 @@
+"""MLflow's SQLite database: whole from the moment that it is there, and noticed where it isn't.
+
+MLflow makes its schema in dozens of steps, seconds in all, and cannot open what was interrupted in between. So it is made in a
+folder of its own beside its place, by one process at a time, and renamed. The store's own database is a view of its files: one
+that cannot be used is set aside and made anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import cache
+from pathlib import Path
+
+from mlmclm.files import in_turn
+from mlmclm.progress import say
+from mlmclm.temporary import swept_folder
+
+ALONGSIDE = ("", "-wal", "-shm")
+"""Endings of the files that SQLite keeps for a database; a write-ahead log beside another database would damage that."""
+LOCK_SECONDS = 10.0
+
+
+def make_usable(database: Path, *, own: bool) -> None:
+    """Makes a database that isn't there, and exchanges the store's own for a new one where MLflow cannot use it.
+
+    Args:
+        own: whether it is the store's own; any other is left as it is, for MLflow to judge.
+
+    Raises:
+        EnvironmentFault: its folder is not writable.
+        sqlite3.OperationalError: another process holds it up.
+    """
+    with in_turn(database.parent / f".{database.name}.lock"):
+        if database.exists():
+            reason = own_fault(database) if own else None
+            if reason is None:
+                return
+            aside = _set_aside(database)
+            say(
+                f"{database} is not used: {reason}. It is kept as {aside.name}, and this study's runs are written anew; "
+                "`mlmclm report STUDY.yaml --export` writes those of another study."
+            )
+        elif any(database.with_name(database.name + ending).exists() for ending in ALONGSIDE):
+            _set_aside(database)
+        _make(database)
+
+
+def own_fault(database: Path) -> str | None:
+    """Why this MLflow cannot use the store's own database, None where it can; its pages are looked at too. Raises as `fault`."""
+    return fault(database, _revision(), pages=True)
+
+
+def fault(database: Path, revision: str | None = None, *, pages: bool = False) -> str | None:
+    """Why MLflow cannot use a database, None where it can.
+
+    Args:
+        revision: of the schema that it must have; None for any.
+        pages: read all of it for damage: a second for some hundred MB.
+
+    Raises:
+        sqlite3.OperationalError: it cannot be opened, or another process holds it up.
+    """
+    connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=LOCK_SECONDS)
+    try:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"alembic_version", "experiments", "runs"} <= tables:
+            return "it has no whole schema: its making was interrupted"
+        found = [version for (version,) in connection.execute("SELECT version_num FROM alembic_version")]
+        if not found or (revision is not None and found != [revision]):
+            have = ", ".join(map(str, found)) or "none"
+            return f"its schema is of revision {have}, and this MLflow's of {revision}: another version made it, or its making was interrupted"
+        damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if pages else "ok"
+        return None if damage == "ok" else f"it is damaged ({damage})"
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        return f"it is damaged ({error})"
+    finally:
+        connection.close()
+
+
+@cache
+def _revision() -> str:
+    """The schema's, of the MLflow that is installed; it reads all of its migrations for that."""
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    return str(_get_latest_schema_revision())
+
+
+def _set_aside(database: Path) -> Path:
+    """Renames a database with what belongs to it; returns where it is now."""
+    number = 1
+    while list(database.parent.glob(f"{database.name}.unusable-{number}*")):
+        number += 1
+    aside = database.with_name(f"{database.name}.unusable-{number}")
+    for ending in ALONGSIDE:
+        path = database.with_name(database.name + ending)
+        if path.exists():
+            path.rename(aside.with_name(aside.name + ending))
+    return aside
+
+
+def _make(database: Path) -> None:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with swept_folder(database.parent, ".making-") as folder:
+        made = folder / database.name
+        store = SqlAlchemyStore(f"sqlite:///{made}", (database.parent / "artifacts").absolute().as_uri())
+        store.engine.dispose()
+        # Twice as fast with 15,000 runs there, and readers don't wait for the writer. The setting stays in the file.
+        connection = sqlite3.connect(made)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        finally:
+            connection.close()  # which leaves no log behind
+        made.rename(database)

@@ -1,0 +1,206 @@
+"""MLflow's database is whole or not there, whatever ends its making and however many make it at once."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlmclm.errors import EnvironmentFault
+from mlmclm.service.mlflow_server import running_server
+from mlmclm.tracking.address import default_address
+from mlmclm.tracking.database import fault, own_fault
+from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.tracker import ExportReport, Tracker
+
+MAKE = """
+import sys
+from pathlib import Path
+from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.tracker import Tracker
+store, experiment, count, prefix = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+tracker = Tracker(store, experiment)
+for number in range(count):
+    tracker.put(RunRecord(f"{prefix}{number}", f"run {number}", metrics=[("m", 0.5, 0, 1000)]))
+print(tracker.close(timeout=200))
+"""
+"""A study's process that exports records."""
+
+RECORD_MAKING = """
+import sqlite3, sys
+from pathlib import Path
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+import mlflow.store.db.utils as utils, sqlalchemy
+folder, count = Path(sys.argv[1]), 0
+
+@sqlalchemy.event.listens_for(sqlalchemy.engine.Engine, "commit")
+def note(connection):
+    global count
+    count += 1
+    (folder / f"{count}.db").write_bytes((folder / "making.db").read_bytes())
+
+SqlAlchemyStore(f"sqlite:///{folder / 'making.db'}", folder.as_uri())
+"""
+"""Makes a database as MLflow does, in place, and keeps its bytes at each commit."""
+
+RECORDS = [RunRecord(f"k{number}", f"run {number}", metrics=[("m", 0.5, 0, 1000)]) for number in range(2)]
+
+
+def process(store: Path, experiment: str = "study", count: int = 2, prefix: str = "k") -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", MAKE, str(store), experiment, str(count), prefix]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(made: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        output, errors = made.communicate(timeout=240)
+    finally:
+        made.kill()
+    return output.strip(), errors
+
+
+def export(store: Path) -> ExportReport:
+    with Tracker(store, "study") as tracker:
+        for record in RECORDS:
+            tracker.put(record)
+        return tracker.close()
+
+
+def run_names(store: Path, experiment: str = "study") -> list[str]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(default_address(store))
+    found = client.get_experiment_by_name(experiment)
+    return sorted(run.info.run_name or "" for run in client.search_runs([found.experiment_id]))
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The bytes of a database at each moment of its making in place, the whole one last."""
+    folder = tmp_path_factory.mktemp("halves")
+    subprocess.run([sys.executable, "-c", RECORD_MAKING, str(folder)], check=True, capture_output=True)
+    return sorted(folder.glob("[0-9]*.db"), key=lambda path: int(path.stem))
+
+
+def test_a_database_whose_making_was_interrupted_anywhere_is_known_by_its_schema(halves: list[Path]) -> None:
+    reasons = [own_fault(path) for path in halves]
+    whole = reasons.index(None)
+    assert whole > 20
+    assert all(reason is not None and "its making was interrupted" in reason for reason in reasons[:whole])
+    assert reasons[whole:] == [None] * len(reasons[whole:])
+
+
+@pytest.mark.parametrize("kind", ["empty", "few tables", "half", "no database", "other revision", "torn", "stray log"])
+def test_an_unusable_database_is_set_aside_and_the_studys_runs_are_written_anew(
+    halves: list[Path],
+    tmp_path: Path,
+    kind: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = halves[-1]
+    if kind != "half":  # making one takes seconds
+        monkeypatch.setattr("mlmclm.tracking.database._make", lambda database: shutil.copy(whole, database))
+    middle = halves[halves.index(whole) // 2]
+    database = tmp_path / "mlflow" / "mlflow.db"
+    database.parent.mkdir()
+    content = {"few tables": halves[0], "half": middle}.get(kind, whole).read_bytes()
+    if kind != "stray log":
+        database.write_bytes(
+            {"empty": b"", "no database": b"no database " * 999, "torn": content[:50_000]}.get(kind, content)
+        )
+    else:
+        database.with_name("mlflow.db-wal").write_bytes(b"of a database that was deleted")
+    if kind == "other revision":
+        connection = sqlite3.connect(database)
+        connection.execute("UPDATE alembic_version SET version_num = '0123456789ab'")
+        connection.commit()
+        connection.close()
+    before = database.read_bytes() if database.exists() else None
+    assert export(tmp_path) == ExportReport(exported=2, unchanged=0, failed=0)
+    assert run_names(tmp_path) == ["run 0", "run 1"]
+    if before is None:
+        assert database.with_name("mlflow.db.unusable-1-wal").is_file()
+        return
+    assert database.with_name("mlflow.db.unusable-1").read_bytes() == before
+    said = capfd.readouterr().err
+    assert f"{database} is not used: " in said
+    assert "It is kept as mlflow.db.unusable-1, and this study's runs are written anew" in said
+
+
+def test_the_server_names_an_unusable_database_and_what_writes_it_anew(halves: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "mlflow").mkdir()
+    shutil.copy(halves[1], tmp_path / "mlflow" / "mlflow.db")
+    with (
+        pytest.raises(EnvironmentFault, match=r"its making was interrupted.*report STUDY.yaml --export.*sets it aside"),
+        running_server(tmp_path),
+    ):
+        pass
+
+
+def test_a_database_that_another_process_holds_up_is_not_set_aside(halves: list[Path], tmp_path: Path) -> None:
+    database = tmp_path / "mlflow.db"
+    shutil.copy(halves[-1], database)
+    connection = sqlite3.connect(database, isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mlmclm.tracking.database.LOCK_SECONDS", 0.1)
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                fault(database)
+    finally:
+        connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_while_it_makes_the_database_a_study_leaves_none_and_the_next_makes_it(tmp_path: Path) -> None:
+    for moment in (0.0, 0.3, 0.6, 1.0, 1.5):
+        made = process(tmp_path)
+        while made.poll() is None and not list((tmp_path / "mlflow").glob(".making-*/mlflow.db")):
+            time.sleep(0.01)
+        time.sleep(moment)  # how far it gets does not matter to what must hold
+        made.send_signal(signal.SIGKILL)
+        made.communicate()
+        database = tmp_path / "mlflow" / "mlflow.db"
+        assert not database.exists() or own_fault(database) is None
+    output, errors = finished(process(tmp_path))
+    assert "failed=0" in output, errors
+    assert run_names(tmp_path) == ["run 0", "run 1"]
+    assert not list((tmp_path / "mlflow").glob("*.unusable*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_trackers_of_two_studies_and_two_of_one_study_start_at_once_and_write_each_run_once(tmp_path: Path) -> None:
+    started = [process(tmp_path, name, 40) for name in ("one", "two", "two")]
+    for made in started:
+        output, errors = finished(made)
+        assert "failed=0" in output, (output, errors)
+    for name in ("one", "two"):
+        assert run_names(tmp_path, name) == sorted(f"run {number}" for number in range(40))
+
+
+def test_an_index_sees_what_another_process_has_noted_since(tmp_path: Path) -> None:
+    from mlmclm.tracking.index import Entry, Index
+
+    one, other = (Index(tmp_path / "index.jsonl", "x") for _ in range(2))
+    one.set(Entry("a", "run 1"))
+    assert other.get("a") is None
+    with other.locked():
+        assert other.get("a") == Entry("a", "run 1")
+    for number in range(300):
+        other.set(Entry("b", f"run {number}"))
+    third: Any = Index(tmp_path / "index.jsonl", "x")  # writes the file anew
+    assert len((tmp_path / "index.jsonl").read_text().splitlines()) == 2
+    one.set(Entry("c", "run 2"))
+    with third.locked():
+        assert [third.get(key).run_id for key in "abc"] == ["run 1", "run 299", "run 2"]
+    assert one.get("b") == Entry("b", "run 299")
