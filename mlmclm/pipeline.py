@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.claims import Claims, make_once
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.prepare import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared import PreparedCorpus
@@ -23,7 +24,7 @@ from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.files import first_there, places_of, read_json, write_json
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import Beginning, InitialModel, find_initial, first_config, prepare_initial
-from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged
+from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged, stage_claims
 from mlmclm.pretraining.schedule import room, run_stages
 from mlmclm.progress import Bar, say
 from mlmclm.studies.names import ModelName
@@ -204,14 +205,19 @@ def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any
     """Trains the missing stages in the current Ray session, as many at once as it has room for; returns how many there were."""
     import ray
 
+    claims = Claims(prepared.place.store)
     set_aside_damaged(prepared.plan.stages, prepared.place.store, prepared.fingerprint)
     unfinished = prepared.unfinished()
     recipe = prepared.study.recipe
     tokens_a_step = recipe.batch * recipe.block_length
 
     def train(stage: Stage) -> None:
-        start = missing_states(stage, prepared.place.store, prepared.fingerprint)[0].step
         title = f"pretraining {unfinished.index(stage) + 1}/{len(unfinished)}: {stage.title}"
+        first, missing = missing_states(stage, prepared.place.store, prepared.fingerprint)
+        if not missing:
+            say(f"{title}: another process has trained it")
+            return
+        start = first.step
         with Bar(title, stage.end.step * tokens_a_step, unit="tokens") as bar:
             bar.start_at(start * tokens_a_step)
 
@@ -238,10 +244,14 @@ def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any
         start = missing_states(stage, prepared.place.store, prepared.fingerprint)[0]
         return not start.legs or states.exists(prepared.place.store, start.key(prepared.fingerprint))
 
+    def held(stage: Stage) -> str | None:
+        names = stage_claims(stage, prepared.place.store, prepared.fingerprint)
+        return next((other for other in map(claims.holder, names) if other is not None), None)
+
     def at_once(running: int) -> int:
         return room(ray.cluster_resources(), ray.available_resources(), workers=recipe.workers, running=running)
 
-    run_stages(unfinished, run=train, ready=ready, at_once=at_once)
+    run_stages(unfinished, run=train, ready=ready, at_once=at_once, held=held)
     return len(unfinished)
 
 
@@ -254,8 +264,13 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
     models = []
     for name in prepared.plan.models:
         folder = prepared.model_folder(name)
-        if not (folder / "config.json").is_file():
-            _export(prepared, name, folder)
+        make_once(
+            prepared.place.store,
+            f"models-{folder.parent.name}",
+            f"{name}'s folder",
+            there=(folder / "config.json").is_file,
+            make=partial(_export, prepared, name, folder),
+        )
         _mend(folder, prepared)
         link = prepared.place.study_folder(prepared.study) / "models" / str(name)
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,9 @@ def finetune(
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
     from mlmclm.finetuning.cell import Cell, Start, cell_key
+    from mlmclm.progress import say
     from mlmclm.seeds import Seeds
+    from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.find_model import find_model
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.tasks.registry import get_task
@@ -137,7 +139,10 @@ def finetune(
         return
     if source is not None and ledger.find(cell_key(cell)) is None:
         _keep(source, store=place.store, data_root=place.data_root)
-    result, computed = ledger.complete(cell, lambda cell: _compute(cell, ledger, place))
+    with ledger.claimed(
+        cell_key(cell), lambda other: say(f"{cell_name(cell)}: waiting for {other}, which computes it")
+    ):
+        result, computed = ledger.complete(cell, lambda cell: _compute(cell, ledger, place))
     _show(cell, result, ledger, computed=computed, as_json=as_json)
 
 
@@ -215,18 +220,20 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
 
     from mlmclm.finetuning.cell import CELL_THREADS, cell_key, keep_encoder
     from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
-    from mlmclm.progress import Bar
+    from mlmclm.progress import Bar, say
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.starts import KeptWeights
 
+    kept, title = KeptWeights(store), f"{cell_name(source)}, to keep its weights"
     set_aside_damaged(kept_folder(store, cell_key(source)))
-    if not KeptWeights(store).missing([source]):
-        return
-    torch.set_num_threads(CELL_THREADS)
-    with Bar(f"{cell_name(source)}, to keep its weights", unit="steps") as bar:
-        keep_encoder(
-            source, store=store, data_root=data_root, on_step=lambda step, steps, loss: bar.update(step, steps)
-        )
+    with kept.claimed(cell_key(source), lambda other: say(f"{title}: waiting for {other}, which computes it")):
+        if not kept.missing([source]):
+            return
+        torch.set_num_threads(CELL_THREADS)
+        with Bar(title, unit="steps") as bar:
+            keep_encoder(
+                source, store=store, data_root=data_root, on_step=lambda step, steps, loss: bar.update(step, steps)
+            )
 
 
 def _settings(found: TaskProtocols, task: str, folder: Path, changes: dict[str, Any]) -> Protocol:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.claims import make_once
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer import prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError
@@ -114,10 +115,16 @@ def prepare_initial(
     models = {}
     for name in sorted(set(used) & sources.keys()):
         folder = _folder(sources[name], chosen, store)
-        if states.damage(folder, read=False) is not None:
+
+        def there(folder: Path = folder) -> bool:
+            return states.damage(folder, read=False) is None
+
+        def make(name: str = name, folder: Path = folder) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             say(f"{name}: making an encoder of {sources[name].text}")
             _make(folder, sources[name], prepare_tokenizer(chosen, store=store), data_root, beside)
+
+        make_once(store, f"initial-{folder.name}", f"{name}'s encoder", there=there, make=make)
         models[name] = open_initial(store, folder.name)
     return Beginning(chosen, models)
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.claims import Claims
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.files import read_json
@@ -36,6 +37,14 @@ def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, 
     return (ready[-1] if ready else stage.start), tuple(absent)
 
 
+def stage_claims(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]:
+    """The claims that whoever trains a stage holds: on each state that is missing, and on the run's folder. Two studies' stages
+    can have some of these in common; none is needed where nothing is missing."""
+    wanted = missing_states(stage, store, fingerprint)[1]
+    states_wanted = tuple(f"states-{state.key(fingerprint)}" for state in wanted)
+    return (f"runs-{stage.end.key(fingerprint)}", *states_wanted) if wanted else ()
+
+
 def run_stage(
     stage: Stage,
     *,
@@ -46,7 +55,8 @@ def run_stage(
     initial: InitialModel | None = None,
     observer: Observer | None = None,
 ) -> None:
-    """Trains what is missing of a stage; needs a Ray session, whose runtime environment the workers share. States that are there are not trained again.
+    """Trains what is missing of a stage; needs a Ray session, whose runtime environment the workers share. States that are there are
+    not trained again; those that another process trains are waited for.
 
     Args:
         fingerprint: `studies.plans.fingerprint` of the recipe and the corpus.
@@ -58,6 +68,33 @@ def run_stage(
         EnvironmentFault: the workers failed more often than the recipe allows or once for want of memory, or the cluster has no
             room for them.
     """
+
+    def waiting(other: str) -> None:
+        say(f"{stage.title}: waiting for {other}, which trains it")
+
+    with Claims(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
+        _train(
+            stage,
+            store=store,
+            corpus=corpus,
+            recipe=recipe,
+            fingerprint=fingerprint,
+            initial=initial,
+            observer=observer,
+        )
+
+
+def _train(
+    stage: Stage,
+    *,
+    store: Path,
+    corpus: PreparedCorpus,
+    recipe: Recipe,
+    fingerprint: str,
+    initial: InitialModel | None,
+    observer: Observer | None,
+) -> None:
+    """`run_stage` for a caller that has the stage's claims."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -156,13 +193,22 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
 def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:
     key = state.key(fingerprint)
     folder = states.state_folder(store, key)
-    damage = states.damage(folder, read=read) if folder.is_dir() else None
-    if damage is None:
+
+    def damage() -> str | None:
+        return states.damage(folder, read=read) if folder.is_dir() else None
+
+    if damage() is None:
         return False
-    say(
-        f"{folder} ({state}) is not used: {damage}. It is kept as {states.set_aside(store, key).name} and trained again."
-    )
-    return True
+    with Claims(store).wait(
+        lambda: [f"states-{key}"], lambda other: say(f"{folder}: waiting for {other}, which makes it")
+    ):
+        found = damage()  # again, for another process may have set it aside
+        if found is None:
+            return False
+        say(
+            f"{folder} ({state}) is not used: {found}. It is kept as {states.set_aside(store, key).name} and trained again."
+        )
+        return True
 
 
 def _attempt(folder: Path, title: str) -> str:

@@ -34,6 +34,7 @@ def run_stages(
     run: Callable[[Stage], None],
     ready: Callable[[Stage], bool],
     at_once: Callable[[int], int],
+    held: Callable[[Stage], str | None] = lambda _: None,
     seconds_between_looks: float = SECONDS_BETWEEN_LOOKS,
 ) -> None:
     """Runs every stage once, each in a thread of its own, the earlier of those that can start first.
@@ -44,6 +45,7 @@ def run_stages(
         run: trains a stage, and returns when it is done.
         ready: whether the state that a stage starts from is there.
         at_once: how many may run, given how many do.
+        held: who else trains a stage, or a part of it, now; it is started when nobody does. None for nobody.
 
     Raises:
         BaseException: the first that `run` raised.
@@ -51,6 +53,7 @@ def run_stages(
     waiting, running = list(stages), 0
     ended: queue.SimpleQueue[tuple[Stage, BaseException | None]] = queue.SimpleQueue()
     failures: list[BaseException] = []
+    said: set[Stage] = set()
 
     def attempt(stage: Stage) -> None:
         try:
@@ -61,14 +64,22 @@ def run_stages(
             ended.put((stage, None))
 
     while True:
+        elsewhere = 0
         for stage in [stage for stage in waiting if ready(stage)]:
+            other = held(stage)
+            if other is not None:
+                elsewhere += 1
+                if stage not in said:
+                    say(f"{stage.title}: waiting for {other}, which trains it")
+                    said.add(stage)
+                continue
             if running >= at_once(running):
                 break
             waiting.remove(stage)
             running += 1
             # A daemon, so that an interrupted driver ends: its Ray session takes the workers with it.
             threading.Thread(target=attempt, args=(stage,), name=f"mlmclm {stage.title}", daemon=True).start()
-        if running == 0:
+        if running == 0 and elsewhere == 0:
             break
         try:
             stage, error = ended.get(timeout=seconds_between_looks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlmclm.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps.cells import cell_name, unique_by_key
@@ -122,6 +124,7 @@ def run_sweep(
         announce(key)
     missing = {key: cell for key, cell in unique_by_key(cells).items() if key not in found}
     errors: dict[str, Exception] = {}
+    computed = 0
     if missing:
         with session():
 
@@ -135,8 +138,9 @@ def run_sweep(
                 announce(key)
                 return str(result["status"])
 
-            errors = _run_trials(
+            errors, computed = _run_trials(
                 missing,
+                ledger=ledger,
                 store=store,
                 data_root=data_root.resolve() if data_root else None,
                 resources={"CPU": cpus_per_cell, "GPU": gpus_per_cell},
@@ -149,8 +153,8 @@ def run_sweep(
             )
     return SweepOutcome(
         results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
-        computed=len(found) - reused,
-        reused=reused,
+        computed=computed,
+        reused=len(found) - computed,
         failed=[(cell, errors[key]) for key, cell in missing.items() if key in errors],
         not_run=[cell for key, cell in missing.items() if key not in errors and key not in found],
     )
@@ -170,6 +174,7 @@ def describe(error: BaseException) -> str:
 def _run_trials(
     missing: Mapping[str, Cell],
     *,
+    ledger: Ledger,
     store: Path,
     data_root: Path | None,
     resources: Mapping[str, float],
@@ -179,8 +184,9 @@ def _run_trials(
     on_done: Callable[[str], str],
     name: str,
     worker: type[Any] | None,
-) -> dict[str, Exception]:
-    """One Tune experiment over the missing cells; returns the errors of those that failed, by key."""
+) -> tuple[dict[str, Exception], int]:
+    """One Tune experiment over the missing cells, and another one for those that other processes claimed and left; returns the
+    errors of those that failed, by key, and how many were computed here."""
     # Imported here because a run without missing cells should not wait for Ray and PyTorch.
     import ray
     from ray import tune
@@ -191,11 +197,8 @@ def _run_trials(
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
     _check_resources(ray.cluster_resources(), resources)
-    space = {
-        "cell": tune.grid_search(list(missing)),
-        "resources": {kind: amount for kind, amount in resources.items() if amount},
-    }
-    fault = StopOnFault()
+    fault, errors, computed, rounds = StopOnFault(), dict[str, Exception](), 0, 0
+    left = dict(missing)
     with (
         swept_folder(store, ".tune-") as storage,
         progress,
@@ -203,28 +206,61 @@ def _run_trials(
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
     ):
-        watch = Watch(missing, progress, on_done, fault, max_failures)
-        tune.Tuner(
-            tune.with_parameters(worker or SweepWorker, cells=dict(missing), store=store, data_root=data_root),
-            param_space=space,
-            tune_config=tune.TuneConfig(
-                reuse_actors=True,
-                max_concurrent_trials=max_concurrent,
-                trial_name_creator=lambda trial: cell_name(missing[trial.config["cell"]]),
-                trial_dirname_creator=lambda trial: trial.trial_id,
-            ),
-            run_config=tune.RunConfig(
-                name=name,
-                storage_path=str(storage),
-                failure_config=tune.FailureConfig(max_failures=max_failures),
-                callbacks=[watch],
-                stop=fault,
-                verbose=0,
-            ),
-        ).fit()
-    if watch.broken is not None:
-        raise watch.broken
-    return watch.errors
+        while left and not fault.set:
+            rounds += 1
+            watch = Watch(left, progress, on_done, fault, max_failures)
+            tune.Tuner(
+                tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root),
+                param_space={
+                    "cell": tune.grid_search(list(left)),
+                    "resources": {kind: amount for kind, amount in resources.items() if amount},
+                },
+                tune_config=tune.TuneConfig(
+                    reuse_actors=True,
+                    max_concurrent_trials=max_concurrent,
+                    trial_name_creator=lambda trial: cell_name(missing[trial.config["cell"]]),
+                    trial_dirname_creator=lambda trial: trial.trial_id,
+                ),
+                run_config=tune.RunConfig(
+                    name=f"{name}-{rounds}",
+                    storage_path=str(storage),
+                    failure_config=tune.FailureConfig(max_failures=max_failures),
+                    callbacks=[watch],
+                    stop=fault,
+                    verbose=0,
+                ),
+            ).fit()
+            if watch.broken is not None:
+                raise watch.broken
+            errors |= watch.errors
+            computed += watch.computed
+            left = {} if fault.set else _left_by_others(watch.taken, ledger, progress, on_done)
+    return errors, computed
+
+
+def _left_by_others(
+    taken: Mapping[str, Cell], ledger: Ledger, progress: SweepProgress, on_done: Callable[[str], str]
+) -> dict[str, Cell]:
+    """Waits for cells that other processes compute, and announces their results; returns those without one as soon as nobody
+    computes one of them."""
+    waiting, free, said = dict(taken), False, False
+    while waiting and not free:
+        for key, cell in list(waiting.items()):
+            other = ledger.claims.holder(ledger.claim(key))  # before the result, which is filed before a claim ends
+            if ledger.path(key).exists():
+                del waiting[key]
+                progress.started(cell.task)
+                on_done(key)
+                progress.finished(cell.task, "reused")
+            elif other is None:
+                free = True
+            elif not said:
+                progress.note(f"waiting for cells that {other} computes, {cell_name(cell)} for one")
+                said = True
+        if waiting and not free:
+            progress.tick()
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    return waiting
 
 
 def _check_resources(cluster: Mapping[str, float], needed: Mapping[str, float]) -> None:

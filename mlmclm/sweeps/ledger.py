@@ -1,6 +1,7 @@
 """The ledger: one immutable file a finished cell, `store/cells/<first two digits of the key>/<key>.json`.
 
-A file is written whole or not at all, by the worker that computed the cell. What is there is never computed again. Beside it
+A file is written whole or not at all, by the worker that computed the cell, which holds a claim on it meanwhile (`claims`), so
+that of several processes one computes it. What is there is never computed again. Beside it
 lies `<key>.parquet`, what each example of the test split got; it is written first, so a result is never without its examples,
 unless a version that kept none filed it. A result holds its own checksum and that of its examples.
 
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from mlmclm.checksums import CHECKSUM, sealed, unsealed
+from mlmclm.claims import Claims
 from mlmclm.errors import EnvironmentFault, UserError, for_each
 from mlmclm.examples import SPLIT, KeptExamples, about_of, from_parquet
 from mlmclm.files import canonical_json, disk_fault, hash_file, write_atomic
@@ -30,10 +32,22 @@ EXAMPLES = "examples_sha256"
 
 
 class Ledger:
-    """The results of one store."""
+    """The results of one store, and the claims of those who compute them."""
+
+    part = "cells"
 
     def __init__(self, store: Path) -> None:
-        self.folder = store / "cells"
+        self.folder = store / self.part
+        self.claims = Claims(store)
+
+    def claim(self, key: str) -> str:
+        """The name of the claim that whoever computes the cell with this key holds."""
+        return f"{self.part}-{key}"
+
+    def claimed(self, key: str, waiting: Callable[[str], None]) -> AbstractContextManager[None]:
+        """The claim on a cell for the time of a block, after whoever computes it now; none is needed where its result is
+        there. `waiting` as in `Claims.wait`."""
+        return self.claims.wait(lambda: [] if self.path(key).exists() else [self.claim(key)], waiting)
 
     def path(self, key: str) -> Path:
         """Where the result of the cell with this key is, or will be."""
@@ -132,7 +146,7 @@ class Ledger:
         return from_parquet(self.examples_path(result["key"]), result, (self._read(result["key"]) or {}).get(EXAMPLES))
 
     def complete(self, cell: Cell, compute: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
-        """A cell's result, computed and filed where it isn't there; and whether it was computed now.
+        """A cell's result, computed and filed where it isn't there; and whether it was computed now. Call it with the claim.
 
         Raises:
             UserError: the file that is there is damaged.

@@ -56,6 +56,11 @@ class SweepProgress:
         self._export(task)
         self.note(message)
 
+    def given_back(self, task: str) -> None:
+        """A cell that was started is computed by another process."""
+        self._running[task] -= 1
+        self._export(task)
+
     def finished(self, task: str, status: str, seconds: float | None = None) -> None:
         """A cell that was started is over: `ok`, `diverged`, `reused` or `failed`; `seconds` where it was computed."""
         self._running[task] -= 1

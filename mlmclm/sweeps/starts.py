@@ -25,6 +25,8 @@ from mlmclm.tasks.declaration import Task
 class KeptWeights(Ledger):
     """The kept encoders of one store, each by the result of the run that made it."""
 
+    part = "tuned"
+
     def __init__(self, store: Path) -> None:
         super().__init__(store)
         self.store = store

@@ -17,6 +17,8 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
 
 COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
+TAKEN = "taken"
+"""Another process computes the cell now: the driver waits for it, and this worker goes on with others."""
 
 
 class SweepWorker(tune.Trainable):
@@ -62,7 +64,7 @@ class SweepWorker(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Computes the cell unless its result is there, files the result, and says which of the two it was."""
+        """Computes the cell unless its result is there or another process computes it, files the result, and says which it was."""
         name = cell_name(self._cell)
         # The process title is what `top` and the dashboard's list of workers show.
         setproctitle(f"ray::cell {name}")
@@ -77,7 +79,11 @@ class SweepWorker(tune.Trainable):
         return {"outcome": outcome, "done": True}
 
     def _run(self) -> str:
-        _, computed = Ledger(self._store).complete(self._cell, self.compute)
+        ledger = Ledger(self._store)
+        with ledger.claims.attempt([ledger.claim(cell_key(self._cell))]) as other:
+            if other is not None:
+                return TAKEN
+            _, computed = ledger.complete(self._cell, self.compute)
         return COMPUTED if computed else REUSED
 
     def compute(self, cell: Cell) -> dict[str, Any]:
@@ -104,7 +110,11 @@ class KeepingWorker(SweepWorker):
     """Computes cells again to keep their encoders, for others to start from."""
 
     def _run(self) -> str:
-        if KeptWeights(self._store).find(cell_key(self._cell)) is not None:
-            return REUSED
-        keep_encoder(self._cell, store=self._store, data_root=self._data_root, cache=self._cache)
+        kept, key = KeptWeights(self._store), cell_key(self._cell)
+        with kept.claims.attempt([kept.claim(key)]) as other:
+            if other is not None:
+                return TAKEN
+            if kept.find(key) is not None:
+                return REUSED
+            keep_encoder(self._cell, store=self._store, data_root=self._data_root, cache=self._cache)
         return COMPUTED

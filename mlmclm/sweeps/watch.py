@@ -14,7 +14,7 @@ from mlmclm.finetuning.cell import Cell
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.launch import describe
 from mlmclm.sweeps.progress import SweepProgress
-from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, USER_ERROR
+from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERROR
 
 
 class StopOnFault(tune.Stopper):
@@ -31,8 +31,8 @@ class StopOnFault(tune.Stopper):
 
 
 class Watch(tune.Callback):
-    """Tune's callback in the driver. `errors` holds the failed cells' errors by key; `broken`, an error of the driver's
-    own.
+    """Tune's callback in the driver. `errors` holds the failed cells' errors by key; `taken`, the cells that other processes
+    compute; `broken`, an error of the driver's own.
 
     Tune pickles its callbacks into a state that is never read, so this one pickles as nothing.
     """
@@ -51,7 +51,9 @@ class Watch(tune.Callback):
         self._fault = fault
         self._max_failures = max_failures
         self._crashes: Counter[str] = Counter()
+        self.computed = 0
         self.errors: dict[str, Exception] = {}
+        self.taken: dict[str, Cell] = {}
         self.broken: BaseException | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,6 +78,11 @@ class Watch(tune.Callback):
             self._progress.finished(cell.task, "failed")
             self._progress.note(f"{cell_name(cell)} failed: {result['message']}")
             return
+        if outcome == TAKEN:
+            self.taken[key] = cell
+            self._progress.given_back(cell.task)
+            return
+        self.computed += outcome == COMPUTED
         try:
             status = self._on_done(key)
         except Exception as error:  # kept for the caller: Tune would wrap it in an error of its own

@@ -90,3 +90,25 @@ def test_room_counts_workers_and_leaves_others_what_they_hold() -> None:
     assert room({"CPU": 2}, {}, workers=2, running=0) == 1
     assert room({"CPU": 64, "GPU": 4}, {"CPU": 64, "GPU": 4}, workers=2, running=0) == 2
     assert room({"CPU": 64, "GPU": 1}, {"CPU": 64, "GPU": 1}, workers=2, running=0) == 32
+
+
+def test_a_stage_that_another_process_trains_starts_nothing_and_holds_up_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    store, stages = Store(), plan().stages
+    shared = stages[0]
+    elsewhere = ["process 7 on node1"]
+
+    def held(stage: Stage) -> str | None:
+        if stage is not shared or not elsewhere:
+            return None
+        if len(store.runs) == 2:  # those that start from the initialisation and need none of its states
+            store.there |= set(shared.states)
+            elsewhere.clear()
+            return "process 7 on node1"
+        return elsewhere[0]
+
+    run_stages(stages, run=store.run, ready=store.ready, at_once=lambda _: 1, held=held, seconds_between_looks=0.005)
+    assert sorted(store.runs, key=stages.index) == list(stages)
+    assert store.runs.index(shared) == 2
+    assert capfd.readouterr().err.count(f"{shared.title}: waiting for process 7 on node1, which trains it") == 1

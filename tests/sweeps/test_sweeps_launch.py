@@ -199,3 +199,60 @@ def test_nothing_of_torch_or_ray_is_loaded_to_see_that_nothing_is_missing() -> N
     source = Path(sys.modules[run_sweep.__module__].__file__ or "").read_text()
     top = [line for line in source.splitlines() if line.startswith(("import", "from"))]
     assert not any("ray" in line or "torch" in line for line in top)
+
+
+def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_taken(
+    cluster: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cells = make_cells(6)
+    ledger, shared = Ledger(tmp_path), cells[0]
+
+    def other_sweep() -> None:
+        with ledger.claims.attempt([ledger.claim(cell_key(shared))]) as other:
+            claimed.set()
+            assert other is None
+            while ledger.missing(cells) != [shared]:
+                time.sleep(0.02)
+            ledger.write(make_result(shared, worker="another sweep"))
+
+    claimed = threading.Event()
+    thread = threading.Thread(target=other_sweep, daemon=True)
+    thread.start()
+    assert claimed.wait(30)
+    announced: list[dict[str, Any]] = []
+    outcome = run_sweep(cells, store=tmp_path, data_root=None, worker=FakeWorker, on_result=announced.append)
+    thread.join(30)
+    assert (outcome.computed, outcome.reused, outcome.failed) == (5, 1, [])
+    assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
+    assert outcome.results[0]["cost"]["worker"] == "another sweep"
+    assert announced[-1]["key"] == cell_key(shared)
+    assert "a-sst2-0" not in starts(tmp_path)
+    assert list((tmp_path / "claims").iterdir()) == []
+
+
+def test_a_cell_that_another_sweep_gives_up_is_computed(cluster: None, tmp_path: Path) -> None:
+    cells = make_cells(2)
+    ledger = Ledger(tmp_path)
+
+    def other_sweep() -> None:
+        with ledger.claims.attempt([ledger.claim(cell_key(cell)) for cell in cells]):
+            claimed.set()
+            while not (tmp_path / "claims").exists() or not waiting.wait(0.02):
+                pass
+
+    claimed, waiting = threading.Event(), threading.Event()
+    thread = threading.Thread(target=other_sweep, daemon=True)
+    thread.start()
+    assert claimed.wait(30)
+    looked = ledger.claims.holder
+
+    def holder(name: str) -> str | None:
+        found = looked(name)
+        waiting.set()  # this sweep's first experiment is over, and it waits
+        return found
+
+    ledger.claims.holder = holder  # type: ignore[method-assign]
+    outcome = sweep(tmp_path, cells, ledger=ledger)
+    thread.join(30)
+    assert (outcome.computed, outcome.reused) == (2, 0)
+    assert starts(tmp_path) == {"a-sst2-0": 1, "a-sst2-1": 1}

@@ -6,7 +6,11 @@ import dataclasses
 import json
 import resource
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ from sweep_cells import make_cell, make_cells, make_result
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.examples import to_parquet
 from mlmclm.files import canonical_json
-from mlmclm.finetuning.cell import cell_key
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
 from mlmclm.tasks.registry import get_task
 
@@ -143,3 +147,21 @@ def test_on_a_full_disk_nothing_is_left_and_the_fault_says_so(tmp_path: Path) ->
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     ledger.write(make_result(cell))
     assert ledger.missing([cell]) == []
+
+
+def test_of_several_processes_that_want_a_cell_one_computes_it(tmp_path: Path) -> None:
+    cell = make_cell()
+    started: list[int] = []
+
+    def compute(cell: Cell) -> dict[str, Any]:
+        started.append(threading.get_ident())
+        time.sleep(0.1)
+        return make_result(cell)
+
+    def want(_: int) -> bool:
+        ledger = Ledger(tmp_path)  # each has its own, as a process would
+        with ledger.claimed(cell_key(cell), lambda _: None):
+            return ledger.complete(cell, compute)[1]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(want, range(4))) == len(started) == 1

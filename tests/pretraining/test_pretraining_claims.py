@@ -1,0 +1,121 @@
+"""Two studies on one store: what their stages share is trained once, by whoever comes first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlmclm.claims import Claims
+from mlmclm.files import whole_folder
+from mlmclm.pretraining import launch, states
+from mlmclm.pretraining.launch import missing_states, run_stage, stage_claims
+from mlmclm.studies.names import parse
+from mlmclm.studies.plans import Plan, Stage, make_plan
+from mlmclm.studies.recipe import Recipe
+
+RECIPE = Recipe(warmup_steps=2, decay_steps=4)
+PRINT = "of this recipe and corpus"
+GIVEN: dict[str, Any] = {"corpus": None, "recipe": RECIPE, "fingerprint": PRINT}
+
+
+def plan(*names: str) -> Plan:
+    return make_plan([parse(name) for name in names], RECIPE)
+
+
+class Training:
+    """Stands in for a stage's training: notes each step, and deposits the states on its way."""
+
+    def __init__(self) -> None:
+        self.steps: Counter[tuple[str, int]] = Counter()
+        self.running: Counter[Path] = Counter()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, stage: Stage, *, store: Path, fingerprint: str, **_: Any) -> None:
+        start, wanted = missing_states(stage, store, fingerprint)
+        folder = store / "runs" / stage.end.key(fingerprint)
+        assert not self.running[folder], "two in one run's folder"
+        self.running[folder] += 1
+        step = start.step
+        for state in wanted:
+            for step in range(step + 1, state.step + 1):  # noqa: B020
+                self.steps[str(stage.objective), step] += 1
+            with whole_folder(states.state_folder(store, state.key(fingerprint))) as made:
+                states.write_checksums(made)
+            self.begun.set()
+            assert self.go_on.wait(30)
+        self.running[folder] -= 1
+
+
+def together(store: Path, training: Training, stages: Sequence[Stage], said: pytest.CaptureFixture[str]) -> str:
+    """Runs each stage as a study of its own would, the first one ahead; what was said meanwhile."""
+    threads = [threading.Thread(target=lambda stage=stage: run_stage(stage, store=store, **GIVEN)) for stage in stages]
+    threads[0].start()
+    assert training.begun.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    lines = ""
+    while lines.count("waiting for process") < len(threads) - 1:
+        lines += said.readouterr().err
+        time.sleep(0.01)
+    training.go_on.set()
+    for thread in threads:
+        thread.join(60)
+    return lines
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    made = Training()
+    monkeypatch.setattr(launch, "_train", made)
+    return made
+
+
+def test_a_stage_that_two_studies_share_is_trained_once_and_the_second_says_that_it_waits(
+    tmp_path: Path, training: Training, capfd: pytest.CaptureFixture[str]
+) -> None:
+    alone, among = plan("1m-clm-80").stages[0], plan("1m-clm-80", "1m-clm-40-mlm40-60").stages[0]
+    assert (alone.end, len(alone.states)) == (among.end, len(among.states) - 1)
+    lines = together(tmp_path, training, [among, alone, among], capfd)
+    assert lines.count(f"{alone.title}: waiting for process") == 2
+    assert training.steps == Counter({("clm", step): 1 for step in range(1, 81)})
+    assert list((tmp_path / "claims").iterdir()) == []
+
+
+def test_two_stages_that_part_train_their_trunk_once_and_go_on_side_by_side(
+    tmp_path: Path, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of these plans' first stages, one goes to 80 and the other to 60; both leave the state at 40 behind for the second model.
+    far, near = (plan(f"1m-clm-{steps}", "1m-clm-40-mlm40-60").stages[0] for steps in (80, 60))
+    assert far.end != near.end
+    shared = far.states[0]
+    assert shared == near.states[0]
+    one = threading.Thread(target=lambda: run_stage(far, store=tmp_path, **GIVEN))
+    one.start()
+    assert training.begun.wait(30)  # the state at 40 is there, and the first study goes on to 80
+    assert states.exists(tmp_path, shared.key(PRINT))
+    other = threading.Thread(target=lambda: run_stage(near, store=tmp_path, **GIVEN))
+    other.start()
+    while not training.running[tmp_path / "runs" / near.end.key(PRINT)]:
+        assert other.is_alive() or training.steps["clm", 60] == 2
+        time.sleep(0.01)
+    training.go_on.set()
+    one.join(60)
+    other.join(60)
+    assert [training.steps["clm", step] for step in (1, 40, 41, 60, 61, 80)] == [1, 1, 2, 2, 1, 1]
+
+
+def test_claims_cover_what_is_missing_and_the_folder_of_the_run(tmp_path: Path, training: Training) -> None:
+    stage = plan("1m-clm-80", "1m-clm-40-mlm40-60").stages[0]
+    claims = stage_claims(stage, tmp_path, PRINT)
+    assert claims == (f"runs-{stage.end.key(PRINT)}", *(f"states-{state.key(PRINT)}" for state in stage.states))
+    training.go_on.set()
+    run_stage(stage, store=tmp_path, **GIVEN)
+    assert stage_claims(stage, tmp_path, PRINT) == ()
+    with Claims(tmp_path).attempt(claims):
+        run_stage(stage, store=tmp_path, **GIVEN)  # a finished stage waits for nobody
