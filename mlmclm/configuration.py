@@ -20,10 +20,31 @@ class Frozen(BaseModel):
 Config = TypeVar("Config", bound=BaseModel)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses a mapping with a key twice; by itself it keeps the last one and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        first: dict[Any, yaml.Mark] = {}
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
+                key = self.construct_object(key_node)
+                if key in first:
+                    lines = f"lines {first[key].line + 1} and {key_node.start_mark.line + 1}"
+                    raise UserError(f"key {key!r} is there twice, in {lines}; write one, with the content of both.")
+                first[key] = key_node.start_mark
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file; a missing or malformed file is a `UserError` that names it and the line."""
+    """The content of a YAML file.
+
+    Raises:
+        UserError: it is missing or malformed, or a mapping has a key twice; the message names the file, and the line or lines.
+    """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

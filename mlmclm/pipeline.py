@@ -20,10 +20,17 @@ from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.prepare import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.corpora.tokenizer import check_special, special_ids
-from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.errors import UserError, for_each
 from mlmclm.files import first_there, places_of, read_json, write_json
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import Beginning, InitialModel, find_initial, first_config, prepare_initial
+from mlmclm.pretraining.initial import (
+    Beginning,
+    InitialModel,
+    check_initial,
+    find_initial,
+    first_config,
+    prepare_initial,
+)
 from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged, stage_claims
 from mlmclm.pretraining.schedule import room, run_stages
 from mlmclm.progress import Bar, say
@@ -109,7 +116,7 @@ def prepare(
             progress=progress,
             session=session if session is not None or study.corpus.workers != "ray" else partial(_own_session, place),
         )
-    check_special(corpus.tokenizer, masked=any(not stage.objective.causal for stage in plan.stages))
+    check_special(corpus.tokenizer, masked=_masks(plan))
     needed = study.recipe.batch * study.recipe.block_length
     if corpus.tokens < needed:
         raise UserError(
@@ -127,6 +134,16 @@ def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> P
     """
     beginning, corpus = _find(study, place, damaged=damaged)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
+
+
+def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None:
+    """Raises what `prepare` would raise of the models to continue from, without any work on them."""
+    if study.initial:
+        check_initial(**_beginning_of(study, place), masked=_masks(plan))
+
+
+def _masks(plan: Plan) -> bool:
+    return any(not stage.objective.causal for stage in plan.stages)
 
 
 def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | None:
@@ -349,14 +366,12 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
         UserError: an unknown space or task, or a sequence longer than the models are trained for.
     """
     from mlmclm.sweeps.space import find_space
-    from mlmclm.tasks.registry import find_tasks
+    from mlmclm.tasks.registry import get_task
 
     space = find_space(study.space, study.tasks, beside=study.folder).at_context(study.recipe.block_length)
-    known = find_tasks(task_dirs)
 
     def check(task: str) -> None:
-        if task not in known:
-            raise unknown("task", task, known)
+        get_task(task, task_dirs)
         length = space.protocol_for(task).max_length
         if length > study.recipe.block_length:
             raise UserError(

@@ -40,7 +40,7 @@ class StudyFile(Frozen):
     tasks: tuple[str, ...] | None = None
     """In place of the search space's tasks."""
     tracking: str | None = None
-    """Address of an MLflow server; by default the store's own database, which `mlmclm ui` shows."""
+    """Address of an MLflow server; by default that of MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows."""
     _folder: Path | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:

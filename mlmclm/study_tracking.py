@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from mlmclm.errors import MlmclmError
 from mlmclm.files import read_json
 from mlmclm.pipeline import Place, Prepared
 from mlmclm.pretraining import states
+from mlmclm.progress import say
 from mlmclm.studies.plans import Stage
 from mlmclm.study_file import StudyFile
 from mlmclm.tracking.records import RunRecord
@@ -31,12 +34,21 @@ class StudyTracking:
     answering later costs the study nothing."""
 
     def __init__(self, study: StudyFile, place: Place) -> None:
-        self.study = study
-        if study.tracking is not None:
-            from mlmclm.tracking.address import check_address
+        from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 
-            check_address(study.tracking)
-        self._tracker = Tracker(place.store, study.name, address=study.tracking, close_seconds=SECONDS_TO_FINISH)
+        self.study = study
+        address, source = chosen_address(study.tracking, place.store, os.environ)
+        self.elsewhere: str | None = None
+        """Where the runs are shown, if not in the store's own database."""
+        if address != default_address(place.store):
+            self.elsewhere = without_password(address)
+            try:
+                check_address(address)
+            except MlmclmError as error:
+                remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
+                raise type(error)(f"{source}: {error}{remedy}") from error
+            say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
+        self._tracker = Tracker(place.store, study.name, address=address, close_seconds=SECONDS_TO_FINISH)
         self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._lock = threading.Lock()

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from mlmclm.cli.options import print_json
-from mlmclm.pipeline import Place, Prepared, find_prepared, study_space
+from mlmclm.pipeline import Place, Prepared, check_models_to_continue, find_prepared, study_space
 from mlmclm.pretraining.launch import missing_states
 from mlmclm.studies.plans import Plan, make_plan
 from mlmclm.study_file import StudyFile
@@ -18,7 +18,10 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
     space = study_space(study, place.task_dirs)
     plan = make_plan(study.parsed, study.recipe)
     prepared = find_prepared(study, place)
-    plan = plan if prepared is None else prepared.plan
+    if prepared is None:
+        check_models_to_continue(study, place, plan)
+    else:
+        plan = prepared.plan
     stages = [_stage(plan, index, prepared) for index in range(len(plan.stages))]
     found: dict[str, Any] = {
         "study": study.name,

@@ -141,7 +141,8 @@ def write_study_report(
         output.print(baseline_sentence(analysis), soft_wrap=True)
     show_best(analysis, output)
     output.print(f"report:  {paths['report']}", soft_wrap=True)
-    output.print(f"compare: mlmclm ui --store {prepared.place.store}", soft_wrap=True)
+    elsewhere = tracking.elsewhere if tracking is not None else None
+    output.print(f"compare: {elsewhere or f'mlmclm ui --store {prepared.place.store}'}", soft_wrap=True)
     return {"report": str(paths["report"]), **summary(analysis)}
 
 

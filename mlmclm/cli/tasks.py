@@ -12,6 +12,7 @@ from rich.table import Table
 from mlmclm.cli import options
 from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption, print_json
 from mlmclm.errors import UserError
+from mlmclm.progress import say
 
 _DEFAULT_LENGTH = 512
 _SHOWN = 400
@@ -30,7 +31,7 @@ def tasks(context: typer.Context, task_dir: TaskDirOption = None, as_json: JsonO
 
     Example: mlmclm tasks --task-dir my_tasks
     """
-    from mlmclm.tasks.registry import find_tasks
+    from mlmclm.tasks.registry import broken_files, find_tasks
 
     if context.invoked_subcommand is not None:
         for option, name in (("task_dir", "--task-dir"), ("as_json", "--json")):
@@ -50,9 +51,12 @@ def tasks(context: typer.Context, task_dir: TaskDirOption = None, as_json: JsonO
         }
         for task in find_tasks(task_dir or ()).values()
     ]
+    broken = broken_files(task_dir or ())
     if as_json:
-        print_json({"tasks": found})
+        print_json({"tasks": found, "broken": [{"file": str(each.file), "reason": each.reason} for each in broken]})
         return
+    for each in broken:
+        say(f"left out: {each.reason}")
     table = Table()
     for column in ("task", "family", "metric", "source", "licence"):
         table.add_column(column, no_wrap=column in ("task", "family", "metric"))

@@ -18,11 +18,12 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.claims import make_once
 from mlmclm.corpora.config import TokenizerConfig
-from mlmclm.corpora.tokenizer import prepare_tokenizer, tokenizer_key
+from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json, places_of, read_json, stable_hash, whole_folder, write_json
 from mlmclm.models.notes import NOTES
@@ -150,6 +151,52 @@ def find_initial(
     if any(states.damage(folder, read=False) is not None for folder in folders.values()):
         return None
     return Beginning(chosen, {name: open_initial(store, folder.name) for name, folder in folders.items()})
+
+
+def check_initial(
+    initial: Mapping[str, str],
+    used: Iterable[str],
+    tokenizer: TokenizerConfig | None,
+    *,
+    masked: bool,
+    block_length: int,
+    store: Path,
+    data_root: Path | None = None,
+    beside: Path | None = None,
+) -> None:
+    """Raises what `prepare_initial` would raise, and writes nothing into the store. The weights of a folder are read; of a name of
+    the hub that the store doesn't know only config.json is, so what its weights or tokenizer lack shows later.
+
+    Args:
+        masked: whether tokens will be masked.
+        others: as those of `prepare_initial`.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    from mlmclm.models.folder import load_tokenizer
+    from mlmclm.models.initial import encoder_config, read_initial, size_of
+    from mlmclm.models.sources import fetch_config
+
+    known: dict[str, _Source] = {}
+    for name, source in initial.items():
+        noted = _known(source, store, data_root, beside)
+        if noted is not None:
+            known[name] = noted
+            continue
+        folder = fetch_config(source, data_root, beside)
+        size_of(encoder_config(folder))
+        _check({name: _Source(source, "", None, folder)}, block_length)
+    if not known:
+        return
+    chosen = _tokenizer(known, tokenizer)
+    _check(known, block_length)
+    with TemporaryDirectory() as scratch:
+        prepared = prepare_tokenizer(chosen, store=Path(scratch))
+        check_special(prepared, masked=masked)
+        for name in sorted(set(used) & known.keys()):
+            here = local_folder(initial[name], data_root, beside)
+            if here is not None and states.damage(_folder(known[name], chosen, store), read=False) is not None:
+                read_initial(here, load_tokenizer(prepared, PreTrainedTokenizerFast))
 
 
 def open_initial(store: Path, key: str) -> InitialModel:

@@ -122,7 +122,7 @@ def _label_names(task: Task, raw: Raw) -> tuple[str, ...]:
     column = _column(task, "train", raw, canonical).combine_chunks()
     if canonical == "tags":
         column = column.flatten()
-    values = [value for value in column.unique().to_pylist() if value is not None]
+    values = [value for value in column.unique().to_pylist() if value is not None and not _blank(value)]
     if values and all(isinstance(value, str) for value in values):
         return tuple(sorted(values, key=lambda value: (value != "O", value)))
     if values and all(isinstance(value, int) and value >= 0 for value in values):
@@ -133,11 +133,24 @@ def _label_names(task: Task, raw: Raw) -> tuple[str, ...]:
     )
 
 
+def _blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
 def _numbered(
     task: Task, split: str, where: str, column: pa.ChunkedArray, names: tuple[str, ...], *, nested: bool
 ) -> pa.Array:
-    """Labels as int64; names become numbers."""
+    """Labels as int64; names become numbers.
+
+    Raises:
+        UserError: a label is empty, which is how a CSV file says that there is none, or is unknown, or is no number or name.
+    """
     values = column.combine_chunks()
+    for row, value in enumerate(values.to_pylist()):
+        if any(map(_blank, value or ()) if nested else [_blank(value)]):
+            raise UserError(
+                f"task {task.name}, {split} ({where}): row {row}: the {'tag' if nested else 'label'} is empty."
+            )
     number = {name: index for index, name in enumerate(names)}
 
     def one(value: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from mlmclm.configuration import load_config
-from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.configuration import parse, read_yaml
+from mlmclm.errors import UserError, unknown
 from mlmclm.tasks.declaration import Task
 
 FOLDER = Path(__file__).parent / "declarations"
@@ -19,33 +20,58 @@ ENTRY_POINTS = "mlmclm.tasks"
 that of the packages around it."""
 
 
+@dataclass(frozen=True)
+class Broken:
+    """A file that declares no task, for what is wrong with it; the tasks of other files can be used all the same."""
+
+    file: Path
+    names: frozenset[str]
+    """Tasks that it would declare, as far as can be told: of a malformed file the file's own name."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Tasks with their files, by name, and the files that are broken."""
+
+    tasks: Mapping[str, tuple[Task, Path]]
+    broken: tuple[Broken, ...] = ()
+
+
 def read_declarations(files: Iterable[Path]) -> dict[str, Task]:
     """Tasks by name.
 
     Raises:
         UserError: a file is malformed, or two declare the same name.
     """
-    return {name: task for name, (task, _) in _read(files, {}).items()}
+    found = _read(files, Declared({}))
+    if found.broken:
+        raise UserError("\n".join(each.reason for each in found.broken))
+    return {name: task for name, (task, _) in found.tasks.items()}
 
 
-def _read(files: Iterable[Path], known: dict[str, tuple[Task, Path]]) -> dict[str, tuple[Task, Path]]:
-    """Tasks and their files by name: those known and those of more files."""
-    found = dict(known)
-
-    def add(file: Path) -> None:
-        task = load_config(Task, file)
-        if task.name in found:
-            raise UserError(f"{file}: the task {task.name!r} is already declared by {found[task.name][1]}.")
-        found[task.name] = (task, file)
-
-    for_each(sorted(files), add)
-    return found
+def _read(files: Iterable[Path], known: Declared) -> Declared:
+    """What is known, and what more files declare."""
+    found, broken = dict(known.tasks), list(known.broken)
+    for file in sorted(files):
+        names = {file.stem}
+        try:
+            content = read_yaml(file)
+            if isinstance(content, dict) and isinstance(content.get("name"), str):
+                names = {content["name"]}
+            task = parse(Task, content, where=str(file))
+            if task.name in found:
+                raise UserError(f"{file}: the task {task.name!r} is already declared by {found[task.name][1]}.")
+            found[task.name] = (task, file)
+        except UserError as error:
+            broken.append(Broken(file, frozenset(names), str(error)))
+    return Declared(found, tuple(broken))
 
 
 @lru_cache(maxsize=1)
-def _installed() -> dict[str, tuple[Task, Path]]:
+def _installed() -> Declared:
     """The packaged tasks and those of other installed packages."""
-    found = _read(FOLDER.glob("*.yaml"), {})
+    found = _read(FOLDER.glob("*.yaml"), Declared({}))
     for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
         try:
             spec = importlib.util.find_spec(point.value)
@@ -62,15 +88,7 @@ def _installed() -> dict[str, tuple[Task, Path]]:
     return found
 
 
-def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
-    """All tasks by name, sorted.
-
-    Args:
-        folders: the user's own, each with one YAML file a task.
-
-    Raises:
-        UserError: a folder is missing or without declarations, a file is malformed, or a name is declared twice.
-    """
+def _declared(folders: Sequence[Path]) -> Declared:
     found = _installed()
     for folder in folders:
         if not folder.is_dir():
@@ -79,7 +97,25 @@ def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
         if not files:
             raise UserError(f"--task-dir {folder}: there is no declaration of a task (*.yaml) in it.")
         found = _read(files, found)
+    return found
+
+
+def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
+    """All tasks by name, sorted; without those of `broken_files`.
+
+    Args:
+        folders: the user's own, each with one YAML file a task.
+
+    Raises:
+        UserError: a folder is missing or without declarations.
+    """
+    found = _declared(folders).tasks
     return {name: found[name][0] for name in sorted(found)}
+
+
+def broken_files(folders: Sequence[Path] = ()) -> tuple[Broken, ...]:
+    """Files that are malformed, or declare a name that another file has; arguments as those of `find_tasks`."""
+    return _declared(folders).broken
 
 
 def task_names() -> list[str]:
@@ -94,9 +130,14 @@ def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
         folders: as in `find_tasks`.
 
     Raises:
-        UserError: there is none; the message has the nearest and all allowed.
+        UserError: there is none, with the nearest and all allowed; or a file that would declare it is broken.
     """
-    tasks = find_tasks(folders)
-    if name not in tasks:
-        raise unknown("task", name, tasks)
-    return tasks[name]
+    found = _declared(folders)
+    reasons = [each.reason for each in found.broken if name in each.names]
+    if reasons:
+        raise UserError("\n".join(reasons))
+    if name not in found.tasks:
+        broken = ", ".join(str(each.file) for each in found.broken)
+        hint = f" Files that cannot be used (`mlmclm tasks --task-dir FOLDER` says why): {broken}." if broken else ""
+        raise UserError(f"{unknown('task', name, sorted(found.tasks))}{hint}")
+    return found.tasks[name][0]

@@ -6,6 +6,7 @@ import socket
 import sqlite3
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +15,31 @@ from mlmclm.tracking.database import fault
 
 ANSWER_SECONDS = 4.0
 """How long an address may take to answer; a second try follows, so that one lost packet is no fault."""
+VARIABLE = "MLFLOW_TRACKING_URI"
+"""MLflow's own, for programs that aren't told an address."""
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}
+
+
+def chosen_address(given: str | None, store: Path, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Where a study's runs are written: the address and where it comes from.
+
+    MLflow's own variable is honoured, as every program that uses MLflow does; what the study file says comes first.
+
+    Args:
+        given: `tracking` of the study file.
+        environment: the process's variables.
+    """
+    if given is not None:
+        return given, "tracking in the study file"
+    if environment.get(VARIABLE):
+        return environment[VARIABLE], VARIABLE
+    return default_address(store), "the store"
+
+
+def without_password(address: str) -> str:
+    """The address as it may be shown."""
+    password = urlsplit(address).password
+    return address if not password else address.replace(f":{password}@", ":***@", 1)
 
 
 def default_address(store: Path) -> str:

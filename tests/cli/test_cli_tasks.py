@@ -44,6 +44,14 @@ def test_the_list_has_every_task_with_family_metric_source_and_licence(run: Run,
     assert {task["name"] for task in json.loads(printed)["tasks"]} - set(found) == {"own"}
     code, printed = run("tasks")
     assert (code, "conll2003" in printed) == (0, True)
+    (tmp_path / "torn.yaml").write_text("name: torn\nname: twice\n")
+    code, printed = run("tasks", "--task-dir", tmp_path)
+    words = " ".join(printed.split())
+    assert code == 0 and "conll2003" in words
+    assert f"left out: {tmp_path / 'torn.yaml'}: key 'name' is there twice, in lines 1 and 2" in words
+    code, printed = run("tasks", "--json", "--task-dir", tmp_path)
+    (broken,) = json.loads(printed)["broken"]
+    assert (code, broken["file"], "twice" in broken["reason"]) == (0, str(tmp_path / "torn.yaml"), True)
 
 
 def test_a_classification_task_is_shown_with_counts_and_lengths(run: Run, place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import huggingface_hub
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -266,7 +267,9 @@ def recipe_of(path: Path, **changes: Any) -> dict[str, Any]:
     return yaml.safe_load(path.read_text())["recipe"] | changes
 
 
-def test_what_does_not_fit_is_refused_before_the_corpus_is_read(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_before_the_corpus_is_read_and_by_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = study(tmp_path)
     other = save_small_decoder(tmp_path / "other", vocabulary=380)
     electra = tmp_path / "electra"
@@ -274,6 +277,12 @@ def test_what_does_not_fit_is_refused_before_the_corpus_is_read(tmp_path: Path) 
     ElectraForMaskedLM(
         ElectraConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     ).save_pretrained(electra)
+    lacking = tmp_path / "lacking"
+    shutil.copytree(tmp_path / "decoder", lacking)
+    weights = load_file(lacking / "model.safetensors")
+    save_file(
+        {name: one for name, one in weights.items() if name != "model.norm.weight"}, lacking / "model.safetensors"
+    )
     given = {"tiny": str(tmp_path / "decoder")}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"initial": given | {"other": str(other)}}, r"'other' \(.*other\) and 'tiny' \(.*decoder\) have different tokenizers"),
@@ -282,11 +291,18 @@ def test_what_does_not_fit_is_refused_before_the_corpus_is_read(tmp_path: Path) 
         ({"recipe": recipe_of(path, block_length=128)}, r"recipe\.block_length 128: 'tiny' .* made for 64 positions at most"),
         ({"initial": {"tiny": str(tmp_path / "nowhere")}}, r"nowhere: no such model folder"),
         ({"initial": {"tiny": str(electra)}}, r"'electra' cannot be continued from; supported: bert, eurobert"),
+        ({"initial": {"tiny": str(lacking)}}, r"lacking: the weights lack model\.norm\.weight; a whole language model is needed"),
     ]  # fmt: skip
     for number, (changes, message) in enumerate(cases):
         folder = tmp_path / str(number)
+        written = study(folder, given["tiny"], **changes)
+        with pytest.raises(SystemExit) as ended:
+            main(["study", str(written), "--dry-run", "--store", str(folder / "store"), "--data", str(folder / "data")])
+        printed = " ".join(capsys.readouterr().err.split())
+        assert ended.value.code == 2 and re.search(message, printed), printed
+        assert not (folder / "store").exists()
         with pytest.raises(UserError, match=message):
-            made(study(folder, given["tiny"], **changes))
+            made(written)
         assert not (folder / "store" / "corpora").exists()
 
 

@@ -229,6 +229,27 @@ def test_a_file_of_lines_that_ends_in_the_middle_of_one_is_named(
         load("sst2", tmp_path)
 
 
+@pytest.mark.parametrize("blank", ["", '" "'])
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("declared", [("negative", "positive"), None])
+def test_an_empty_label_is_an_error_with_file_and_row(
+    tmp_path: Path, blank: str, split: str, declared: tuple[str, ...] | None
+) -> None:
+    """It became a class with an empty name."""
+    folder = sst2(tmp_path) / "sst2"
+    lines = ["sentence,label", *(f"film {n},{['positive', 'negative'][n % 2]}" for n in range(40))]
+    for name in ("train", "validation"):
+        (folder / f"{name}.parquet").unlink()
+        own = list(lines)
+        if name == split:
+            own[8] = f"film 7,{blank}"
+        (folder / f"{name}.csv").write_text("\n".join(own) + "\n")
+    task = get_task("sst2").model_copy(update={"label_names": declared})
+    part = "train" if split == "train" else "test"
+    with pytest.raises(UserError, match=rf"task sst2, {part} \(.*{split}\.csv\): row 7: the label is empty"):
+        load_task(task, store=tmp_path / "store", data_root=tmp_path)
+
+
 def test_a_missing_split_says_which_there_are(tmp_path: Path) -> None:
     (sst2(tmp_path) / "sst2" / "validation.parquet").unlink()
     with pytest.raises(UserError, match=r"has no split 'validation' .*there are: train\.parquet"):

@@ -18,7 +18,7 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.tasks import registry
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare import prepare_task
-from mlmclm.tasks.registry import FOLDER, find_tasks, get_task, task_names
+from mlmclm.tasks.registry import FOLDER, broken_files, find_tasks, get_task, task_names
 from small_models import save_small_model, write_sentiment
 
 SHORT = Protocol(max_steps=3, max_length=32, stride=8, batch_size=4, max_evaluation_examples=10)
@@ -48,10 +48,30 @@ def test_a_name_that_is_taken_is_an_error_with_both_files(tmp_path: Path) -> Non
     with pytest.raises(
         UserError, match=r"a/sst2\.yaml: the task 'sst2' is already declared by .*declarations/sst2\.yaml"
     ):
-        find_tasks([folder])
+        get_task("sst2", [folder])
     folders = [declare(tmp_path / name) for name in ("b", "c")]
     with pytest.raises(UserError, match=r"c/own\.yaml: the task 'own' is already declared by .*b/own\.yaml"):
-        find_tasks(folders)
+        get_task("own", folders)
+    assert get_task("sst2", folders) == get_task("sst2")
+
+
+def test_a_broken_file_takes_its_own_task_away_and_no_other(tmp_path: Path) -> None:
+    """One malformed file in --task-dir blocked every task."""
+    folder = declare(tmp_path / "a")
+    (folder / "torn.yaml").write_text("name: torn\nsplits: {train: ")
+    (folder / "second.yaml").write_text("name: wrong\nfamily: retrieving\n")
+    assert get_task("own", [folder]).metric == "matthews"
+    assert get_task("sst2", [folder]) == get_task("sst2")
+    assert "own" in find_tasks([folder]) and not {"torn", "wrong"} & find_tasks([folder]).keys()
+    assert sorted(each.file.name for each in broken_files([folder])) == ["second.yaml", "torn.yaml"]
+    with pytest.raises(UserError, match=r"^[^\n]*torn\.yaml: not valid YAML"):
+        get_task("torn", [folder])
+    with pytest.raises(UserError, match=r"second\.yaml: family: .*'retrieving'"):
+        get_task("wrong", [folder])
+    with pytest.raises(
+        UserError, match=r"unknown task 'ownn'.*Files that cannot be used \(.*second\.yaml, .*torn\.yaml"
+    ):
+        get_task("ownn", [folder])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +136,7 @@ def test_an_installed_packages_tasks_are_found(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(
         UserError, match=r"of_package\.yaml: the task 'of_package' is already declared by .*own_package"
     ):
-        find_tasks([declare(tmp_path / "a", "of_package")])
+        get_task("of_package", [declare(tmp_path / "a", "of_package")])
 
 
 def test_an_entry_point_that_names_no_package_is_refused(

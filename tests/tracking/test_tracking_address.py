@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.tracking.address import check_address, default_address
+from mlmclm.pipeline import Place
+from mlmclm.study_file import StudyFile
+from mlmclm.study_tracking import StudyTracking
+from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 
 
 def closed_port() -> int:
@@ -70,3 +73,48 @@ def test_a_damaged_database_is_a_fault_that_says_how_to_get_another(tmp_path: Pa
 def test_what_is_no_address_of_a_known_kind_is_the_users_error(address: str) -> None:
     with pytest.raises(UserError):
         check_address(address)
+
+
+def test_the_study_file_s_address_comes_before_mlflow_s_variable_and_that_before_the_store(tmp_path: Path) -> None:
+    environment = {VARIABLE: "http://variable"}
+    assert chosen_address("http://file", tmp_path, environment)[0] == "http://file"
+    assert chosen_address(None, tmp_path, environment) == ("http://variable", VARIABLE)
+    for empty in ({}, {VARIABLE: ""}):
+        assert chosen_address(None, tmp_path, empty) == (default_address(tmp_path), "the store")
+
+
+def study(**changes: object) -> StudyFile:
+    values = {"name": "s", "models": ["1m-clm-10"], "corpus": {"source": "x"}, "tokenizer": {"train_vocab_size": 300}}
+    return StudyFile.model_validate({**values, "recipe": {}, "space": "quickstart", **changes})
+
+
+def test_a_dead_mlflow_tracking_uri_is_refused_before_any_work_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ignored without a word."""
+    address = f"http://127.0.0.1:{closed_port()}"
+    monkeypatch.setenv(VARIABLE, address)
+    with pytest.raises(EnvironmentFault, match=rf"^{VARIABLE}: The MLflow server at {address} .*Unset {VARIABLE}"):
+        StudyTracking(study(), Place(tmp_path))
+    monkeypatch.setenv(VARIABLE, "databricks")
+    with pytest.raises(UserError, match=rf"^{VARIABLE}: unknown MLflow address 'databricks'"):
+        StudyTracking(study(), Place(tmp_path))
+    assert not any(tmp_path.iterdir())
+
+
+def test_mlflow_tracking_uri_is_used_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = f"sqlite:///{tmp_path / 'mine.db'}"
+    monkeypatch.setenv(VARIABLE, address)
+    with StudyTracking(study(), Place(tmp_path / "store")) as tracking:
+        assert tracking.elsewhere == address
+    assert f"MLflow: runs are written to {address} ({VARIABLE})" in " ".join(capfd.readouterr().err.split())
+    monkeypatch.delenv(VARIABLE)
+    with StudyTracking(study(), Place(tmp_path / "store")) as tracking:
+        assert tracking.elsewhere is None
+
+
+def test_a_password_is_not_shown() -> None:
+    assert without_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+    assert without_password("http://host:80/x") == "http://host:80/x"

@@ -1,0 +1,49 @@
+"""YAML files: what a reader would overlook is refused, with the file and the lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlmclm.configuration import read_yaml
+from mlmclm.errors import UserError
+from mlmclm.study_file import load_study
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "file.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\n\na: 3\n", "key 'a' is there twice, in lines 1 and 4; write one"),
+        ("a: 1\nb:\n  c: 1\n  d: {e: 1, f: 2, e: 1}\n", "key 'e' is there twice, in lines 4 and 4"),
+        ("- x: {1: a, '1': b}\n- 2: a\n  2: b\n", "key 2 is there twice, in lines 2 and 3"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_an_error_with_both_lines(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_keys_of_different_mappings_and_of_a_merge_may_be_the_same(tmp_path: Path) -> None:
+    text = "base: &base {a: 1, b: 2}\nown: {<<: *base, b: 3}\nlist: [{a: 1}, {a: 2}]\n"
+    assert read_yaml(written(tmp_path, text)) == {
+        "base": {"a": 1, "b": 2}, "own": {"a": 1, "b": 3}, "list": [{"a": 1}, {"a": 2}],
+    }  # fmt: skip
+
+
+def test_a_second_recipe_in_a_study_file_does_not_silently_drop_the_first(tmp_path: Path) -> None:
+    """README's snippet appended to the quickstart's file left the published recipe in place of the quickstart's."""
+    path = written(tmp_path, EXAMPLE.read_text(encoding="utf-8") + "\nrecipe:\n  compile: true\n")
+    with pytest.raises(UserError, match=r"file\.yaml: key 'recipe' is there twice, in lines \d+ and \d+"):
+        load_study(path)
+    assert load_study(EXAMPLE).recipe.block_length == 128
