@@ -82,6 +82,23 @@ def test_many_examples_are_exchanged_at_random_and_agree_with_scipy() -> None:
     assert scipy.stats.ttest_rel(*columns).pvalue == pytest.approx(ours.p, abs=0.03)
 
 
+def test_a_random_permutation_counts_as_one_with_what_was_seen_as_scipy_does() -> None:
+    """Phipson and Smyth (2010): (b + 1) / (m + 1), so that no p value is 0."""
+    chance = np.random.default_rng(8)
+    columns = [chance.normal(size, 0.05, 60) for size in (1.0, 0.0)]  # so far apart that no exchange is as extreme
+    for resamples in (19, 99, 500):
+        wanted = scipy.stats.permutation_test(
+            columns,
+            lambda x, y, axis: abs(np.mean(x - y, axis=axis)),
+            permutation_type="samples",
+            alternative="greater",
+            n_resamples=resamples,
+            rng=np.random.default_rng(9),
+        ).pvalue
+        ours = compare(*([kept({"f1": column})] for column in columns), metric="f1", resamples=resamples)
+        assert ours.p == wanted == 1 / (resamples + 1)
+
+
 def test_the_interval_of_a_mean_is_that_of_its_paired_differences() -> None:
     chance = np.random.default_rng(3)
     first, second = pair_of(4, 3000, chance)

@@ -299,3 +299,36 @@ def test_the_official_squad_v2_questions_load(shared_data: Path, tmp_path: Path)
     data = load("squad_v2", tmp_path)
     assert len(data.test) == 11873
     assert sum(not row["text"] for row in data.test["answers"].to_pylist()) == 5945
+
+
+ONTONOTES = {
+    "O": 0, "B-CARDINAL": 1, "B-DATE": 2, "I-DATE": 3, "B-PERSON": 4, "I-PERSON": 5, "B-NORP": 6, "B-GPE": 7, "I-GPE": 8,
+    "B-LAW": 9, "I-LAW": 10, "B-ORG": 11, "I-ORG": 12, "B-PERCENT": 13, "I-PERCENT": 14, "B-ORDINAL": 15, "B-MONEY": 16,
+    "I-MONEY": 17, "B-WORK_OF_ART": 18, "I-WORK_OF_ART": 19, "B-FAC": 20, "B-TIME": 21, "I-CARDINAL": 22, "B-LOC": 23,
+    "B-QUANTITY": 24, "I-QUANTITY": 25, "I-NORP": 26, "I-LOC": 27, "B-PRODUCT": 28, "I-TIME": 29, "B-EVENT": 30,
+    "I-EVENT": 31, "I-FAC": 32, "B-LANGUAGE": 33, "I-PRODUCT": 34, "I-ORDINAL": 35, "I-LANGUAGE": 36,
+}  # fmt: skip
+"""`label2id` of the data set's card and `dataset/label.json` (tner/ontonotes5), whose files hold numbers only."""
+PUBLISHED_LABELS = {
+    "ontonotes": ONTONOTES,
+    # eriktks/conll2003, the card's ner_tags.
+    "conll2003": {
+        "O": 0, "B-PER": 1, "I-PER": 2, "B-ORG": 3, "I-ORG": 4, "B-LOC": 5, "I-LOC": 6, "B-MISC": 7, "I-MISC": 8,
+    },
+    # nyu-mll/glue and stanfordnlp/sst2, the cards' class labels.
+    "sst2": {"negative": 0, "positive": 1},
+    "cola": {"unacceptable": 0, "acceptable": 1},
+    "mrpc": {"not_equivalent": 0, "equivalent": 1},
+    "qqp": {"not_duplicate": 0, "duplicate": 1},
+    "mnli": {"entailment": 0, "neutral": 1, "contradiction": 2},
+    "mnli_mm": {"entailment": 0, "neutral": 1, "contradiction": 2},
+    "qnli": {"entailment": 0, "not_entailment": 1},
+    "rte": {"entailment": 0, "not_entailment": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED_LABELS)
+def test_labels_have_the_numbers_of_the_published_data(name: str) -> None:
+    names = get_task(name).label_names
+    assert names is not None
+    assert {label: number for number, label in enumerate(names)} == PUBLISHED_LABELS[name]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mlmclm.tracking import views
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.connection import Connection
 from mlmclm.tracking.index import Entry, Index
@@ -72,6 +73,30 @@ def test_records_become_finished_runs_with_all_that_is_in_them(store: Path, tmp_
     assert (store / "mlflow" / "artifacts" / parent.info.run_id / "artifacts" / "tables" / "table.csv").exists()
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert [point.value for point in client(store).get_metric_history(child.info.run_id, "loss")] == [2.0, 1.0]
+
+
+def test_mlflow_finds_sweep_groups_cells_and_stages_by_their_kind_each_below_its_own(store: Path) -> None:
+    result = {
+        "model": "m", "task": "sst2", "key": "k", "weights": "w", "family": "sequence-classification", "metric": "accuracy",
+        "status": "ok", "learning_rate": 1e-3, "seed": 2, "engine": "1", "protocol": {}, "curve": [[1, 0.7]], "steps": 10,
+        "tokens": 1000, "examples": 320, "parameters": 5000, "diverged_step": None, "task_data": "t",
+        "scores": {"test": {"accuracy": 0.5}}, "cost": {"seconds": 2.0, "worker": "h/1", "finished": "2026-01-02T03:04:05+00:00"},
+    }  # fmt: skip
+    sweep = views.sweep_record("study", models=["m"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2])
+    group = views.group_record("study", "m", "sst2")
+    cell = views.cell_record("study", result)
+    stage = views.stage_record("study", stage="s", title="m clm 0-10", settings={}, rows=[])
+    export(store, sweep, group, cell, stage)
+    found = {}
+    experiment = client(store).get_experiment_by_name("study").experiment_id
+    for kind in ("sweep", "group", "cell", "pretraining"):
+        (run,) = client(store).search_runs([experiment], filter_string=f"tags.`mlmclm.kind` = '{kind}'")
+        found[kind] = run
+    names = {kind: run.info.run_name for kind, run in found.items()}
+    assert names == {"sweep": "sweep study", "group": "m sst2", "cell": "lr0.001 s2", "pretraining": "m clm 0-10"}
+    parents = {kind: run.data.tags.get("mlflow.parentRunId") for kind, run in found.items()}
+    ids = {kind: run.info.run_id for kind, run in found.items()}
+    assert parents == {"sweep": None, "group": ids["sweep"], "cell": ids["group"], "pretraining": None}
 
 
 def test_the_same_records_again_change_nothing(store: Path) -> None:
