@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mlmclm.claims import Claims
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, PydocsSource, Source, open_source
@@ -30,7 +31,7 @@ from mlmclm.corpora.tokenizer import (
 )
 from mlmclm.corpora.workers import Progress, silent, worker_count
 from mlmclm.errors import UserError
-from mlmclm.files import expanded, in_turn, stable_hash, write_json
+from mlmclm.files import expanded, stable_hash, write_json
 
 CORPUS_VERSION = 1
 """Part of every key: raise it when the blocks of the same text change."""
@@ -76,8 +77,11 @@ def prepare_corpus(
     if not place.complete():
         _tokenizer(tokenizer, corpus, place.source, place.origin, store, report)
         check_ids(place.tokenizer)
-        lock = store / "corpora" / f".{place.key}.lock"
-        with in_turn(lock, lambda: report("waiting for another process that prepares this corpus", 0, None)):
+
+        def waiting(other: str) -> None:
+            report(f"waiting for {other}, which prepares this corpus", 0, None)
+
+        with Claims(store).wait(lambda: [f"corpora-{place.key}"], waiting):
             if not place.complete():
                 with _encoder(corpus, place.tokenizer, count, session) as encoder:
                     _make(place, corpus, encoder, report)

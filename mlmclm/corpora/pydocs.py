@@ -107,7 +107,7 @@ def settle_pydocs(
         _extract(documents_folder(store, own), roots, workers, progress)
         return own
 
-    return settle(store, make, lambda: progress("waiting for another process that reads the documentation", 0, None))
+    return settle(store, make, lambda other: progress(f"waiting for {other}, which reads the documentation", 0, None))
 
 
 def prepare_pydocs(

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from mlmclm.claims import Claims
 from mlmclm.corpora.shelf import INDEX
 from mlmclm.errors import UserError
-from mlmclm.files import in_turn, read_json, whole_folder, write_json
+from mlmclm.files import read_json, whole_folder, write_json
 
 PYDOCS = "pydocs"
 _PREFIX = f"{PYDOCS}-"
@@ -51,15 +52,15 @@ def settled(store: Path) -> str | None:
     return text
 
 
-def settle(store: Path, make: Callable[[], str], waiting: Callable[[], None]) -> str:
+def settle(store: Path, make: Callable[[], str], waiting: Callable[[str], None]) -> str:
     """`settled`, after noting it in the store.
 
     Args:
         make: extracts the environment's documentation into the store and returns its fingerprint; called where nothing is settled.
-        waiting: called where another process is at it.
+        waiting: called with who is at it, where another process is.
     """
     if not pin_file(store).is_file():
-        with in_turn(store / "corpora" / f".{PYDOCS}.lock", waiting):
+        with Claims(store).wait(lambda: [f"corpora-{PYDOCS}"], waiting):
             if not pin_file(store).is_file():
                 _note(pin_file(store), settled(store) or make())
     known = settled(store)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.claims import make_once
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError
@@ -88,7 +89,8 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
         EnvironmentFault: the hub cannot be reached, or the disk is full.
     """
     folder = store / "tokenizers" / tokenizer_key(config, corpus_key)
-    if not folder.is_dir():
+
+    def make() -> None:
         if config.path is not None:
             tokenizer, named = _from_path(expanded(config.path))
         elif config.name is not None:
@@ -97,6 +99,8 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
             tokenizer, named = train(texts, config.train_vocab_size or 0), SpecialTokens()
         with whole_folder(folder) as temporary:
             save(tokenizer, named, temporary)
+
+    make_once(store, f"tokenizers-{folder.name}", "the tokenizer", there=folder.is_dir, make=make)
     return folder
 
 

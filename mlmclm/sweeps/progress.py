@@ -26,7 +26,7 @@ class SweepProgress:
         self._remaining = Counter(tasks)
         self._running: Counter[str] = Counter()
         self._reused = reused
-        self._done = self._failed = self._diverged = 0
+        self._done = self._failed = self._diverged = self._elsewhere = 0
         self._bar = Bar("fine-tuning", reused + self._remaining.total(), unit="cells") if visible else None
         self._stack = ExitStack()
 
@@ -67,6 +67,7 @@ class SweepProgress:
         self._remaining[task] -= 1
         self._done += 1
         self._failed += status == "failed"
+        self._elsewhere += status == "reused"
         self._diverged += status == "diverged"
         counter("mlmclm_cells_total").inc(tags={"status": status, "task": task})
         if seconds is not None:
@@ -86,7 +87,11 @@ class SweepProgress:
 
     def _note(self) -> str:
         seconds = time.monotonic() - self._started
-        counts = ((self._diverged, "diverged"), (self._failed, "failed"))
+        counts = (
+            (self._diverged, "diverged"),
+            (self._failed, "failed"),
+            (self._elsewhere, "computed by other processes"),
+        )
         rate = [f"{60 * self._done / seconds:.1f} cells/min"] if self._done and seconds > 0 else []
         return ", ".join(rate + [f"{count} {word}" for count, word in counts if count])
 

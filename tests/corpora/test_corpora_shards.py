@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 from small_corpora import BPE, LIMITS, SMALL, build, stream
 
+from mlmclm.claims import Claims
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.prepare import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared import PreparedCorpus, open_corpus, verify
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import in_turn
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -315,11 +315,11 @@ def test_two_preparations_at_once_take_turns(lines: Path, tmp_path: Path) -> Non
             )
         )
 
-    with in_turn(tmp_path / "corpora" / f".{build(lines, tmp_path / 'key').key}.lock"):
+    with Claims(tmp_path).attempt([f"corpora-{build(lines, tmp_path / 'key').key}"]):
         thread = threading.Thread(target=run)
         thread.start()
         deadline = time.monotonic() + 60
-        while not any("waiting for another process" in what for what in said):
+        while not any("waiting for process" in what for what in said):
             assert time.monotonic() < deadline and thread.is_alive()
             time.sleep(0.01)
         assert "tokenising" not in said

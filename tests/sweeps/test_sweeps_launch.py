@@ -227,6 +227,10 @@ def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_
     assert outcome.results[0]["cost"]["worker"] == "another sweep"
     assert announced[-1]["key"] == cell_key(shared)
     assert "a-sst2-0" not in starts(tmp_path)
+    said = capfd.readouterr().err
+    assert said.count("waiting for cells that process ") == 1
+    assert "fine-tuning: 6/6 cells" in said
+    assert "1 computed by other processes" in said
     assert list((tmp_path / "claims").iterdir()) == []
 
 
