@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -58,7 +59,10 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[st
         raise UserError(
             f"{store}: no MLflow records there yet; run a study with this store, or write those of one that has run with `mlmclm report STUDY.yaml --export`."
         )
-    reason = own_fault(database)
+    try:
+        reason = own_fault(database)
+    except sqlite3.Error as error:
+        raise EnvironmentFault(f"{database}: cannot be read ({error}).") from error
     if reason is not None:
         raise EnvironmentFault(
             f"{database}: MLflow cannot use this database ({reason}). It is only a view of the store: `mlmclm report STUDY.yaml --export` "
