@@ -97,7 +97,9 @@ def _train(
     """`run_stage` for a caller that has the stage's claims."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
+
+    from mlmclm.pretraining.rendezvous import closed
 
     start, wanted = missing_states(stage, store, fingerprint)
     if not wanted:
@@ -132,7 +134,7 @@ def _train(
     trainer = TorchTrainer(
         run_in_worker,
         train_loop_config={"job": job},
-        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        torch_config=closed("nccl" if use_gpu else "gloo", folder / "rendezvous"),
         scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=use_gpu, resources_per_worker={"GPU": 1} if use_gpu else {"CPU": 1}),
         run_config=RunConfig(
             name=_attempt(folder, stage.title),

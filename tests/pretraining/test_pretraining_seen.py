@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
+from listening import is_loopback, watched
 from mlmclm.cli.main import main
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.pipeline import Place, Prepared, prepare, pretrain
@@ -41,6 +43,25 @@ def made(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(load_study(study), Place(tmp_path_factory.mktemp("store"), study.parent / "data"))
 
 
+@pytest.fixture(scope="module")
+def trained(made: Prepared, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Trains the model; `listening` has the addresses of each process meanwhile, `rendezvous` the modes of the folder."""
+    from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.service.ray_cluster import ray_session
+
+    modes: set[int] = set()
+
+    def look() -> None:
+        for file in made.place.store.glob("runs/*/rendezvous/*"):
+            with suppress(FileNotFoundError):
+                modes.add(file.parent.stat().st_mode & 0o777)
+
+    prepare_environment()
+    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2), watched(look) as listening:
+        pretrain(made)
+    return SimpleNamespace(listening=listening, rendezvous=modes)
+
+
 def order(made: Prepared, study: Path, *words: str | Path) -> None:
     """Runs `mlmclm data order`, which has to end well."""
     with pytest.raises(SystemExit) as ended:
@@ -58,17 +79,22 @@ def exported(made: Prepared, study: Path, path: Path) -> list[dict[str, Any]]:
     return parquet.read_table(path).to_pylist()
 
 
-def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(study: Path, made: Prepared, tmp_path: Path) -> None:
+def test_while_a_stage_runs_no_process_listens_to_others(trained: SimpleNamespace) -> None:
+    assert any("RayTrainWorker" in title for title in trained.listening)
+    assert {
+        title: addresses for title, addresses in trained.listening.items() if not all(map(is_loopback, addresses))
+    } == {}
+    assert trained.rendezvous == {0o700}
+
+
+def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
+    study: Path, made: Prepared, trained: SimpleNamespace, tmp_path: Path
+) -> None:
     import torch
 
     from mlmclm.models.build import build, load_tokenizer, model_config
-    from mlmclm.pretraining.launch import prepare_environment
     from mlmclm.pretraining.objectives import Labelling
-    from mlmclm.service.ray_cluster import ray_session
 
-    prepare_environment()
-    with ray_session(tmp_path / "ray", num_cpus=2):
-        pretrain(made)
     rows = exported(made, study, tmp_path / "order.parquet")
     assert [(row["step"], row["row"]) for row in rows] == [(step, row) for step in (0, 1) for row in range(8)]
     target = made.plan.targets[0]
