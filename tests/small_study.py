@@ -33,7 +33,7 @@ def write_study(folder: Path, **changes: object) -> Path:
         "name": "small",
         "models": ["1m-untrained", "1m-clm-30", "1m-clm-10-mlm40-30"],
         "baseline": "1m-untrained",
-        "corpus": {"source": "prose", "validation_fraction": 0.1},
+        "corpus": {"source": "prose", "text_documents": "paragraph", "validation_fraction": 0.1},
         "tokenizer": {"train_vocab_size": 400},
         "recipe": {
             "block_length": 32, "batch": 8, "peak_learning_rate": 3e-3, "warmup_steps": 4, "decay_steps": 6,

@@ -91,7 +91,7 @@ def data(
     for key, value in corpus.items():
         if isinstance(value, dict):
             table.add_row(key, ", ".join(f"{count:,} {name}" for name, count in value.items()))
-        elif not isinstance(value, list):
+        elif value is not None and not isinstance(value, list):
             table.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
     output.print(table)
     for text in corpus.get("examples", []):

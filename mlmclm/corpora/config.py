@@ -16,7 +16,7 @@ class CorpusConfig(Frozen):
     """Which text to read, and how much of it.
 
     `source` is `pydocs` (the documentation of this Python environment), a local file or folder (Parquet, JSON, JSON
-    lines or text; looked up beside the study file, as given and under the data root), or the name of a Hugging Face data set.
+    lines or text: .txt and .md; looked up beside the study file, as given and under the data root), or the name of a Hugging Face data set.
     """
 
     source: str = Field(min_length=1)
@@ -27,6 +27,9 @@ class CorpusConfig(Frozen):
     """The split of the validation blocks. Absent: the source's own validation part where it has one (`pydocs`, or a
     folder with validation files), else a share of the documents of `split`."""
     text_column: str = "text"
+    text_documents: Literal["file", "paragraph"] = "file"
+    """What a document of text files (.txt, .md) is: the file, or each of its paragraphs, which empty lines divide. Paragraphs of
+    one file can be on both sides of the division into training and validation text, and no context is longer than they are."""
     streaming: bool = False
     """Take documents in the order of the stream instead of choosing them by hash; nothing is downloaded whole."""
     validation_fraction: float = Field(default=0.01, gt=0.0, lt=1.0)
@@ -51,8 +54,8 @@ class CorpusConfig(Frozen):
     """Share of unknown tokens, and of documents without any token, above which the tokenizer doesn't fit the text."""
 
     def identity(self) -> dict[str, object]:
-        """All that can change a token of the blocks, but for where the text lies."""
-        return self.model_dump(exclude={"source", *PLACEMENT})
+        """All that can change a token of the blocks, but for where the text lies and what the source's fingerprint holds."""
+        return self.model_dump(exclude={"source", "text_documents", *PLACEMENT})
 
     @model_validator(mode="after")
     def _cache_of_an_address(self) -> Self:

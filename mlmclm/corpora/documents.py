@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +12,19 @@ from typing import Any, Protocol
 from mlmclm.corpora import pydocs
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.pydocs_pin import PYDOCS, settled
-from mlmclm.corpora.reading import SUFFIXES, check_column, read_documents, text_of
+from mlmclm.corpora.reading import SUFFIXES, TABLES, TEXT, check_column, read_documents, text_of
 from mlmclm.corpora.workers import Progress, silent
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import first_there, hash_file, places_of, read_json, stable_hash, write_json
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
+_SPLITS = ("train", "test", *_VALIDATION_NAMES)
+LONGEST_DOCUMENT = 16 << 20
+"""Bytes of a text file that is one document: tokenising takes about 120 times its size of memory in one process, measured."""
+PIECE_BYTES = 4 << 20
+"""Text files that are read by one task of a cluster."""
+SHOWN_FILES = 5
+"""Of those left out, how many are named."""
 
 
 TRAIN, VALIDATION = "train", "validation"
@@ -40,6 +48,9 @@ class Source(Protocol):
 
     def pieces(self, part: str) -> Sequence[Piece] | None:
         """What `train` or `validation` reads, in pieces that can be read alone, on this machine; None as `validation`."""
+
+    def left_out(self) -> str:
+        """What there is beside the documents and is not read, for people; empty for nothing."""
 
 
 def open_source(
@@ -102,6 +113,10 @@ class PydocsSource:
         """One for each part: they are small."""
         return [self.train if part == TRAIN else self.validation]
 
+    def left_out(self) -> str:
+        """Nothing."""
+        return ""
+
     def __reduce__(self) -> tuple[type[PydocsSource], tuple[Path, int, Progress]]:
         """Elsewhere, what it extracted here is read."""
         return PydocsSource, (self.store, 1, silent)
@@ -110,41 +125,45 @@ class PydocsSource:
 class FileSource:
     """A local file, or the files of a folder: those of a split start with its name, or lie in a folder of its name.
 
-    Parquet and JSON files have a column of text; in a text file, empty lines stand between documents.
+    Parquet and JSON files have a column of text. A text file is one document, or one a paragraph (`text_documents`). Markdown beside
+    Parquet or JSON files is about them, and no part of the text.
     """
 
     def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
         """Finds the files.
 
         Raises:
-            UserError: there are none, or none of the split.
+            UserError: there are none, or none of the split, or a text file is too long for one document.
         """
         self._path, self._column, self._store = path, config.text_column, store
-        if path.is_file():
-            if path.suffix not in SUFFIXES:
-                raise UserError(f"{path}: not a kind of file that can be read. Allowed: {', '.join(SUFFIXES)}.")
-            files = [path]
-        else:
-            files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        self._paragraphs = config.text_documents == "paragraph"
+        if path.is_file() and path.suffix not in SUFFIXES:
+            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {', '.join(SUFFIXES)}.")
+        there = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        tables = any(file.suffix in TABLES for file in there)
+        kinds = [suffix for suffix in SUFFIXES if not (tables and suffix == ".md")]
+        files = [file for file in there if file.suffix in kinds]
         if not files:
             raise UserError(f"{path}: there is no file of text in this folder. Allowed: {', '.join(SUFFIXES)}.")
-        parts = {file: _part_of(file, path) for file in files}
+        parts = {file: self._part_of(file) for file in files}
         self._train = self._of_split(config.split, parts)
         if config.validation_split is not None:
             self._validation = self._of_split(config.validation_split, parts)
         else:
-            names = [name for name in _VALIDATION_NAMES if name != config.split]
-            self._validation = [file for file, part in parts.items() if part.startswith(tuple(names))]
+            names = tuple(name for name in _VALIDATION_NAMES if name != config.split)
+            self._validation = [file for file, part in parts.items() if self._begins(file, part, names)]
             self._validation = [file for file in self._validation if file not in self._train]
+        self._check_lengths()
+        read = {*self._train, *self._validation}
+        self._left_out = _named([file.relative_to(path) for file in there if file not in read])
 
     def _of_split(self, split: str, parts: dict[Path, str]) -> list[Path]:
         """The files of a split; all files where none is named after any split and the training split is asked for."""
-        named = [file for file, part in parts.items() if part.startswith(split)]
-        others = ("train", "test", *_VALIDATION_NAMES)
+        named = [file for file, part in parts.items() if self._begins(file, part, (split,))]
         if (
             not named
             and split == "train"
-            and (len(parts) == 1 or not any(part.startswith(others) for part in parts.values()))
+            and (len(parts) == 1 or not any(self._begins(file, part, _SPLITS) for file, part in parts.items()))
         ):
             named = list(parts)
         if not named:
@@ -153,6 +172,38 @@ class FileSource:
                 f"{self._path}: no file of split {split!r} (a name that starts with it). There are: {found}."
             )
         return named
+
+    def _part_of(self, file: Path) -> str:
+        """What decides a file's split: its name, or the folder directly under the root."""
+        if file == self._path:
+            return file.name
+        first = file.relative_to(self._path).parts[0]
+        by_folder = self._begins(file, first, _SPLITS) and not self._begins(file, file.name, _SPLITS)
+        return first if by_folder else file.name
+
+    def _begins(self, file: Path, name: str, splits: tuple[str, ...]) -> bool:
+        """Whether a file's name, or its folder's, is that of one of these splits.
+
+        A file that is a document has a title: `testing.md` is no test split and `valley.txt` none of validation.
+        """
+        if self._paragraphs or file.suffix not in TEXT:
+            return name.startswith(splits)
+        return any(name.startswith(split) and not name[len(split) :][:1].isalpha() for split in splits)
+
+    def _check_lengths(self) -> None:
+        """Raises UserError for a text file that is too long for one document."""
+        for file in [*self._train, *self._validation] if not self._paragraphs else []:
+            size = file.stat().st_size
+            if file.suffix in TEXT and size > LONGEST_DOCUMENT:
+                raise UserError(
+                    f"{file}: {size / 2**20:,.0f} MiB are too long for one document, which is read and tokenised as a whole (at most "
+                    f"{LONGEST_DOCUMENT >> 20} MiB). Write 'text_documents: paragraph' under corpus in the study file: each paragraph is a document "
+                    "then, and the file is read bit by bit. Or divide it into a file for each document."
+                )
+
+    def left_out(self) -> str:
+        """How many files of the folder are not read, and the first of them; empty where there are none. Hidden ones don't count."""
+        return self._left_out
 
     def fingerprint(self) -> str:
         """Of the files' content; a hash is taken again only when size or time of a file has changed."""
@@ -170,7 +221,8 @@ class FileSource:
                 parts.append([kind, file.suffix, stat.st_size, entry[1]])
         if changed:
             write_json(known_path, known)
-        return stable_hash([self._column, parts])[:16]
+        whole = not self._paragraphs and any(file.suffix in TEXT for file in [*self._train, *self._validation])
+        return stable_hash([self._column, parts, *(["file"] if whole else [])])[:16]
 
     def train(self) -> Iterator[str]:
         """The documents of the split's files."""
@@ -181,14 +233,22 @@ class FileSource:
         return self._read(self._validation) if self._validation else None
 
     def pieces(self, part: str) -> Sequence[Piece] | None:
-        """One a file."""
-        files = self._train if part == TRAIN else self._validation
-        return [partial(self._read, [file]) for file in files] or None
+        """One a file; of files that are one document each, some MiB."""
+        groups: list[list[Path]] = []
+        room = 0.0
+        for file in self._train if part == TRAIN else self._validation:
+            size = file.stat().st_size if file.suffix in TEXT and not self._paragraphs else math.inf
+            if size > room:
+                groups.append([])
+                room = PIECE_BYTES
+            groups[-1].append(file)
+            room -= size
+        return [partial(self._read, group) for group in groups] or None
 
     def _read(self, files: Sequence[Path]) -> Iterator[str]:
         """The documents of files, in the order of their paths."""
         for file in files:
-            yield from read_documents(file, self._column)
+            yield from read_documents(file, self._column, paragraphs=self._paragraphs)
 
 
 class HubSource:
@@ -225,6 +285,10 @@ class HubSource:
         """One: the library reads a split from its beginning."""
         split = self._config.split if part == TRAIN else self._config.validation_split
         return None if split is None else [partial(self._read, split)]
+
+    def left_out(self) -> str:
+        """Nothing."""
+        return ""
 
     def _read(self, split: str) -> Iterator[str]:
         """The texts of a split."""
@@ -280,10 +344,8 @@ def _looks_like_a_path(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or Path(source).suffix in SUFFIXES
 
 
-def _part_of(file: Path, root: Path) -> str:
-    """What decides a file's split: its name, or the folder directly under the root."""
-    if file == root:
-        return file.name
-    first = file.relative_to(root).parts[0]
-    splits = ("train", "test", *_VALIDATION_NAMES)
-    return file.name if file.name.startswith(splits) or not first.startswith(splits) else first
+def _named(files: Sequence[Path]) -> str:
+    """The number of files that are not hidden, and the first of them."""
+    shown = [str(file) for file in files if not any(part.startswith(".") for part in file.parts)]
+    more = f" and {len(shown) - SHOWN_FILES:,} more" if len(shown) > SHOWN_FILES else ""
+    return f"{len(shown):,} ({', '.join(shown[:SHOWN_FILES])}{more})" if shown else ""

@@ -18,14 +18,19 @@ CHARACTERS_A_TOKEN = 8
 
 
 def fill(
-    writers: Mapping[str, ShardWriter], corpus: CorpusConfig, source: Source, encoder: Encoder, report: Progress
+    writers: Mapping[str, ShardWriter],
+    corpus: CorpusConfig,
+    source: Source,
+    below: int | None,
+    encoder: Encoder,
+    report: Progress,
 ) -> None:
-    """Tokenises and packs documents until all writers are full or there are no more documents."""
+    """Tokenises and packs documents until all writers are full or there are no more documents; `below` as in `streams`."""
     characters_a_token: float = CHARACTERS_A_TOKEN
     wanted = set(writers)
     while wanted:
         short: set[str] = set()
-        for stream in streams(corpus, source, characters_a_token):
+        for stream in streams(corpus, source, below, characters_a_token):
             own = {part: writers[part] for part in stream.parts if part in wanted}
             if not all(writer.full for writer in own.values()):
                 short |= _run(stream, own, corpus, encoder, report)
@@ -57,16 +62,17 @@ def _run(
 def _add(encoded: Encoded, writers: Mapping[str, ShardWriter], short: set[str]) -> bool:
     """Packs a batch of a stream; returns whether no more of the stream is wanted, and adds to `short` what it left out.
 
-    A stream of both parts ends with the first training document that is not wanted: the validation part's limit is an
-    upper bound only.
+    A stream of both parts ends with the first training document that is not wanted, but not before the validation part
+    has a block: its limit is an upper bound only.
     """
+    validation = writers.get(VALIDATION)
     for place, training, tokens, size, unknown in encoded.documents():
         part = TRAIN if training else VALIDATION
         if place.number == MORE:
             short.add(part)
         elif not writers[part].full:
             writers[part].add(place, tokens, size=size, unknown=unknown)
-        elif training:
+        elif training and (validation is None or validation.blocks or validation.full):
             return True
     return all(writer.full for writer in writers.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy as np
 from mlmclm.claims import Claims
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.dividing import divide_source, no_text, too_little
 from mlmclm.corpora.documents import TRAIN, VALIDATION, PydocsSource, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill
 from mlmclm.corpora.packing import Record, ShardWriter, record_file
-from mlmclm.corpora.prepared import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index
+from mlmclm.corpora.prepared import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index, summary
 from mlmclm.corpora.selection import head, held_out, sample
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
 from mlmclm.corpora.tokenising import Encoder, Vocabulary, local_encoder, plain
@@ -32,6 +33,7 @@ from mlmclm.corpora.tokenizer import (
 from mlmclm.corpora.workers import Progress, silent, worker_count
 from mlmclm.errors import UserError
 from mlmclm.files import expanded, stable_hash, write_json
+from mlmclm.progress import say
 
 CORPUS_VERSION = 1
 """Part of every key: raise it when the blocks of the same text change."""
@@ -74,8 +76,12 @@ def prepare_corpus(
     if isinstance(place.source, PydocsSource) and place.source.settle() != place.origin:
         # Another process, with other packages, was the first to use pydocs in this store.
         place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
+    new = read_index(place.shelf) is None
     if not place.complete():
-        _tokenizer(tokenizer, corpus, place.source, place.origin, store, report)
+        byte_level = tokenizer.train_vocab_size is not None
+        below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=report)
+        place = replace(place, below=below)
+        _tokenizer(tokenizer, corpus, place, store, report)
         check_ids(place.tokenizer)
 
         def waiting(other: str) -> None:
@@ -85,9 +91,11 @@ def prepare_corpus(
             if not place.complete():
                 with _encoder(corpus, place.tokenizer, count, session) as encoder:
                     _make(place, corpus, encoder, report)
-    index = read_index(place.shelf)
-    assert index is not None
-    return open_prepared(place.key, place.shelf, index, store)
+    prepared = _open(place, store)
+    assert prepared is not None
+    if new:
+        say(summary(prepared))
+    return prepared
 
 
 def find_corpus(
@@ -106,10 +114,15 @@ def find_corpus(
         damaged: also where the work is to make lost shards again.
     """
     place = _locate(corpus, tokenizer, block_length, store, data_root, beside, 1, silent)
+    return _open(place, store) if damaged or place.complete() else None
+
+
+def _open(place: _Place, store: Path) -> PreparedCorpus | None:
+    """A finished corpus where it is there."""
     index = read_index(place.shelf)
-    if index is None or not (damaged or place.complete()):
+    if index is None:
         return None
-    return open_prepared(place.key, place.shelf, index, store)
+    return replace(open_prepared(place.key, place.shelf, index, store), left_out=place.source.left_out())
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,8 @@ class _Place:
     shelf: Shelf
     tokenizer: Path
     block_length: int
+    below: int | None = None
+    """The hash below which a document is held out, where the source is divided so; known when there is something to make."""
 
     def complete(self) -> bool:
         """Whether tokenizer and shards are there; looks at the shards' sizes."""
@@ -166,13 +181,11 @@ def _text_key(corpus: CorpusConfig, origin: str) -> str:
     return stable_hash([origin, corpus.validation_split, corpus.validation_fraction, corpus.streaming, corpus.seed])
 
 
-def _tokenizer(
-    config: TokenizerConfig, corpus: CorpusConfig, source: Source, origin: str, store: Path, report: Progress
-) -> None:
+def _tokenizer(config: TokenizerConfig, corpus: CorpusConfig, place: _Place, store: Path, report: Progress) -> None:
     """Makes the tokenizer, trained on a fixed sample of the training text where it is to be trained."""
 
     def texts() -> Iterator[str]:
-        training = _training(corpus, source)
+        training = _training(corpus, place)
         if corpus.streaming:
             chosen = list(head(training, characters=TRAINING_CHARACTERS))
         else:
@@ -180,19 +193,18 @@ def _tokenizer(
                 training, characters=TRAINING_CHARACTERS, documents=None, purpose="tokenizer", seed=corpus.seed
             )
         if not chosen:
-            raise _no_text(corpus)
+            raise no_text(corpus)
         report("training the tokenizer", 0, None)
         yield from map(plain, chosen)
 
-    prepare_tokenizer(config, store=store, corpus_key=_text_key(corpus, origin), texts=texts())
+    prepare_tokenizer(config, store=store, corpus_key=_text_key(corpus, place.origin), texts=texts())
     report("tokenizer ready", 1, 1)
 
 
-def _training(corpus: CorpusConfig, source: Source) -> Iterator[str]:
+def _training(corpus: CorpusConfig, place: _Place) -> Iterator[str]:
     """The documents to train on, in the source's order, the empty ones left out."""
-    own = source.validation() is not None
-    for text in source.train():
-        if text.strip() and (own or not held_out(text, fraction=corpus.validation_fraction, seed=corpus.seed)):
+    for text in place.source.train():
+        if text.strip() and (place.below is None or not held_out(text, below=place.below, seed=corpus.seed)):
             yield text
 
 
@@ -257,7 +269,7 @@ def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
         }
         for writer in writers.values():
             stack.enter_context(writer)
-        fill(writers, corpus, place.source, encoder, report)
+        fill(writers, corpus, place.source, place.below, encoder, report)
         for writer in writers.values():
             _check_size(writer, corpus, place)
             check_fit(writer, corpus)
@@ -320,7 +332,14 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
                 max_blocks=sum(known.shard.blocks for known in records[: number + 1]),
                 finished=records[:number],
             ) as writer:
-                fill({part: writer}, corpus, place.source, encoder, lambda *_, title=title: report(title, 0, None))
+                fill(
+                    {part: writer},
+                    corpus,
+                    place.source,
+                    place.below,
+                    encoder,
+                    lambda *_, title=title: report(title, 0, None),
+                )
                 writer.finish()
             shelf.remove(record_file(part, number))
             if writer.records[number:] != [record]:
@@ -337,20 +356,5 @@ def _check_size(writer: ShardWriter, corpus: CorpusConfig, place: _Place) -> Non
         return
     place.shelf.clear()
     if writer.part == TRAIN and not writer.counts.documents:
-        raise _no_text(corpus)
-    found = (
-        f"corpus source {corpus.source!r}: the {writer.part} part has {writer.counts.encoded_tokens} tokens, fewer than one block of "
-        f"{place.block_length}."
-    )
-    if writer.part == TRAIN:
-        raise UserError(f"{found} Choose a shorter block, more text, or a larger max_tokens or max_documents.")
-    raise UserError(
-        f"{found} Raise validation_fraction (now {corpus.validation_fraction:g}) or max_validation_tokens, or name a "
-        "validation_split."
-    )
-
-
-def _no_text(corpus: CorpusConfig) -> UserError:
-    return UserError(
-        f"corpus source {corpus.source!r}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r})."
-    )
+        raise no_text(corpus)
+    raise too_little(corpus, writer.part, f"{writer.counts.encoded_tokens:,} tokens", place.block_length)

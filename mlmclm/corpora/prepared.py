@@ -12,10 +12,13 @@ from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION
 from mlmclm.corpora.shelf import INDEX, Shelf
-from mlmclm.corpora.tokenizer import load_tokenizer
+from mlmclm.corpora.tokenizer import load_tokenizer, special_ids
 from mlmclm.corpora.workers import Progress, silent
 from mlmclm.errors import UserError
 from mlmclm.files import read_json
+
+SAMPLED_TOKENS = 8_000_000
+"""Tokens that are read to say how long documents are."""
 
 ELSEWHERE = "shelf.json"
 """In a corpus's folder in the store: where its shards are, if not there."""
@@ -40,6 +43,8 @@ class PreparedCorpus:
     """Tokens in the training blocks, EOS included."""
     vocabulary: int
     """Tokens of the tokenizer, special ones included: ids are below it."""
+    left_out: str = ""
+    """Files beside those of the source that were not read, for people; empty for none, and where the source was not looked at."""
 
 
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
@@ -94,10 +99,38 @@ def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
         "block_length": prepared.block_length,
         "bytes_per_token": round(index["train"]["bytes"] / index["train"]["encoded_tokens"], 3),
         "shards": len(prepared.train.shards) + len(prepared.validation.shards),
+        "median_document_tokens": median_length(prepared),
+        **({"files_left_out": prepared.left_out} if prepared.left_out else {}),
         "train": {name: index["train"][name] for name in ("documents", "tokens", "blocks")},
         "validation": {name: index["validation"][name] for name in ("documents", "tokens", "blocks")},
         "examples": [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in beginnings],
     }
+
+
+def median_length(prepared: PreparedCorpus) -> int | None:
+    """Median length of some training documents, in tokens without EOS; None where not one of them is whole.
+
+    They are those of the first `SAMPLED_TOKENS` of the first shard that this node has, or the first of all.
+    """
+    shards, shelf = prepared.train.shards, prepared.train.shelf
+    number = next((number for number, shard in enumerate(shards) if (shelf.local / shard.file).is_file()), 0)
+    first = sum(shard.blocks for shard in shards[:number])
+    blocks = min(shards[number].blocks, max(1, SAMPLED_TOKENS // prepared.block_length))
+    tokens = prepared.train.take(np.arange(first, first + blocks, dtype=np.int64)).ravel()
+    ends = np.flatnonzero(tokens == special_ids(prepared.tokenizer)["eos"])
+    # A later shard begins within a document.
+    lengths = np.diff(ends) if number else np.diff(ends, prepend=-1)
+    return int(np.median(lengths - 1)) if len(lengths) else None
+
+
+def summary(prepared: PreparedCorpus) -> str:
+    """One line of how many documents there are, how long they are, and what was left out."""
+    index = read_index(prepared.train.shelf) or {}
+    train, validation = (f"{index[part]['documents']:,}" for part in (TRAIN, VALIDATION))
+    median = median_length(prepared)
+    length = "longer than what was looked at" if median is None else f"median length {median:,} tokens"
+    left_out = f"; files left out: {prepared.left_out}" if prepared.left_out else ""
+    return f"corpus {index['corpus']['source']}: {train} documents, {length}; {validation} for validation{left_out}"
 
 
 def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[str, str]:

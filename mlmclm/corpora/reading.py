@@ -10,14 +10,16 @@ from typing import Any, NoReturn
 
 from mlmclm.errors import UserError
 
-SUFFIXES = (".parquet", ".jsonl", ".json", ".txt")
+TABLES, TEXT = (".parquet", ".jsonl", ".json"), (".txt", ".md")
+SUFFIXES = TABLES + TEXT
 
 
-def read_documents(path: Path, column: str) -> Iterator[str]:
+def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str]:
     """The documents of a file, in order; empty ones included.
 
     Args:
         column: the column of text, where the file has columns.
+        paragraphs: whether a document of a text file is a paragraph, in place of the file.
 
     Raises:
         UserError: the file is not what its suffix says, cannot be read, or lacks the column.
@@ -26,10 +28,14 @@ def read_documents(path: Path, column: str) -> Iterator[str]:
         ".parquet": _read_parquet,
         ".jsonl": _read_json_lines,
         ".json": _read_json,
-        ".txt": _read_text,
     }
     try:
-        yield from readers[path.suffix](path, column)
+        if path.suffix in readers:
+            yield from readers[path.suffix](path, column)
+        elif paragraphs:
+            yield from _read_paragraphs(path)
+        else:
+            yield path.read_text(encoding="utf-8-sig").rstrip("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
     except PermissionError as error:
@@ -110,8 +116,8 @@ def _refuse(row: Any, where: str, column: str) -> NoReturn:
     raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
 
 
-def _read_text(path: Path, column: str) -> Iterator[str]:
-    """The documents of a text file: what stands between empty lines. There are no columns."""
+def _read_paragraphs(path: Path) -> Iterator[str]:
+    """What stands between the empty lines of a text file; it is never whole in memory."""
     lines: list[str] = []
     with path.open(encoding="utf-8") as file:
         for line in file:

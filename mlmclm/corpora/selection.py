@@ -3,14 +3,76 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from mlmclm.corpora.hashing import text_hash
 
+_VALIDATION = "validation"
+"""Purpose of the hash that divides documents."""
 
-def held_out(text: str, *, fraction: float, seed: int) -> bool:
-    """Whether a document is held out for validation: copies of a text are never on both sides."""
-    return text_hash(text, purpose="validation", seed=seed) < fraction * 2.0**64
+
+def held_out(text: str, *, below: int, seed: int) -> bool:
+    """Whether a document is held out for validation: copies of a text are never on both sides.
+
+    Args:
+        below: the first hash that is not (`share`, `divide`).
+    """
+    return text_hash(text, purpose=_VALIDATION, seed=seed) < below
+
+
+def share(fraction: float) -> int:
+    """The hash below which this fraction of all texts lies."""
+    return math.ceil(fraction * 2.0**64)
+
+
+class Division(NamedTuple):
+    """Where documents are divided into validation text and training text, and what is known of both sides."""
+
+    below: int
+    """Documents with a smaller hash are held out."""
+    held: int
+    """UTF-8 bytes of the documents that are held out, and one more each for EOS; a lower bound where the pass ended early."""
+    training: int
+    """The same of the other documents."""
+    several: bool
+    """Whether there are two documents at least, copies not counted."""
+
+
+def divide(texts: Iterable[str], *, fraction: float, seed: int, enough: int) -> Division:
+    """A `fraction` of all texts is held out, and where that is none, the text with the smallest hash.
+
+    One pass, which ends as soon as both sides have `enough` bytes.
+    """
+    below = share(fraction)
+    held = training = of_smallest = 0
+    smallest: int | None = None
+    first: str | None = None
+    several = False
+    for text in texts:
+        if not text.strip():
+            continue
+        first = text if first is None else first
+        several = several or text != first
+        key, size = text_hash(text, purpose=_VALIDATION, seed=seed), text_bytes(text)
+        if key < below:
+            held += size
+        else:
+            training += size
+            if smallest is None or key < smallest:
+                smallest, of_smallest = key, 0
+            of_smallest += size * (key == smallest)
+        if held >= enough and training >= enough:
+            break
+    if held or smallest is None:
+        return Division(below, held, training, several)
+    return Division(smallest + 1, of_smallest, training - of_smallest, several)
+
+
+def text_bytes(text: str) -> int:
+    """UTF-8 bytes of a document, and one more for its EOS: byte-level tokens are no more."""
+    return len(text.encode("utf-8", "replace")) + 1
 
 
 def sample(

@@ -30,8 +30,8 @@ class Stream:
     parts: tuple[str, ...]
     pieces: tuple[Piece, ...]
     corpus: CorpusConfig
-    mixed: bool
-    """Whether the pieces hold both parts, and a hash of the text says which a document belongs to."""
+    below: int | None
+    """Where the pieces hold both parts: the hash of the text below which a document is one of validation."""
     characters: int | None = None
     documents: int | None = None
     """If one of these is given: the documents with the smallest hashes, as many as fit, in the order of their hashes."""
@@ -59,9 +59,8 @@ class Stream:
         for position, text in enumerate(self.pieces[number]()):
             if text.strip():
                 part = self.parts[0]
-                if self.mixed:
-                    out = held_out(text, fraction=self.corpus.validation_fraction, seed=self.corpus.seed)
-                    part = VALIDATION if out else TRAIN
+                if self.below is not None:
+                    part = VALIDATION if held_out(text, below=self.below, seed=self.corpus.seed) else TRAIN
                 if part in self.parts:
                     yield Document(Place(number, position), part, text)
 
@@ -77,24 +76,25 @@ class Stream:
             yield Document(Place(0, MORE), part, "")
 
 
-def streams(corpus: CorpusConfig, source: Source, characters_a_token: float) -> list[Stream]:
+def streams(corpus: CorpusConfig, source: Source, below: int | None, characters_a_token: float) -> list[Stream]:
     """The streams that a corpus is made from.
 
     Args:
+        below: the hash below which a document is held out; None where the source has validation documents of its own.
         characters_a_token: text to choose for each token that is wanted; what turns out short is chosen again with more.
     """
     training = tuple(source.pieces(TRAIN) or ())
-    own = source.pieces(VALIDATION)
-    if corpus.streaming and own is None:
-        return [Stream((TRAIN, VALIDATION), training, corpus, mixed=True)]
+    own = tuple(source.pieces(VALIDATION) or ())
+    if corpus.streaming and below is not None:
+        return [Stream((TRAIN, VALIDATION), training, corpus, below)]
     found = []
     for part, tokens, documents in (
         (TRAIN, corpus.max_tokens, corpus.max_documents),
         (VALIDATION, corpus.max_validation_tokens, None),
     ):
-        pieces = training if part == TRAIN or own is None else tuple(own)
+        pieces = training if part == TRAIN or below is not None else own
         if corpus.streaming:
             tokens = documents = None
         characters = None if tokens is None else int(tokens * characters_a_token)
-        found.append(Stream((part,), pieces, corpus, own is None, characters, documents))
+        found.append(Stream((part,), pieces, corpus, below, characters, documents))
     return found

@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from mlmclm.corpora import documents
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.documents import FileSource, open_source
+from mlmclm.corpora.documents import LONGEST_DOCUMENT, FileSource, open_source
 from mlmclm.errors import UserError
+from mlmclm.files import hash_file, stable_hash
 
 ROWS = ["First document.", "Second one.\nTwo lines.", "Third: ünïcode."]
 
@@ -35,9 +37,82 @@ def write(path: Path, rows: list[str], column: str = "text") -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl", "txt"])
+@pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl"])
 def test_every_kind_of_file_gives_its_documents(suffix: str, tmp_path: Path) -> None:
     assert read(write(tmp_path / f"corpus.{suffix}", ROWS), tmp_path) == ROWS
+
+
+@pytest.mark.parametrize("suffix", ["txt", "md"])
+def test_a_text_file_is_one_document_unless_paragraphs_are_asked_for(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"corpus.{suffix}", ROWS)
+    assert read(path, tmp_path) == ["\n\n\n".join(ROWS)]
+    assert read(path, tmp_path, text_documents="paragraph") == ROWS
+    path.write_bytes(b"\xef\xbb\xbfWith a mark.\r\n\r\nAnd more.\r\n")
+    assert read(path, tmp_path) == ["With a mark.\n\nAnd more."]
+
+
+def test_the_identity_of_other_files_and_of_paragraphs_is_what_it_was(tmp_path: Path) -> None:
+    prints = {}
+    for suffix in ("jsonl", "txt"):
+        path = write(tmp_path / f"corpus.{suffix}", ROWS)
+        for way in ("file", "paragraph"):
+            config = CorpusConfig.model_validate({"source": str(path), "text_documents": way})
+            assert "text_documents" not in config.identity()
+            prints[suffix, way] = FileSource(path, config, tmp_path).fingerprint()
+    parts = [["train", ".txt", path.stat().st_size, hash_file(path)]]
+    assert prints["txt", "paragraph"] == stable_hash(["text", parts])[:16], "as before there was a choice"
+    assert prints["jsonl", "file"] == prints["jsonl", "paragraph"]
+    assert prints["txt", "file"] != prints["txt", "paragraph"]
+
+
+def test_a_title_is_no_split(tmp_path: Path) -> None:
+    for name in ("training.md", "valley.txt", "testing/a.md", "development/b.txt"):
+        write(tmp_path / "books" / name, [name])
+    source = FileSource(tmp_path / "books", CorpusConfig(source="x"), tmp_path)
+    assert list(source.train()) == ["development/b.txt", "testing/a.md", "training.md", "valley.txt"]
+    assert (source.validation(), source.left_out()) == (None, "")
+    for name in ("train-1.txt", "dev_2.txt"):
+        write(tmp_path / "books" / name, [name])
+    source = FileSource(tmp_path / "books", CorpusConfig(source="x"), tmp_path)
+    assert (list(source.train()), list(source.validation() or [])) == (["train-1.txt"], ["dev_2.txt"])
+    assert source.left_out() == "4 (development/b.txt, testing/a.md, training.md, valley.txt)"
+
+
+def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "data/a.jsonl", ROWS)
+    for name in ("README.md", "a.pdf", "b.epub", "c/d.docx", "e.html", "f.xml", "g.doc", ".git/config"):
+        write(tmp_path / "data" / name, ["other"])
+    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
+    assert list(source.train()) == ROWS, "Markdown beside tables is about them"
+    assert source.left_out() == "7 (README.md, a.pdf, b.epub, c/d.docx, e.html and 2 more)"
+
+
+def test_a_text_file_that_is_too_long_for_one_document_is_refused_and_paragraphs_of_it_are_streamed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "long.txt"
+    with path.open("w") as file:
+        file.write("First.\n\n")
+        file.truncate(LONGEST_DOCUMENT + 1)
+    with pytest.raises(
+        UserError, match=r"long\.txt: 16 MiB are too long for one document.*'text_documents: paragraph'"
+    ):
+        read(path, tmp_path)
+    config = CorpusConfig(source=str(path), text_documents="paragraph")
+    assert next(open_source(config, store=tmp_path).train()) == "First."
+
+
+def test_many_small_texts_are_read_in_few_pieces_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "PIECE_BYTES", 10)
+    names = [f"{number}.txt" for number in range(7)]
+    for name in names:
+        write(tmp_path / "data" / name, ["x" * (20 if name == "3.txt" else 3)])
+    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
+    pieces = [list(piece()) for piece in source.pieces("train") or []]
+    assert [len(piece) for piece in pieces] == [2, 1, 1, 2, 1]
+    assert [text for piece in pieces for text in piece] == list(source.train())
 
 
 def test_a_json_file_may_hold_one_object_a_line(tmp_path: Path) -> None:
@@ -65,8 +140,8 @@ def test_splits_may_be_folders(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_split_names_is_all_train(tmp_path: Path) -> None:
-    write(tmp_path / "data/b.txt", ROWS[1:])
-    write(tmp_path / "data/a.jsonl", ROWS[:1])
+    write(tmp_path / "data/b.txt", ROWS[2:])
+    write(tmp_path / "data/a.jsonl", ROWS[:2])
     source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
     assert list(source.train()) == ROWS
     assert source.validation() is None
@@ -119,7 +194,7 @@ def test_a_malformed_file_is_named(name: str, content: bytes, message: str, tmp_
 
 def test_an_unknown_kind_of_file_names_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_bytes(b"")
-    with pytest.raises(UserError, match=r"Allowed: \.parquet, \.jsonl, \.json, \.txt"):
+    with pytest.raises(UserError, match=r"Allowed: \.parquet, \.jsonl, \.json, \.txt, \.md"):
         read(tmp_path / "a.docx", tmp_path)
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import collections
 import json
 import re
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from small_corpora import BPE, build, stream
+from small_corpora import BPE, LIMITS, build, stream
 
 from mlmclm.corpora import filling, prepare, pydocs, tokenising
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.hashing import text_hash
 from mlmclm.corpora.prepare import prepare_corpus
 from mlmclm.corpora.prepared import PreparedCorpus, describe
-from mlmclm.corpora.selection import held_out, sample
+from mlmclm.corpora.selection import divide, held_out, sample, share
 from mlmclm.corpora.tokenizer import load_tokenizer, special_ids
 from mlmclm.errors import EnvironmentFault, UserError
 
@@ -38,7 +40,7 @@ def documents_in(prepared: PreparedCorpus, part: str = "train") -> list[str]:
 
 def test_blocks_are_the_documents_joined_by_eos_in_order(lines: Path, texts: list[str], tmp_path: Path) -> None:
     prepared = build(lines, tmp_path, max_validation_tokens=None)
-    training = [text for text in texts if not held_out(text, fraction=0.1, seed=0)]
+    training = [text for text in texts if not held_out(text, below=share(0.1), seed=0)]
     assert documents_in(prepared) == training[: len(documents_in(prepared))]
     assert len(documents_in(prepared)) >= len(training) - 1
     assert prepared.documents == len(training)
@@ -69,7 +71,7 @@ def test_a_limited_corpus_holds_the_documents_with_the_smallest_hashes(
     lines: Path, texts: list[str], tmp_path: Path
 ) -> None:
     prepared = build(lines, tmp_path, max_documents=50)
-    training = [text for text in texts if not held_out(text, fraction=0.1, seed=0)]
+    training = [text for text in texts if not held_out(text, below=share(0.1), seed=0)]
     chosen, left_out = sample(reversed(training), characters=None, documents=50, purpose="selection", seed=0)
     assert left_out
     assert prepared.documents == 50
@@ -103,16 +105,18 @@ def test_a_stream_is_taken_from_its_head(
     folder.mkdir()
     (folder / "train.jsonl").write_bytes(lines.read_bytes())
     if own_validation:
-        (folder / "validation.txt").write_text("\n\n".join(f"Other {text}" for text in texts))
+        (folder / "validation.jsonl").write_text(
+            "".join(json.dumps({"text": f"Other {text}"}) + "\n" for text in texts)
+        )
     prepared = build(folder, tmp_path, streaming=True, max_tokens=4000, max_validation_tokens=320, workers=workers)
-    training = [text for text in texts if own_validation or not held_out(text, fraction=0.1, seed=0)]
+    training = [text for text in texts if own_validation or not held_out(text, below=share(0.1), seed=0)]
     assert documents_in(prepared) == training[: len(documents_in(prepared))]
     assert prepared.tokens == 4000
     assert len(prepared.validation) > 0
     if not own_validation:
         # The stream ends with the first training document that is not wanted, whoever has read further.
         last = texts.index(training[prepared.documents])
-        held = [text for text in texts[:last] if held_out(text, fraction=0.1, seed=0)]
+        held = [text for text in texts[:last] if held_out(text, below=share(0.1), seed=0)]
         assert documents_in(prepared, "validation") == held[: len(documents_in(prepared, "validation"))]
         assert len(documents_in(prepared, "validation")) >= len(held) - 1
     if own_validation:
@@ -144,7 +148,7 @@ def test_the_same_text_elsewhere_has_the_same_key_and_other_text_another(lines: 
 def test_special_tokens_written_in_the_text_stay_text(tmp_path: Path, texts: list[str]) -> None:
     source = tmp_path / "corpus.txt"
     source.write_text("\n\n".join(f"{text} <|mask|> and <|end_of_text|>" for text in texts))
-    prepared = build(source, tmp_path)
+    prepared = build(source, tmp_path, text_documents="paragraph")
     ids = special_ids(prepared.tokenizer)
     tokens = stream(prepared.train)
     assert ids["mask"] not in tokens
@@ -172,6 +176,31 @@ def test_description_names_sizes_and_shows_text(lines: Path, tmp_path: Path) -> 
     assert len(facts["examples"]) == 2
 
 
+def test_books_are_documents_on_one_side_of_the_division_and_their_number_and_length_are_said(
+    tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    books = ["\n\n".join([f"Book {number}.", *texts[number::30]]) for number in range(30)]
+    for number, book in enumerate(books):
+        (folder / f"{number:02d}.{'txt' if number % 2 else 'md'}").write_text(book + "\n")
+    (folder / "cover.png").write_bytes(b"")
+    prepared = build(folder, tmp_path)
+    held = [book for book in books if held_out(book, below=share(0.1), seed=0)]
+    assert 0 < len(held) < 10
+    assert prepared.documents == 30 - len(held)
+    assert [book for book in books if book not in held][: len(documents_in(prepared))] == documents_in(prepared)
+    facts = describe(prepared)
+    tokenizer = load_tokenizer(prepared.tokenizer)
+    lengths = sorted(len(tokenizer.encode(book, add_special_tokens=False)) for book in documents_in(prepared))
+    assert lengths[0] <= facts["median_document_tokens"] <= lengths[-1]
+    assert facts["median_document_tokens"] == int(statistics.median(lengths)) > 100
+    assert facts["files_left_out"] == "1 (cover.png)"
+    said = " ".join(capsys.readouterr().err.split())
+    expected = f"{prepared.documents} documents, median length {facts['median_document_tokens']:,} tokens; {len(held)} for validation"
+    assert f"{expected}; files left out: 1 (cover.png)" in said
+
+
 def test_progress_is_reported(lines: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     config = CorpusConfig(source=str(lines), max_tokens=4000, validation_fraction=0.1)
@@ -192,16 +221,70 @@ def test_too_little_text_for_one_block_is_an_error(tmp_path: Path, texts: list[s
     source = tmp_path / "corpus.txt"
     source.write_text("\n\n".join(texts[:60]))
     with pytest.raises(UserError, match=r"train part has .* fewer than one block of 100000") as error:
-        build(source, tmp_path, length=100_000)
+        build(source, tmp_path, length=100_000, text_documents="paragraph")
     assert "shorter block" in str(error.value)
     assert not [path for path in (tmp_path / "corpora").iterdir() if path.is_dir()]
 
 
-def test_too_little_validation_text_says_how_to_get_more(tmp_path: Path, texts: list[str]) -> None:
-    source = tmp_path / "corpus.txt"
-    source.write_text("\n\n".join(texts[:60]))
-    with pytest.raises(UserError, match=r"validation part.*validation_fraction"):
+def test_too_little_validation_text_says_how_to_get_more_before_a_tokenizer_is_trained(
+    tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "prepare_tokenizer", None)
+    source = tmp_path / "corpus.jsonl"
+    rows = [f"Short {number}." for number in range(4)]
+    source.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"validation part has at most \d+ tokens, fewer .*validation_fraction"):
         build(source, tmp_path, validation_fraction=0.0001)
+
+
+def test_of_few_documents_the_one_with_the_smallest_hash_is_held_out(tmp_path: Path, texts: list[str]) -> None:
+    few = [f"{text} {' '.join(texts[:40])}" for text in texts[:3]]
+    for options in LIMITS:
+        source = tmp_path / "corpus.jsonl"
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in [few[0], *few]))
+        prepared = build(source, tmp_path, validation_fraction=1e-9, **options)
+        smallest = min(few, key=lambda text: text_hash(text, purpose="validation", seed=0))
+        beginnings = {text[:40] for text in documents_in(prepared, "validation") or [few_tokens(prepared)]}
+        assert beginnings == {smallest[:40]}
+        assert smallest[:40] not in {text[:40] for text in documents_in(prepared)}
+
+
+def few_tokens(prepared: PreparedCorpus) -> str:
+    """The text of a validation part that is one document without its end."""
+    return load_tokenizer(prepared.tokenizer).decode(stream(prepared.validation), skip_special_tokens=False)
+
+
+def test_documents_are_divided_as_before_where_the_fraction_holds_some_out(texts: list[str]) -> None:
+    found = divide(texts, fraction=0.1, seed=0, enough=10**9)
+    below = share(0.1)
+    assert found.below == below
+    held = [text for text in texts if text_hash(text, purpose="validation", seed=0) < 0.1 * 2.0**64]
+    assert [text for text in texts if held_out(text, below=below, seed=0)] == held
+    assert found.held == sum(len(text.encode()) + 1 for text in held)
+    read: list[str] = []
+    divide((read.append(text) or text for text in texts), fraction=0.1, seed=0, enough=16)  # type: ignore[func-returns-value]
+    assert 1 < len(read) < 100, "the rest is not read"
+
+
+@pytest.mark.parametrize(("count", "message"), [(1, "single document"), (9, "all of its documents are held out")])
+def test_a_source_of_which_nothing_is_left_to_train_on_says_what_to_do(
+    tmp_path: Path, texts: list[str], count: int, message: str
+) -> None:
+    source = tmp_path / "corpus.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts[:count], texts[0]]))
+    with pytest.raises(UserError, match=message) as error:
+        build(source, tmp_path, validation_fraction=0.01 if count == 1 else 0.999999)
+    assert "validation_split" in str(error.value) or "Lower validation_fraction" in str(error.value)
+    assert not (tmp_path / "tokenizers").exists()
+
+
+def test_a_stream_is_read_on_until_something_is_held_out(texts: list[str], lines: Path, tmp_path: Path) -> None:
+    first = next(number for number, text in enumerate(texts) if held_out(text, below=share(0.02), seed=0))
+    options = {"streaming": True, "max_documents": first // 2, "validation_fraction": 0.02}
+    prepared = build(lines, tmp_path, **options)
+    assert prepared.documents == first // 2
+    tokens = load_tokenizer(prepared.tokenizer).decode(stream(prepared.validation), skip_special_tokens=False)
+    assert texts[first].startswith(tokens[:40])
 
 
 def test_a_corpus_without_text_is_an_error(tmp_path: Path, shared_tokenizer: Path) -> None:
@@ -218,7 +301,7 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_an_error(tmp_path: Path) -> N
     source = tmp_path / "corpus.txt"
     source.write_text("only a few words\n\nand no more")
     with pytest.raises(UserError, match=r"train_vocab_size.*smaller vocabulary"):
-        build(source, tmp_path)
+        build(source, tmp_path, text_documents="paragraph", length=2)
 
 
 def test_a_name_that_is_nothing_says_where_it_was_looked_for(tmp_path: Path) -> None:
@@ -285,11 +368,11 @@ def test_a_tokenizer_that_knows_too_little_of_the_text_is_refused_with_the_share
         UserError, match=r"doesn't fit the text of corpus source .*: (\d\d\.\d)% of .* doesn't know"
     ) as caught:
         prepare_corpus(config, poor, block_length=16, store=tmp_path, workers=1)
-    share = float(re.search(r"([\d.]+)% of", str(caught.value))[1]) / 100  # type: ignore[index]
+    said = float(re.search(r"([\d.]+)% of", str(caught.value))[1]) / 100  # type: ignore[index]
     known = set(known_words(texts, 0.5))
-    words = [re.findall(r"\w+|[^\w\s]+", text) for text in texts if not held_out(text, fraction=0.1, seed=0)]
+    words = [re.findall(r"\w+|[^\w\s]+", text) for text in texts if not held_out(text, below=share(0.1), seed=0)]
     unknown = sum(word not in known for text in words for word in text)
-    assert share == pytest.approx(unknown / sum(len(text) + 1 for text in words), abs=1e-3)  # an EOS each
+    assert said == pytest.approx(unknown / sum(len(text) + 1 for text in words), abs=1e-3)  # an EOS each
     allowed = config.model_copy(update={"max_unknown": 0.9})
     assert prepare_corpus(allowed, poor, block_length=16, store=tmp_path, workers=1).tokens
     good = word_level(tmp_path, known_words(texts, 0.95))
@@ -305,7 +388,7 @@ def test_a_tokenizer_that_drops_what_it_does_not_know_is_refused(tmp_path: Path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     source = tmp_path / "corpus.txt"
     source.write_text("\n\n".join(["日本語の文章です" * 5 + str(n) * (n % 3 == 0) for n in range(200)]))
-    config = CorpusConfig(source=str(source), validation_fraction=0.1)
+    config = CorpusConfig(source=str(source), text_documents="paragraph", validation_fraction=0.1)
     with pytest.raises(UserError, match=r"% of the first \d+ documents of the train part have not a single token"):
         prepare_corpus(
             config, TokenizerConfig(path=str(tmp_path / "tokenizer.json")), block_length=4, store=tmp_path, workers=1

@@ -58,7 +58,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("options", LIMITS)
+@pytest.mark.parametrize(
+    "options",
+    [*LIMITS, {"validation_fraction": 1e-9}, {"validation_fraction": 1e-9, "streaming": True, "max_tokens": 9000}],
+)
 def test_shards_and_index_are_the_same_bytes_as_without_ray(
     session: None, folder: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:

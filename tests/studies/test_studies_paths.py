@@ -81,7 +81,7 @@ def test_a_space_s_protocol_is_looked_for_beside_the_space(folder: Path) -> None
 def test_corpus_tokenizer_and_models_to_continue_from_are_looked_for_there_too(folder: Path) -> None:
     given: dict[str, Any] = {
         "initial": {"tiny": "decoder"}, "tokenizer": {"path": "decoder"}, "models": ["tiny-untrained"], "baseline": None,
-        "corpus": {"source": "texts/train.txt", "validation_fraction": 0.1},
+        "corpus": {"source": "texts/train.txt", "text_documents": "paragraph", "validation_fraction": 0.1},
     }  # fmt: skip
     loaded, place = study(folder, **given), Place(folder.parent / "store", folder / "data")
 

@@ -1,0 +1,96 @@
+"""Whether a source has text to train on and text to validate on: looked at before anything, a tokenizer too, is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.documents import TRAIN, VALIDATION, Source
+from mlmclm.corpora.selection import Division, divide, text_bytes
+from mlmclm.corpora.workers import Progress
+from mlmclm.errors import UserError
+
+_DOCUMENTS_A_REPORT = 10_000
+
+
+def divide_source(
+    corpus: CorpusConfig, source: Source, *, block_length: int, byte_level: bool, report: Progress
+) -> int | None:
+    """The hash below which a document is held out; None where the source has validation documents of its own.
+
+    Reads a few blocks' text, or all where that is little.
+
+    Args:
+        byte_level: whether a document has no more tokens than bytes, so that it can be said now that a part fills no block.
+
+    Raises:
+        UserError: a part has no text, or too little.
+    """
+    own = source.validation()
+    if own is None:
+        found = divide(
+            _followed(source.train(), report),
+            fraction=corpus.validation_fraction,
+            seed=corpus.seed,
+            enough=block_length,
+        )
+    else:
+        found = Division(0, _bytes(own, block_length), _bytes(source.train(), block_length), True)
+    if not found.training and not (own is None and found.held):
+        raise no_text(corpus)
+    if not found.training:
+        raise UserError(_nothing_left(corpus, found))
+    for part, size in ((TRAIN, found.training), (VALIDATION, found.held)):
+        if size < block_length and (byte_level or not size):
+            raise too_little(corpus, part, f"at most {size:,} tokens", block_length)
+    return None if own is not None else found.below
+
+
+def _nothing_left(corpus: CorpusConfig, found: Division) -> str:
+    """The message for documents that would all be held out."""
+    if found.several:
+        return (
+            f"corpus source {corpus.source!r}: all of its documents are held out for validation (validation_fraction "
+            f"{corpus.validation_fraction:g}). Lower validation_fraction, or give more documents."
+        )
+    return (
+        f"corpus source {corpus.source!r}: it is a single document, and one at least is held out for validation. Give more documents, or a "
+        "validation part of its own (a file whose name begins with 'validation', or the name of one as validation_split). A text file is "
+        "one document; 'text_documents: paragraph' makes one of each of its paragraphs."
+    )
+
+
+def no_text(corpus: CorpusConfig) -> UserError:
+    """The error for a source without a training document."""
+    return UserError(
+        f"corpus source {corpus.source!r}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r})."
+    )
+
+
+def too_little(corpus: CorpusConfig, part: str, size: str, block_length: int) -> UserError:
+    """The error for a part that doesn't fill one block."""
+    found = f"corpus source {corpus.source!r}: the {part} part has {size}, fewer than one block of {block_length}."
+    if part == TRAIN:
+        return UserError(f"{found} Choose a shorter block, more text, or a larger max_tokens or max_documents.")
+    return UserError(
+        f"{found} Raise validation_fraction (now {corpus.validation_fraction:g}) or max_validation_tokens, choose a shorter block, or name a "
+        "validation_split."
+    )
+
+
+def _bytes(texts: Iterable[str], enough: int) -> int:
+    """Bytes of the first texts, as far as `enough`."""
+    size = 0
+    for text in texts:
+        size += text_bytes(text) if text.strip() else 0
+        if size >= enough:
+            break
+    return size
+
+
+def _followed(texts: Iterable[str], report: Progress) -> Iterator[str]:
+    """The texts; says how many were read where that is many."""
+    for number, text in enumerate(texts):
+        if number and number % _DOCUMENTS_A_REPORT == 0:
+            report("looking for documents to validate on", number, None)
+        yield text
