@@ -415,7 +415,8 @@ def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, Prep
 
     declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     data = {name: task.task_data for name, task in tasks.items()}
-    return plan_cells(space, models, data, declarations, Ledger(place.store))
+    recut = [name for name, task in tasks.items() if task.recut]
+    return plan_cells(space, models, data, declarations, Ledger(place.store), recut)
 
 
 def sweep(

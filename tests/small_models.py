@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     EuroBertConfig,
     EuroBertForMaskedLM,
@@ -62,6 +62,19 @@ def save_small_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         EuroBertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+def save_framed_model(folder: Path) -> Path:
+    """The same model, whose tokenizer puts `<bos> a <eos>` and `<bos> a <eos> b <eos>` around texts."""
+    save_small_model(folder)
+    file = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    template = processors.TemplateProcessing(
+        single="<bos> $A <eos>", pair="<bos> $A <eos> $B:1 <eos>:1", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    tokenizer.post_processor = template
+    tokenizer.save(str(file))
     return folder
 
 

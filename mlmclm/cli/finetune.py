@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,18 +122,20 @@ def finetune(
     settings = _settings(chosen, task, found.folder, changes)
     ledger = Ledger(place.store)
     source = _source(start_from, chosen.start_from.get(task), found, ledger)
+    task_data, recut = _task_data(declared, found.folder, settings, place.store, place.data_root, dry_run=dry_run)
     streams = [seed if own is None else own for own in (head_seed, order_seed, dropout_seed)]
     cell = Cell(
         model=found.name,
         model_folder=found.folder,
         weights=found.weights,
         task=task,
-        task_data=_task_data(declared, found.folder, settings, place.store, place.data_root, dry_run=dry_run),
+        task_data=task_data,
         protocol=settings,
         learning_rate=learning_rate,
         seed=Seeds(*streams).simplest(),
         declaration=declared.measured_by(chosen.metrics),
         start=Start(cell_key(source), source.task) if source else None,
+        recut=recut,
     )
     if dry_run:
         _show_plan(cell, ledger, as_json=as_json)
@@ -205,9 +208,10 @@ def _source(start_from: str | None, wanted: str | None, model: SweepModel, ledge
         weights=model.weights,
         task=result["task"],
         task_data=result["task_data"],
-        protocol=Protocol.model_validate(result["protocol"]),
+        protocol=Protocol.of_result(result["protocol"]),
         learning_rate=result["learning_rate"],
         seed=read_seed(result["seed"]),
+        recut="pair_truncation" in result["protocol"],
     )
     if cell_key(cell) != key:
         raise UserError(f"--start-from {key}: another version of mlmclm computed it (engine {result.get('engine')}).")
@@ -259,8 +263,9 @@ def _settings(found: TaskProtocols, task: str, folder: Path, changes: dict[str, 
 
 def _task_data(
     task: Task, folder: Path, settings: Protocol, store: Path, data_root: Path | None, *, dry_run: bool
-) -> str:
-    """The fingerprint of the task's data, which are then tokenised too, but for a dry run."""
+) -> tuple[str, bool]:
+    """The fingerprint of the task's data, and whether `pair_truncation` changes its examples. The data are tokenised too, but for a
+    dry run."""
     from mlmclm.models.folder import check_length
     from mlmclm.pipeline import bars
     from mlmclm.tasks.load import load_task
@@ -270,8 +275,11 @@ def _task_data(
     with bars() as progress:
         data = load_task(task, store=store, data_root=data_root, progress=progress)
     if not dry_run:
-        prepare_data(data, folder, settings, store)
-    return data.fingerprint
+        return data.fingerprint, prepare_data(data, folder, settings, store).recut
+    if task.pair_template is None or not settings.cuts_longest:
+        return data.fingerprint, False
+    with tempfile.TemporaryDirectory() as nowhere:
+        return data.fingerprint, prepare_data(data, folder, settings, Path(nowhere)).recut
 
 
 def _compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
@@ -312,7 +320,7 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
                 "task_data": cell.task_data,
                 "learning_rate": cell.learning_rate,
                 "seed": seed_value(cell.seed),
-                "protocol": cell.protocol.identity(),
+                "protocol": cell.identity(),
                 "metric": cell.declared.metric,
                 "start": cell.start.key if cell.start else None,
             }
@@ -324,7 +332,7 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
     output.print(f"result: {ledger.path(key)} ({'there' if there else 'to be computed'})", soft_wrap=True)
     output.print(f"model: {cell.model_folder} (weights {cell.weights})", soft_wrap=True)
     output.print(f"task: {cell.task} (data {cell.task_data})", soft_wrap=True)
-    for name, value in cell.protocol.identity().items():
+    for name, value in cell.identity().items():
         output.print(f"protocol.{name}: {value}", soft_wrap=True, markup=False)
 
 

@@ -87,8 +87,8 @@ def check(
     """Reads and checks a task's data, and shows it as a model would be given it.
 
     A few training examples as decoded tokens, how often each label occurs, and, of up to 10,000 sequences of each split, quantiles of
-    their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows). The store
-    is used for the generated pydocs tasks only.
+    their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows); of pairs also the
+    share that loses one of its texts wholly. The store is used for the generated pydocs tasks only.
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
@@ -145,3 +145,7 @@ def check(
             quantiles = (f"{tokens:,}" for tokens in lengths.quantiles.values())
             table.add_row(split, f"{lengths.sequences:,}", *quantiles, f"{lengths.truncated:.1%}")
         output.print(table)
+        for split, lengths in found.lengths.items():
+            if lengths.lost is not None:
+                shares = ", ".join(f"{share:.1%} with pair_truncation {cut}" for cut, share in lengths.lost.items())
+                output.print(f"{split}: pairs that lose one of their texts wholly: {shares}", soft_wrap=True)

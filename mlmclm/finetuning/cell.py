@@ -75,11 +75,17 @@ class Cell:
     """What the protocol is called among those of a grid; `protocol` itself is in the key."""
     start: Start | None = None
     """Fine-tuned weights to begin with; None for the model's own."""
+    recut: bool = False
+    """Whether `pair_truncation: longest_first` makes other examples than `joined` would (`Prepared.recut`)."""
 
     @property
     def declared(self) -> Task:
         """The task's declaration."""
         return self.declaration or get_task(self.task)
+
+    def identity(self) -> dict[str, Any]:
+        """What the key and the result hold of the protocol."""
+        return {**self.protocol.identity(), **({"pair_truncation": "longest_first"} if self.recut else {})}
 
 
 def cell_key(cell: Cell) -> str:
@@ -89,7 +95,7 @@ def cell_key(cell: Cell) -> str:
             "weights": cell.weights,
             "task": cell.task,
             "task_data": cell.task_data,
-            "protocol": cell.protocol.identity(),
+            "protocol": cell.identity(),
             "learning_rate": float(cell.learning_rate),
             "seed": seed_value(cell.seed),
             "engine": ENGINE_VERSION,
@@ -176,7 +182,7 @@ def run_cell(
         "task": cell.task,
         "family": task.family,
         "task_data": cell.task_data,
-        "protocol": cell.protocol.identity(),
+        "protocol": cell.identity(),
         "learning_rate": float(cell.learning_rate),
         "seed": seed_value(cell.seed),
         "streams": streams,

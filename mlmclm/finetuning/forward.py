@@ -54,7 +54,7 @@ def forward(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol:
 
 
 def _at_once(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, batch: Batch) -> Forward:
-    packing, hidden = _states(encoder, protocol, batch.sequences)
+    packing, hidden = _states(encoder, protocol, batch.sequences, batch.token_types)
     with compute_in(protocol, packing.device):
         loss = family.loss(head, hidden, packing, batch.targets)
     return Forward(loss.item(), packing.tokens, loss.backward)
@@ -89,12 +89,20 @@ def _in_chunks(
     return Forward(loss.item(), sum(len(ids) for ids in batch.sequences), backward)
 
 
-def _states(encoder: PreTrainedModel, protocol: Protocol, sequences: list[Array]) -> tuple[Packing, Tensor]:
+def _states(
+    encoder: PreTrainedModel, protocol: Protocol, sequences: list[Array], token_types: list[Array] | None = None
+) -> tuple[Packing, Tensor]:
     """Where the sequences lie, and their final states [T, hidden]."""
     packing = Packing.of([len(ids) for ids in sequences], next(encoder.parameters()).device)
     # A context of its own: autocast remembers casts of weights, and those made without a graph have no gradient.
     with compute_in(protocol, packing.device):
-        hidden = encode(encoder, pack_ids(sequences, packing), packing, causal=protocol.attention == "causal")
+        hidden = encode(
+            encoder,
+            pack_ids(sequences, packing),
+            packing,
+            causal=protocol.attention == "causal",
+            token_types=None if token_types is None else pack_ids(token_types, packing),
+        )
     return packing, hidden
 
 

@@ -100,13 +100,14 @@ def evaluate(
     head.eval()
     examples = {}
     for split in splits:
-        sequences = family.evaluation_sequences(split)
+        sequences, types = family.evaluation_sequences(split), family.token_types(split)
         predictions: list[Array] = [np.empty(0)] * len(sequences)
         for rows in batches_by_length(sequences.lengths, protocol.evaluation_batch_tokens):
             packing = Packing.of(sequences.lengths[rows], device)
             ids = pack_ids([sequences[row] for row in rows], packing)
+            kinds = None if types is None else pack_ids([types[row] for row in rows], packing)
             with torch.no_grad(), compute_in(protocol, device):
-                hidden = encode(encoder, ids, packing, causal=protocol.attention == "causal")
+                hidden = encode(encoder, ids, packing, causal=protocol.attention == "causal", token_types=kinds)
                 found = family.predict(head, hidden, packing, split, rows)
             for row, prediction in zip(rows, found, strict=True):
                 predictions[row] = prediction

@@ -82,10 +82,21 @@ class Protocol(TaskSettings):
         return parse(Protocol, {**self.model_dump(), **settled}, where=where)
 
     def identity(self) -> dict[str, Any]:
-        """What a cell's key holds, and what reports show."""
+        """What a cell's key holds, and what reports show, but for `pair_truncation`, which is in a cell's key where it changes its
+        examples (`Cell.identity`)."""
         defaults = type(self).model_construct().model_dump(mode="json")
-        values = self.model_dump(mode="json")
+        values = self.model_dump(mode="json", exclude={"pair_truncation"})
         return {name: value for name, value in values.items() if name in FIRST_FIELDS or value != defaults[name]}
+
+    @classmethod
+    def of_result(cls, identity: Mapping[str, Any]) -> Protocol:
+        """The protocol of a cell, from what its result holds of it (`Cell.identity`).
+
+        Raises:
+            UserError: another version wrote it.
+        """
+        before = {} if identity.get("special_tokens") == "tokenizer" else {"pair_truncation": "joined"}
+        return parse(cls, {**before, **identity}, where="a result's protocol")
 
     def optimizer_weight_decay(self, learning_rate: float) -> float:
         """What torch's AdamW, which multiplies it by a step's rate, is given at this peak rate."""

@@ -22,7 +22,15 @@ def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing, paddin
     return torch.from_numpy(ids).to(packing.device)
 
 
-def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, fused: bool = True) -> Tensor:
+def encode(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    packing: Packing,
+    *,
+    causal: bool,
+    fused: bool = True,
+    token_types: Tensor | None = None,
+) -> Tensor:
     """Final hidden states of a transformers base model (EuroBERT, Llama, Qwen, ModernBERT) over a packed batch.
 
     Args:
@@ -30,12 +38,14 @@ def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causa
         input_ids: [1, T] of `pack_ids`.
         causal: hide later positions of the same sequence.
         fused: compute in this project's block on the CPU, where the model has one.
+        token_types: [1, T] of `pack_ids`; not looked at where the model has no more than one type.
 
     Returns:
         [T, hidden]; rows from `packing.tokens` on are padding.
     """
     if fused and packing.device.type == "cpu" and fits(model):
         return run_blocks(model, input_ids, packing, causal=causal)
+    typed = token_types is not None and getattr(model.config, "type_vocab_size", 1) > 1
     states = final_states(
         model,
         input_ids,
@@ -44,6 +54,7 @@ def encode(model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causa
         # A four-dimensional mask is passed on as it is, so that transformers builds none over the whole row.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.device),
         packing=packing,
+        **({"token_type_ids": token_types} if typed else {}),
     )
     return states[0]
 

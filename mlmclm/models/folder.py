@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
@@ -17,7 +18,8 @@ from transformers.utils import logging
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, read_json
 from mlmclm.models.directions import use_either_direction
-from mlmclm.models.notes import CONTEXT, NOTES, read_notes, tokenizer_file_hash
+from mlmclm.models.exported_tokenizer import original_text
+from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, tokenizer_file_hash
 from mlmclm.models.sources import longest, weight_files
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -98,12 +100,13 @@ def tokenizer_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(folder: Path, reader: Any = AutoTokenizer) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path, reader: Any = AutoTokenizer, *, own_template: bool = False) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a folder, with truncation and padding off.
 
     Args:
         reader: the class that reads it; `PreTrainedTokenizerFast` takes what the files say, without what transformers
             adds to the tokenizers of some architectures.
+        own_template: of an exported folder, add to a text what the corpus's tokenizer does.
 
     Raises:
         UserError: it can't be read.
@@ -115,6 +118,9 @@ def load_tokenizer(folder: Path, reader: Any = AutoTokenizer) -> PreTrainedToken
         raise UserError(f"{folder}: the tokenizer cannot be read ({' '.join(str(error).split())[:300]}).") from error
     if not tokenizer.is_fast:
         raise UserError(f"{folder}: the tokenizer has no fast version, which is needed for character positions.")
+    if own_template and corpus_tokenizer(folder) is not None:
+        original = Tokenizer.from_str(original_text(folder / "tokenizer.json"))
+        tokenizer.backend_tokenizer.post_processor = original.post_processor
     return tokenizer
 
 

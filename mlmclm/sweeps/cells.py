@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ def expand(
     task_data: Mapping[str, str],
     declarations: Mapping[str, Task] | None = None,
     starts: Mapping[tuple[str, str], Start] | None = None,
+    recut: Collection[str] = (),
 ) -> list[Cell]:
     """All cells of a sweep: model by model, task by task, then the grid's points, learning rates and seeds; no cell twice.
 
@@ -36,6 +37,7 @@ def expand(
         task_data: task name -> fingerprint of its data, for every task of the space.
         declarations: of tasks that are not installed.
         starts: by the names of a model and of the task that others start from; cells whose start isn't here are left out.
+        recut: tasks with `Prepared.recut`.
     """
     cells = [
         Cell(
@@ -50,6 +52,7 @@ def expand(
             declaration=(declarations or {}).get(task),
             setting=setting,
             start=start,
+            recut=task in recut,
         )
         for model in models
         for task in space.tasks

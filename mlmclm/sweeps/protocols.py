@@ -71,7 +71,7 @@ SeedList = Annotated[
 Axes = dict[str, Annotated[tuple[Any, ...], Field(min_length=1), AfterValidator(without_duplicates)]]
 """Values of some of a protocol's settings, all combinations of which are meant."""
 
-FIXED = frozenset((*TaskSettings().encoding(), "length_share"))
+FIXED = frozenset((*TaskSettings().encoding(), "special_tokens", "pair_truncation", "length_share"))
 """Settings that are no axes: a task's examples are tokenised once."""
 
 

@@ -7,7 +7,7 @@ one can't be chosen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,10 @@ def plan_cells(
     task_data: Mapping[str, str],
     declarations: Mapping[str, Task],
     ledger: Ledger,
+    recut: Collection[str] = (),
 ) -> Planned:
     """All cells of a sweep whose start is known from the results that are there; arguments as those of `expand`."""
-    first = expand(space, models, task_data, declarations)
+    first = expand(space, models, task_data, declarations, recut=recut)
     if not space.start_from:
         return Planned(first)
     sources: dict[str, Cell] = {}
@@ -94,4 +95,4 @@ def plan_cells(
                 continue
             sources[best["key"]] = next(cell for cell in own if cell_key(cell) == best["key"])
             starts[model.name, source] = Start(best["key"], source)
-    return Planned(expand(space, models, task_data, declarations, starts), sources, waiting, stranded)
+    return Planned(expand(space, models, task_data, declarations, starts, recut), sources, waiting, stranded)

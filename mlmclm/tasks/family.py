@@ -64,6 +64,10 @@ class Prepared:
     label_names: tuple[str, ...]
     unanswerable: bool = False
     """Question answering: the empty answer can be the right one."""
+    recut: bool = False
+    """Pairs: cutting the longer text gave other sequences than cutting the joined text (`texts.encode_texts`)."""
+    starts: bool = False
+    """A token stands before each text."""
 
     def table(self, name: str) -> pa.Table:
         """One of the tables that the family's `encode` returned.
@@ -87,10 +91,15 @@ class Batch:
 
     sequences: list[Array]
     targets: dict[str, Array]
+    token_types: list[Array] | None = None
+    """Of each sequence's tokens, where there are several types; a model that has none does without."""
 
 
 class Family(ABC):
     """A task of one family, tokenised and ready to train. Holds no state that a cell could leave behind."""
+
+    framed = False
+    """Whether `encode` knows `special_tokens: tokenizer`."""
 
     def __init__(self, prepared: Prepared, settings: TaskSettings) -> None:
         self.prepared = prepared
@@ -125,6 +134,10 @@ class Family(ABC):
     @abstractmethod
     def evaluation_sequences(self, split: str) -> Lists:
         """All sequences that must be encoded to score `validation` or `test`."""
+
+    def token_types(self, split: str) -> Lists | None:
+        """The token types of `evaluation_sequences`; None where all are the same."""
+        return None
 
     @abstractmethod
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:

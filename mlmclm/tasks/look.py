@@ -33,6 +33,8 @@ class Lengths:
     quantiles: dict[str, int]
     truncated: float
     """Share of the sequences that lose tokens to `max_length`; in question answering, of those that need several windows."""
+    lost: dict[str, float] | None = None
+    """Pairs: the share that loses one of its texts wholly, by the kind of `pair_truncation`."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,12 @@ def look(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSetti
             if column in table.column_names and table.num_rows:
                 label = name if column == "input_ids" else f"{name} {column}"
                 lengths[label] = _lengths(table, column, settings)
+    if data.task.pair_template is not None:
+        for cut in ("longest_first", "joined"):
+            limited = _limited(settings, SAMPLE).model_copy(update={"pair_truncation": cut})
+            for name, table in family.encode(data, tokenizer, limited).items():
+                share = float(np.mean(table["lost"].to_numpy()))
+                lengths[name] = replace(lengths[name], lost={**(lengths[name].lost or {}), cut: share})
     encoded = family.encode(_first(data, examples), tokenizer, _limited(settings, max(examples, 1)))
     shown = _examples(data.task, data.label_names, encoded["train"], tokenizer)
     return Look(data.task.name, _rows(data), _labels(data), lengths, shown[:examples])

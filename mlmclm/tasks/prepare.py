@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from mlmclm.checksums import whole_cache, write_checksums
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, stable_hash, whole_folder, write_json
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
+from mlmclm.progress import say
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Prepared
 from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
+from mlmclm.tasks.texts import Frame
 
 PREPARATION = 2
 """Raised whenever the same data and settings give other examples."""
@@ -28,7 +30,8 @@ TOKEN_COLUMNS = ("input_ids", "query", "positive")
 
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
     """Hex; `task_data` is the data's fingerprint, `tokenizer` the tokenizer's hash."""
-    return stable_hash([PREPARATION, task.family, task_data, tokenizer, settings.encoding()])
+    encoding = settings.encoding(pairs=task.pair_template is not None)
+    return stable_hash([PREPARATION, task.family, task_data, tokenizer, encoding])
 
 
 def open_prepared(store: Path, key: str) -> Prepared | None:
@@ -39,7 +42,8 @@ def open_prepared(store: Path, key: str) -> Prepared | None:
     try:
         meta = read_json(folder / "meta.json")
         facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
-        return Prepared(key, folder, *facts, unanswerable=meta.get("unanswerable", False))
+        more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
+        return Prepared(key, folder, *facts, **more)
     except (UserError, KeyError, TypeError) as error:  # of an earlier version, which noted no checksums
         raise UserError(
             f"{folder / 'meta.json'}: damaged ({error}). Delete {folder}: the same command makes it again."
@@ -89,12 +93,30 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
     Raises:
         UserError: the tokenizer lacks a token, or has ids that the model of its folder doesn't know; what is there is damaged.
     """
+    made = _prepare(data, tokenizer_folder, settings, store)
+    if settings.pooling == "bos" and not made.starts:
+        raise UserError(
+            f"pooling: bos: the tokenizer in {tokenizer_folder} puts no token before a text. Use pooling: mean or last."
+        )
+    return made
+
+
+def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> Prepared:
     key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
     there = open_prepared(store, key)
     if there is not None:
         _check_whole(there, tokenizer_folder)
         return there
-    tables = FAMILIES[data.task.family].encode(data, load_tokenizer(tokenizer_folder), settings)
+    family = FAMILIES[data.task.family]
+    own = settings.special_tokens == "tokenizer"
+    if own and not family.framed:
+        raise UserError(
+            f"task {data.task.name}: special_tokens: tokenizer is not for {data.task.family}. Give the task special_tokens: end under "
+            "per_task."
+        )
+    tokenizer = load_tokenizer(tokenizer_folder, own_template=own)
+    tables = family.encode(data, tokenizer, settings)
+    _say_lost(data, tables, settings)
     with whole_folder(store / "prepared" / key) as folder:
         for name, table in tables.items():
             with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -104,11 +126,15 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
             "family": data.task.family,
             "task_data": data.fingerprint,
             "label_names": list(data.label_names),
-            "settings": settings.encoding(),
+            "settings": settings.encoding(pairs=data.task.pair_template is not None),
             "rows": {name: table.num_rows for name, table in tables.items()},
         }
-        if data.task.unanswerable:
-            meta["unanswerable"] = True
+        facts = {
+            "unanswerable": data.task.unanswerable,
+            "recut": any(rows["recut"] for rows in _counts(tables)),
+            "starts": own and bool(Frame.of(tokenizer, pairs=False).single[0]),
+        }
+        meta |= {name: True for name, value in facts.items() if value}
         write_json(folder / "meta.json", meta)
         write_checksums(folder)
     made = open_prepared(store, key)
@@ -116,6 +142,25 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")
     _check_whole(made, tokenizer_folder)
     return made
+
+
+def _counts(tables: Mapping[str, pa.Table]) -> list[dict[str, int]]:
+    """Of each table of joined pairs its rows, and how many are `lost` and `recut` (`texts.encode_texts`)."""
+    return [
+        {"rows": table.num_rows, **{name: pa.compute.sum(table[name]).as_py() or 0 for name in ("lost", "recut")}}
+        for table in tables.values()
+        if "recut" in table.column_names
+    ]
+
+
+def _say_lost(data: TaskData, tables: Mapping[str, pa.Table], settings: TaskSettings) -> None:
+    """Names a task some of whose pairs lose one of their texts wholly."""
+    rows, lost = (sum(counts[name] for counts in _counts(tables)) for name in ("rows", "lost"))
+    if lost:
+        say(
+            f"task {data.task.name}: {lost:,} of {rows:,} pairs lose one of their texts wholly at max_length {settings.max_length} "
+            f"(pair_truncation: {settings.pair_truncation})"
+        )
 
 
 def _check_whole(prepared: Prepared, tokenizer_folder: Path) -> None:

@@ -22,17 +22,14 @@ from mlmclm.tasks.family import (
     Family,
     Linear,
     Lists,
-    closed,
-    ending,
-    int_lists,
     limited,
     mean_of,
     subset,
-    token_ids,
 )
 from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.search import Found, Ranking, by_id, search
 from mlmclm.tasks.settings import TaskSettings
+from mlmclm.tasks.texts import encode_texts
 
 DEPTH = 10
 """Documents of each query that the metrics look at."""
@@ -97,20 +94,20 @@ def study_ndcg_at_10(
 class Retrieval(Family):
     """Cross-entropy over cosines divided by a temperature; NDCG@10 over the full corpus, and the study's."""
 
+    framed = True
+
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
-        end = ending(tokenizer)
-
-        def ids(prefix: str, column: pa.ChunkedArray) -> list[list[int]]:
-            rows = token_ids(tokenizer, [prefix + text for text in column.to_pylist()])
-            return [closed(row, end, settings.max_length) for row in rows]
+        def ids(prefix: str, column: pa.ChunkedArray) -> pa.Array:
+            texts = [prefix + text for text in column.to_pylist()]
+            return encode_texts(texts, None, None, tokenizer, settings)["input_ids"]
 
         train = limited(data.train, settings.max_train_examples)
         tables = {
             "train": pa.table(
                 {
-                    "query": int_lists(ids(settings.query_prefix, train["query"])),
-                    "positive": int_lists(ids(settings.document_prefix, train["positive"])),
+                    "query": ids(settings.query_prefix, train["query"]),
+                    "positive": ids(settings.document_prefix, train["positive"]),
                     "document": train["positive"].combine_chunks().dictionary_encode().indices.cast(pa.int64()),
                 }
             )
@@ -118,15 +115,12 @@ class Retrieval(Family):
         for split, judged in (("validation", data.validation), ("test", data.test)):
             assert isinstance(judged, RetrievalSet)
             kept = _limit(judged, settings)
-            sequences = [
-                *ids(settings.query_prefix, kept.queries["text"]),
-                *ids(settings.document_prefix, kept.corpus["text"]),
-            ]
+            sequences = pa.concat_arrays(
+                [ids(settings.query_prefix, kept.queries["text"]), ids(settings.document_prefix, kept.corpus["text"])]
+            )
             is_query = [True] * kept.queries.num_rows + [False] * kept.corpus.num_rows
             names = pa.chunked_array([*kept.queries["id"].chunks, *kept.corpus["id"].chunks], pa.string())
-            tables[split] = pa.table(
-                {"input_ids": int_lists(sequences), "id": names.combine_chunks(), "is_query": is_query}
-            )
+            tables[split] = pa.table({"input_ids": sequences, "id": names.combine_chunks(), "is_query": is_query})
             tables[f"{split}_qrels"] = kept.qrels
         return tables
 

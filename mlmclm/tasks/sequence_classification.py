@@ -22,14 +22,11 @@ from mlmclm.tasks.family import (
     Family,
     Linear,
     Lists,
-    closed,
-    ending,
-    int_lists,
     limited,
-    token_ids,
 )
 from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.settings import TaskSettings
+from mlmclm.tasks.texts import encode_texts
 
 
 class ClassifierHead(nn.Module):
@@ -69,20 +66,18 @@ def classification_scores(labels: Array, predicted: Array, classes: int) -> dict
 class SequenceClassification(Family):
     """Cross-entropy over classes; accuracy, macro-averaged F1, Matthews' correlation and, of two classes, the second's F1."""
 
+    framed = True
+
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
-        end = ending(tokenizer)
         template = data.task.pair_template
         tables = {}
         for split, table in (("train", data.train), ("validation", data.validation), ("test", data.test)):
             assert not isinstance(table, RetrievalSet)
             kept = limited(table, settings.max_train_examples if split == "train" else settings.max_evaluation_examples)
-            texts = kept["text"].to_pylist()
-            if template:
-                pairs = zip(texts, kept["text_pair"].to_pylist(), strict=True)
-                texts = [template.replace("{text}", a).replace("{text_pair}", b) for a, b in pairs]
-            ids = [closed(row, end, settings.max_length) for row in token_ids(tokenizer, texts)]
-            tables[split] = pa.table({"input_ids": int_lists(ids), "label": kept["label"].combine_chunks()})
+            seconds = kept["text_pair"].to_pylist() if template else None
+            columns = encode_texts(kept["text"].to_pylist(), seconds, template, tokenizer, settings)
+            tables[split] = pa.table({**columns, "label": kept["label"].combine_chunks()})
         return tables
 
     @cached_property
@@ -90,13 +85,29 @@ class SequenceClassification(Family):
         tables = {split: self.prepared.table(split) for split in ("train", "validation", "test")}
         return {split: (Lists.of(table, "input_ids"), table["label"].to_numpy()) for split, table in tables.items()}
 
+    @cached_property
+    def _types(self) -> dict[str, Lists | None]:
+        tables = {split: self.prepared.table(split) for split in ("train", "validation", "test")}
+        return {
+            split: Lists.of(table, "token_types") if "token_types" in table.column_names else None
+            for split, table in tables.items()
+        }
+
     @property
     def train_size(self) -> int:
         return len(self._splits["train"][0])
 
     def batch(self, rows: Array) -> Batch:
         ids, labels = self._splits["train"]
-        return Batch([ids[row] for row in rows], {"labels": labels[rows]})
+        types = self._types["train"]
+        return Batch(
+            [ids[row] for row in rows],
+            {"labels": labels[rows]},
+            None if types is None else [types[row] for row in rows],
+        )
+
+    def token_types(self, split: str) -> Lists | None:
+        return self._types[split]
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
         return ClassifierHead(hidden, len(self.prepared.label_names), self.settings.classifier, linear)

@@ -21,8 +21,15 @@ class TaskSettings(Frozen):
     max_evaluation_documents: int | None = Field(default=None, ge=1)
     """Retrieval: the judged documents of the queries kept, and others at random up to this many; None keeps all."""
 
+    special_tokens: Literal["end", "tokenizer"] = "end"
+    """What stands around a sequence's texts: an end-of-sequence token behind them (study), or what the corpus's tokenizer adds, such as
+    BERT's `[CLS] a [SEP] b [SEP]` with its token types. The second is for classification, regression and retrieval."""
+    pair_truncation: Literal["longest_first", "joined"] = "longest_first"
+    """Two texts that are too long together: tokens of the longer one are left out, or the end of the text that the task's
+    template joins (study), be it all of the second."""
     pooling: Literal["mean", "bos", "last"] = "mean"
-    """Sequence classification and retrieval: one vector a sequence (study: mean, end-of-sequence token included)."""
+    """Sequence classification and retrieval: one vector a sequence (study: mean, end-of-sequence token included). `bos` is that of
+    the token before the text, and needs `special_tokens: tokenizer`."""
     classifier: Literal["dense-gelu", "linear"] = "dense-gelu"
     """Sequence classification: Linear -> GELU -> Linear (study), or one Linear."""
     head_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -48,10 +55,33 @@ class TaskSettings(Frozen):
             raise ValueError(f"stride ({self.stride}) must be less than max_length ({self.max_length})")
         return self
 
-    def encoding(self) -> dict[str, Any]:
-        """The fields that determine a task's tokenised examples."""
+    @model_validator(mode="after")
+    def _form_fits(self) -> TaskSettings:
+        own = self.special_tokens == "tokenizer"
+        if self.pooling == "bos" and not own:
+            raise ValueError(
+                "pooling bos: with special_tokens end a sequence begins with its text, and no token is there to pool; "
+                "use special_tokens: tokenizer, or pooling mean or last"
+            )
+        if self.pair_truncation == "joined" and own:
+            raise ValueError("pair_truncation joined: special_tokens tokenizer joins no texts; leave it out")
+        return self
+
+    @property
+    def cuts_longest(self) -> bool:
+        """Whether pairs that the task's template joins lose tokens of the longer text."""
+        return self.special_tokens == "end" and self.pair_truncation == "longest_first"
+
+    def encoding(self, *, pairs: bool = False) -> dict[str, Any]:
+        """The fields that determine a task's tokenised examples.
+
+        Args:
+            pairs: the task has two texts.
+        """
         names = (
             "max_length", "max_train_examples", "max_evaluation_examples", "max_evaluation_documents", "stride",
             "query_prefix", "document_prefix",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        own = {"special_tokens": "tokenizer"} if self.special_tokens == "tokenizer" else {}
+        cut = {"pair_truncation": "longest_first"} if pairs and self.cuts_longest else {}
+        return {**{name: getattr(self, name) for name in names}, **own, **cut}

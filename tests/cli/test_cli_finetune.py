@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,13 @@ from transformers import DebertaV2Config, DebertaV2Model
 
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key, run_cell
+from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.prepare import prepare_task
-from small_models import save_small_model, small_tokenizer, write_two
+from small_models import save_small_model, small_tokenizer, write_similarities, write_two
 
 Run = Callable[..., tuple[int, str, str]]
 SPACE = {
@@ -138,10 +140,44 @@ def test_direction_pooling_and_protocol_are_the_cells_own(place: Path, run: Run)
     plain = plan("--protocol", str(own))
     assert (plain["protocol"]["max_length"], plain["protocol"]["max_steps"]) == (64, 5)  # half of 128 positions
     assert plan("--protocol", str(own), "--bidirectional", "--pooling", "mean")["key"] == plain["key"]
-    others = [("--causal",), ("--pooling", "bos"), ("--pooling", "last"), ("--causal", "--pooling", "last")]
+    framed = ("--set", "special_tokens=tokenizer", "--pooling", "bos")
+    others = [("--causal",), framed, ("--pooling", "last"), ("--causal", "--pooling", "last")]
     plans = [plan("--protocol", str(own), *words) for words in others]
     assert len({plain["key"], *(each["key"] for each in plans)}) == 5
     assert (plans[3]["protocol"]["attention"], plans[3]["protocol"]["pooling"]) == ("causal", "last")
+    code, _, errors = run(place / "model", "sst2", "--lr", "1e-3", "--pooling", "bos")
+    assert code == 2 and "no token is there to pool; use special_tokens: tokenizer" in " ".join(errors.split())
+
+
+def test_a_pair_s_cell_is_that_of_a_sweep_and_another_one_only_where_the_longer_text_is_cut(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    write_similarities(place / "data")
+    found = {}
+    for length, cut in itertools.product((28, 100), ("longest_first", "joined")):
+        space = place / "pairs.yaml"
+        protocol = {"max_steps": 2, "max_length": length, "stride": 4, "pair_truncation": cut}
+        space.write_text(
+            yaml.safe_dump({"tasks": ["stsb"], "learning_rates": [1e-3], "seeds": [0], "protocol": protocol})
+        )
+        words = (place / "model", "stsb", "--lr", "1e-3", "--space", space, "--json")
+        code, output, errors = run(*words, "--dry-run")
+        assert code == 0, errors
+        key = json.loads(output)["key"]
+        folder, loaded = place / "model", find_space(space)
+        made = prepare_task("stsb", folder, loaded.protocol_for("stsb"), tmp_path / "store", place / "data")
+        recut = ["stsb"] if made.recut else []
+        (cell,) = expand(loaded, [SweepModel("m", folder, weights_hash(folder))], {"stsb": made.task_data}, recut=recut)
+        assert cell_key(cell) == key
+        code, output, errors = run(*words)
+        assert code == 0, errors
+        result = json.loads(output)
+        assert result["key"] == key
+        assert result["protocol"].get("pair_truncation") == ("longest_first" if recut else None)
+        assert Protocol.of_result(result["protocol"]).cuts_longest == bool(recut)
+        found[length, cut] = key
+    assert found[100, "longest_first"] == found[100, "joined"]
+    assert len(set(found.values())) == 3
 
 
 def test_a_point_of_a_grid_is_chosen_by_its_settings_and_is_the_sweep_s_cell(

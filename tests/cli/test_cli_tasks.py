@@ -81,6 +81,9 @@ def test_every_family_is_shown(run: Run, place: Path) -> None:
     pairs = check(run, place, "stsb", "--examples", "1")
     assert pairs["examples"][0]["text"].startswith("Sentence 1: ")
     assert pairs["labels"]["train"]["min"] == 0.0 < pairs["labels"]["train"]["mean"] < pairs["labels"]["train"]["max"]
+    assert pairs["lengths"]["train"]["lost"] == {"longest_first": 0.0, "joined": 0.0}
+    lost = check(run, place, "stsb", "--max-length", "26")["lengths"]["train"]["lost"]
+    assert lost["longest_first"] == 0.0 < lost["joined"]
     entities = check(run, place, "conll2003")
     tags = {tag for example in entities["examples"] for _, tag in example["tags"]}
     assert tags <= {"O", "B-PER", "B-LOC", "I-LOC"}

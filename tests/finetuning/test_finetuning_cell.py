@@ -30,7 +30,7 @@ from mlmclm.tasks.family import Examples
 from mlmclm.tasks.prepare import prepare_task
 from mlmclm.tasks.sequence_classification import SequenceClassification
 from mlmclm.tasks.token_classification import TokenClassification
-from small_models import save_small_model, write_place
+from small_models import save_framed_model, save_small_model, write_place
 
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
 CORRELATIONS = ("matthews", "spearman", "pearson")
@@ -249,6 +249,23 @@ def test_the_key_of_a_cell_is_what_it_was_when_the_first_results_were_filed() ->
     assert cell_key(cell) == "389bf6c1a1a0ee89234cfeab59a521c0d5717ad5b2d7a1bfb02e358f282dac17"
 
 
+@pytest.mark.parametrize("task", ["sst2", "stsb", "reqa_squad"])
+def test_the_token_before_a_text_is_pooled_only_where_there_is_one(place: Path, task: str) -> None:
+    first = Protocol.model_validate({**SHORT.model_dump(), "special_tokens": "tokenizer", "pooling": "bos"})
+    framed = save_framed_model(place / "framed")
+    prepared = prepare_task(task, framed, first, place / "store", place / "data")
+    ids = prepared.table("test")["input_ids"].to_pylist()
+    assert {row[0] for row in ids} == {1} and {row[-1] for row in ids} == {2}
+    cell = Cell("m", framed, weights_hash(framed), task, prepared.task_data, first, 1e-3, 0)
+    assert run(place, cell)["status"] == "ok"
+    with pytest.raises(UserError, match="adds no token to a text"):
+        prepare_task(task, place / "model", first, place / "store", place / "data")
+    with pytest.raises(ValueError, match="no token is there to pool; use special_tokens: tokenizer"):
+        Protocol(pooling="bos")
+    with pytest.raises(UserError, match="special_tokens: tokenizer is not for token-classification"):
+        prepare_task("conll2003", framed, first, place / "store", place / "data")
+
+
 @pytest.mark.parametrize(("task", "metric", "wanted"), [
     ("sst2", "accuracy", 0.9), ("stsb", "spearman", 0.8),
     ("conll2003", "f1", 0.9), ("squad_4k", "f1", 0.6), ("squad_v2", "f1", 0.6), ("reqa_squad", "ndcg@10", 0.6),
@@ -263,7 +280,7 @@ def test_a_small_untrained_model_learns_what_can_be_learnt(place: Path, task: st
 @pytest.mark.parametrize("changes", [
     {"precision": "bf16"}, {"precision": "fp32"}, {"attention": "causal", "pooling": "last"},
     {"epochs": 0.2, "max_steps": None},
-    {"classifier": "linear", "pooling": "bos"}, {"symmetric": True, "label_sub_tokens": "first", "clip_norm": None},
+    {"classifier": "linear", "pooling": "last"}, {"symmetric": True, "label_sub_tokens": "first", "clip_norm": None},
 ], ids=str)  # fmt: skip
 def test_every_option_runs_in_every_family(place: Path, changes: dict[str, Any]) -> None:
     protocol = Protocol.model_validate({**SHORT.model_dump(), **changes})
@@ -291,15 +308,19 @@ def test_direction_and_pooling_decide_which_tokens_a_prediction_depends_on(
 
     monkeypatch.setattr(SequenceClassification, "examples", watched)
 
+    framed = save_framed_model(place / "framed")
+
     def spread(**changes: Any) -> float:
         """How far predictions of sentences with the same first token lie apart."""
         protocol = Protocol.model_validate({**SHORT.model_dump(), "precision": "fp32", **changes})
-        assert run(place, make(place, "sst2", protocol))["status"] == "ok"
+        own = {"model_folder": framed, "weights": weights_hash(framed)} if "special_tokens" in changes else {}
+        assert run(place, dataclasses.replace(make(place, "sst2"), protocol=protocol, **own))["status"] == "ok"
         return float(found[-1])
 
     # The first token of a causal model sees nothing but itself.
-    assert spread(attention="causal", pooling="bos") < 1e-5
-    for changes in ({"pooling": "bos"}, {"attention": "causal", "pooling": "last"}, {"attention": "causal"}):
+    first = {"special_tokens": "tokenizer", "pooling": "bos"}
+    assert spread(attention="causal", **first) < 1e-5
+    for changes in (first, {"attention": "causal", "pooling": "last"}, {"attention": "causal"}):
         assert spread(**changes) > 1e-4, changes
 
 
