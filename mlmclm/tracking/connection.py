@@ -48,11 +48,11 @@ class Connection:
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.ERROR)
         database = sqlite_file(address)
-        if database is not None:
-            make_usable(database, own=database == sqlite_file(default_address(folder.parent)))
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.ERROR)  # importing it sets the level anew
+        if database is not None:
+            make_usable(database, own=database == sqlite_file(default_address(folder.parent)))
         self._client = MlflowClient(tracking_uri=address)
         artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
         with in_turn(folder / ".experiment.lock"):  # another process may open the same one

@@ -70,7 +70,7 @@ def export(store: Path) -> ExportReport:
     with Tracker(store, "study") as tracker:
         for record in RECORDS:
             tracker.put(record)
-        return tracker.close()
+        return tracker.close(timeout=300)  # making a database takes seconds, and minutes on a busy machine
 
 
 def run_names(store: Path, experiment: str = "study") -> list[str]:
