@@ -126,7 +126,7 @@ class FileSource:
     """A local file, or the files of a folder: those of a split start with its name, or lie in a folder of its name.
 
     Parquet and JSON files have a column of text. A text file is one document, or one a paragraph (`text_documents`). Markdown beside
-    Parquet or JSON files is about them, and no part of the text.
+    Parquet or JSON files is about them, and no part of the text; nor are hidden text files.
     """
 
     def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
@@ -143,6 +143,7 @@ class FileSource:
         tables = any(file.suffix in TABLES for file in there)
         kinds = [suffix for suffix in SUFFIXES if not (tables and suffix == ".md")]
         files = [file for file in there if file.suffix in kinds]
+        files = [file for file in files if not (self._is_document(file) and _hidden(file.relative_to(path)))]
         if not files:
             raise UserError(f"{path}: there is no file of text in this folder. Allowed: {', '.join(SUFFIXES)}.")
         parts = {file: self._part_of(file) for file in files}
@@ -181,20 +182,24 @@ class FileSource:
         by_folder = self._begins(file, first, _SPLITS) and not self._begins(file, file.name, _SPLITS)
         return first if by_folder else file.name
 
+    def _is_document(self, file: Path) -> bool:
+        """Whether a file is one document."""
+        return file.suffix in TEXT and not self._paragraphs
+
     def _begins(self, file: Path, name: str, splits: tuple[str, ...]) -> bool:
         """Whether a file's name, or its folder's, is that of one of these splits.
 
         A file that is a document has a title: `testing.md` is no test split and `valley.txt` none of validation.
         """
-        if self._paragraphs or file.suffix not in TEXT:
+        if not self._is_document(file):
             return name.startswith(splits)
         return any(name.startswith(split) and not name[len(split) :][:1].isalpha() for split in splits)
 
     def _check_lengths(self) -> None:
         """Raises UserError for a text file that is too long for one document."""
-        for file in [*self._train, *self._validation] if not self._paragraphs else []:
+        for file in filter(self._is_document, [*self._train, *self._validation]):
             size = file.stat().st_size
-            if file.suffix in TEXT and size > LONGEST_DOCUMENT:
+            if size > LONGEST_DOCUMENT:
                 raise UserError(
                     f"{file}: {size / 2**20:,.0f} MiB are too long for one document, which is read and tokenised as a whole (at most "
                     f"{LONGEST_DOCUMENT >> 20} MiB). Write 'text_documents: paragraph' under corpus in the study file: each paragraph is a document "
@@ -221,7 +226,7 @@ class FileSource:
                 parts.append([kind, file.suffix, stat.st_size, entry[1]])
         if changed:
             write_json(known_path, known)
-        whole = not self._paragraphs and any(file.suffix in TEXT for file in [*self._train, *self._validation])
+        whole = any(map(self._is_document, [*self._train, *self._validation]))
         return stable_hash([self._column, parts, *(["file"] if whole else [])])[:16]
 
     def train(self) -> Iterator[str]:
@@ -237,7 +242,7 @@ class FileSource:
         groups: list[list[Path]] = []
         room = 0.0
         for file in self._train if part == TRAIN else self._validation:
-            size = file.stat().st_size if file.suffix in TEXT and not self._paragraphs else math.inf
+            size = file.stat().st_size if self._is_document(file) else math.inf
             if size > room:
                 groups.append([])
                 room = PIECE_BYTES
@@ -346,6 +351,11 @@ def _looks_like_a_path(source: str) -> bool:
 
 def _named(files: Sequence[Path]) -> str:
     """The number of files that are not hidden, and the first of them."""
-    shown = [str(file) for file in files if not any(part.startswith(".") for part in file.parts)]
+    shown = [str(file) for file in files if not _hidden(file)]
     more = f" and {len(shown) - SHOWN_FILES:,} more" if len(shown) > SHOWN_FILES else ""
     return f"{len(shown):,} ({', '.join(shown[:SHOWN_FILES])}{more})" if shown else ""
+
+
+def _hidden(file: Path) -> bool:
+    """Whether a file or a folder that it lies in begins with a full stop; relative to the source's folder."""
+    return any(part.startswith(".") for part in file.parts)

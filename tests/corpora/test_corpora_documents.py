@@ -66,7 +66,7 @@ def test_the_identity_of_other_files_and_of_paragraphs_is_what_it_was(tmp_path: 
 
 
 def test_a_title_is_no_split(tmp_path: Path) -> None:
-    for name in ("training.md", "valley.txt", "testing/a.md", "development/b.txt"):
+    for name in ("training.md", "valley.txt", "testing/a.md", "development/b.txt", ".pytest_cache/README.md"):
         write(tmp_path / "books" / name, [name])
     source = FileSource(tmp_path / "books", CorpusConfig(source="x"), tmp_path)
     assert list(source.train()) == ["development/b.txt", "testing/a.md", "training.md", "valley.txt"]
