@@ -88,7 +88,7 @@ def test_a_suite_is_planned_by_name_and_by_path_over_a_study_s_recipe(
 ) -> None:
     code, printed = run(capsys, "plan", "--suite", "paper", "--json")
     assert code == 0
-    assert len(json.loads(printed)["models"]) == 46
+    assert len(json.loads(printed)["models"]) == 50
     path = tmp_path / "suite.yaml"
     path.write_text(yaml.safe_dump({"size": "1m", "models": ["clm-300"], "recipe": {"batch": 16}}))
     study = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
