@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import BertConfig, BertModel
 
 import mlmclm.finetuning.cell
 import mlmclm.finetuning.forward
@@ -264,6 +265,30 @@ def test_the_token_before_a_text_is_pooled_only_where_there_is_one(place: Path, 
         Protocol(pooling="bos")
     with pytest.raises(UserError, match="special_tokens: tokenizer is not for token-classification"):
         prepare_task("conll2003", framed, first, place / "store", place / "data")
+
+
+def test_token_types_reach_a_model_that_has_them_and_no_other(place: Path) -> None:
+    framed = Protocol.model_validate({**SHORT.model_dump(), "special_tokens": "tokenizer"})
+    curves = []
+    for kind in ("bert", "bert with one type", "eurobert"):
+        folder = save_framed_model(place / kind)
+        if kind != "eurobert":
+            config = BertConfig(
+                vocab_size=400, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+                max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            )  # fmt: skip
+            torch.manual_seed(0)
+            model = BertModel(config, add_pooling_layer=False)
+            types = model.embeddings.token_type_embeddings.weight.data
+            types[1] = types[0] + (torch.linspace(-1, 1, 32) if kind == "bert" else 0.0)
+            model.save_pretrained(folder)
+        prepared = prepare_task("stsb", folder, framed, place / "store", place / "data")
+        assert max(prepared.table("train")["token_types"][0].as_py()) == 1
+        cell = Cell("m", folder, weights_hash(folder), "stsb", prepared.task_data, framed, 1e-3, 0)
+        result = run(place, cell)
+        assert result["status"] == "ok"
+        curves.append(result["curve"])
+    assert curves[0] != curves[1]
 
 
 @pytest.mark.parametrize(("task", "metric", "wanted"), [
