@@ -63,6 +63,17 @@ def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = Non
     return None
 
 
+def checked(folder: Path, names: Iterable[str] | None, remedy: str) -> None:
+    """Holds files of a folder against their checksums; a folder of an earlier version, which has none, passes.
+
+    Raises:
+        UserError: one of them is not what was written; the message names the file and the remedy.
+    """
+    found = damage(folder, names=names) if noted(folder) else None
+    if found is not None:
+        raise UserError(f"{folder}: {found}. {remedy}")
+
+
 def noted(folder: Path) -> bool:
     """Whether a folder has checksums; one that an earlier version wrote has none."""
     return (folder / CHECKSUMS).is_file()
@@ -78,16 +89,17 @@ def whole_cache(folder: Path, needed: str) -> bool:
     """
     if not folder.is_dir():
         return False
-    if _cache_damage(folder, needed) is None:
+    if cache_damage(folder, needed) is None:
         return True
     with in_turn(folder.with_name(".damaged.lock")):
-        found = _cache_damage(folder, needed) if folder.is_dir() else None  # another process may have made it again
+        found = cache_damage(folder, needed) if folder.is_dir() else None  # another process may have made it again
         if found is not None:
             say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again.")
     return folder.is_dir()
 
 
-def _cache_damage(folder: Path, needed: str) -> str | None:
+def cache_damage(folder: Path, needed: str) -> str | None:
+    """What is wrong with a folder that is there, None if nothing; arguments as those of `whole_cache`."""
     found = damage(folder) if noted(folder) else None
     return found or (None if (folder / needed).is_file() else f"{needed} is missing")
 

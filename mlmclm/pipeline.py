@@ -8,20 +8,21 @@ a finished one costs seconds. Nothing heavy (torch, Ray) is imported before some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.checksums import noted, set_aside, write_sealed
 from mlmclm.claims import Claims, make_once
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.prepare import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError, for_each
-from mlmclm.files import first_there, places_of, read_json, write_json
+from mlmclm.files import first_there, places_of, read_json
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import (
     Beginning,
@@ -285,10 +286,11 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
             prepared.place.store,
             f"models-{folder.parent.name}",
             f"{name}'s folder",
-            there=(folder / "config.json").is_file,
-            make=partial(_export, prepared, name, folder),
+            there=partial(_is_exported, folder),
+            make=partial(_export_again, prepared, name, folder),
         )
-        _mend(folder, prepared)
+        if not noted(folder):
+            _mend(folder, prepared)
         link = prepared.place.study_folder(prepared.study) / "models" / str(name)
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink() or link.resolve() != folder.resolve():
@@ -298,13 +300,28 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
     return models
 
 
+def _is_exported(folder: Path) -> bool:
+    from mlmclm.models.notes import damage_of_export
+
+    return (folder / "config.json").is_file() and damage_of_export(folder) is None
+
+
+def _export_again(prepared: Prepared, name: ModelName, folder: Path) -> None:
+    """Exports a model, in place of a folder that is damaged."""
+    from mlmclm.models.notes import damage_of_export
+
+    found = damage_of_export(folder)
+    if found is not None:
+        say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and exported again.")
+    _export(prepared, name, folder)
+
+
 def exported_model(prepared: Prepared, name: ModelName) -> SweepModel:
     """A model that `export_models` has exported."""
-    from mlmclm.models.folder import weights_hash
     from mlmclm.sweeps.cells import SweepModel
 
     folder = prepared.model_folder(name)
-    return SweepModel(str(name), folder, _remembered(folder, "weights", weights_hash))
+    return SweepModel(str(name), folder, _remembered(folder))
 
 
 def _mend(folder: Path, prepared: Prepared) -> None:
@@ -318,12 +335,47 @@ def _mend(folder: Path, prepared: Prepared) -> None:
         say(f"{folder}: its tokenizer added tokens that the model was never trained with; it is exported again.")
 
 
-def _remembered(folder: Path, what: str, compute: Callable[[Path], str]) -> str:
-    """A hash of an immutable folder of the store, computed once and kept beside it."""
-    path = folder.parent / f"{folder.name}.{what}.json"
-    if not path.is_file():
-        write_json(path, {what: compute(folder)})
-    return str(read_json(path)[what])
+def _remembered(folder: Path) -> str:
+    """The hash of a model folder of the store, computed once and kept beside it."""
+    from mlmclm.models.notes import read_remembered
+
+    path = folder.with_name(f"{folder.name}.weights.json")
+    known = read_remembered(path)
+    if known is None:
+        if path.is_file():
+            say(f"{path} is not used: it is damaged. It is kept as {set_aside(path).name} and made again.")
+        from mlmclm.models.folder import weights_hash
+
+        write_sealed(path, {"weights": weights_hash(folder)})
+    return known or _remembered(folder)
+
+
+def restore_exports(prepared: Prepared, names: Collection[str]) -> None:
+    """Reads the folders of these models, from which cells are about to be computed, and exports again what is damaged.
+
+    Raises:
+        UserError: what is exported again is another model to its cells.
+    """
+    from mlmclm.models.folder import weights_hash
+    from mlmclm.models.notes import note_written
+
+    for name in prepared.plan.models:
+        folder = prepared.model_folder(name)
+        if str(name) not in names:
+            continue
+        try:
+            found = weights_hash(folder)
+        except UserError as error:
+            say(f"{error} It is kept as {set_aside(folder).name} and exported again.")
+            _export(prepared, name, folder)
+            found = weights_hash(folder)
+        if found != _remembered(folder):
+            raise UserError(
+                f"{folder}: it was damaged, and what this version exports in its place is another model to its cells. Put back a copy; or "
+                f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed anew."
+            )
+        if not noted(folder):
+            note_written(folder)  # of an earlier version; the hash that it noted is right
 
 
 def _export(prepared: Prepared, name: ModelName, folder: Path) -> None:
@@ -436,7 +488,9 @@ def sweep(
         MlmclmError: some cells failed; all others are kept.
     """
     from mlmclm.sweeps.layers import run_layers
+    from mlmclm.sweeps.ledger import Ledger
 
+    restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
     outcome = run_layers(
         plan,
         store=prepared.place.store,

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mlmclm.errors import MlmclmError
-from mlmclm.files import read_json
 from mlmclm.pipeline import Place, Prepared
 from mlmclm.pretraining import states
 from mlmclm.progress import say
@@ -138,7 +137,7 @@ class StudyTracking:
         key = stage.end.key(prepared.fingerprint)
         facts = None
         if not running:
-            facts = read_json(states.state_folder(prepared.place.store, key) / "state.json").get("system")
+            facts = states.describe(states.state_folder(prepared.place.store, key)).get("system")
         return stage_record(
             self.study.name,
             stage=key,

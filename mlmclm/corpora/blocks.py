@@ -38,6 +38,7 @@ class Blocks:
         self._ends = np.cumsum([shard.blocks for shard in self.shards], dtype=np.int64)
         self._length = int(self._ends[-1])
         self._maps: dict[int, NDArray[Any]] = {}
+        self._checked: set[int] = set()
 
     def __len__(self) -> int:
         """The number of blocks."""
@@ -99,6 +100,9 @@ class Blocks:
             return known
         shard = self.shards[index]
         path = self.shelf.fetch(shard.file, self.bytes_of(shard), shard.sha256)
+        if shard.sha256 is not None and index not in self._checked:
+            self.shelf.check(shard.file, shard.sha256)
+            self._checked.add(index)
         mapped = np.memmap(path, dtype=self.dtype, mode="r", shape=(shard.blocks, self.block_length)).view(np.ndarray)
         if len(self._maps) >= OPEN_SHARDS:
             del self._maps[next(iter(self._maps))]

@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlmclm.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.corpora import pydocs
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.pydocs_pin import PYDOCS, settled
 from mlmclm.corpora.reading import SUFFIXES, TABLES, TEXT, check_column, read_documents, text_of
 from mlmclm.corpora.workers import Progress, silent
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import first_there, hash_file, places_of, read_json, stable_hash, write_json
+from mlmclm.files import first_there, hash_file, places_of, stable_hash
+from mlmclm.progress import say
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _SPLITS = ("train", "test", *_VALIDATION_NAMES)
@@ -79,6 +81,17 @@ def open_source(
         places = " nor ".join(str(path) for path in tried)
         raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.")
     return HubSource(config, tried)
+
+
+def _known_hashes(path: Path) -> dict[str, Any]:
+    """By file its size and times with the hash of its content; empty where there is none yet, or the note of them is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        return read_sealed(path, "")
+    except UserError as error:
+        say(f"{error} It is kept as {set_aside(path).name}; the source's files are hashed again.".replace("  ", " "))
+        return {}
 
 
 @dataclass(frozen=True)
@@ -213,7 +226,7 @@ class FileSource:
     def fingerprint(self) -> str:
         """Of the files' content; a hash is taken again only when size or time of a file has changed."""
         known_path = self._store / "corpora" / "hashes.json"
-        known: dict[str, list[Any]] = read_json(known_path) if known_path.exists() else {}
+        known = _known_hashes(known_path)
         parts, changed = [], False
         for kind, files in (("train", self._train), ("validation", self._validation)):
             for file in files:
@@ -225,7 +238,7 @@ class FileSource:
                     changed = True
                 parts.append([kind, file.suffix, stat.st_size, entry[1]])
         if changed:
-            write_json(known_path, known)
+            write_sealed(known_path, known)
         whole = any(map(self._is_document, [*self._train, *self._validation]))
         return stable_hash([self._column, parts, *(["file"] if whole else [])])[:16]
 

@@ -7,6 +7,7 @@ record of where in the documents it ended: the next one goes on there, in anothe
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from contextlib import suppress
@@ -18,10 +19,12 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.checksums import sealed, unsealed
 from mlmclm.corpora.blocks import Shard
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
 from mlmclm.files import disk_fault
+from mlmclm.progress import say
 
 
 class Place(NamedTuple):
@@ -89,6 +92,15 @@ def shard_file(part: str, number: int) -> str:
 def record_file(part: str, number: int) -> str:
     """The name of its record, which is there until the index is."""
     return f"{part}-{number:05d}.json"
+
+
+def read_record(shelf: Shelf, part: str, number: int) -> Record | None:
+    """A finished shard's record; None where it is not there or damaged, and the shard is to be made again."""
+    try:
+        return Record.from_json(unsealed(json.loads(shelf.read(record_file(part, number)) or b"")))
+    except (ValueError, KeyError, TypeError):
+        say(f"{shelf.where(record_file(part, number))} is damaged: its shard is made again.")
+        return None
 
 
 @dataclass
@@ -267,5 +279,5 @@ class ShardWriter:
         document, token, counts = self._cut
         made = Shard(self._file, shard.blocks, shard.digest.hexdigest())
         record = Record(made, shard.blocks * self._length * self._dtype.itemsize, Place(*document), token, counts)
-        self._shelf.write_json(record_file(self.part, len(self.records)), record.to_json())
+        self._shelf.write_json(record_file(self.part, len(self.records)), sealed(record.to_json()))
         self.records.append(record)

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from mlmclm.checksums import cache_damage, sealed, write_sealed
 from mlmclm.claims import Claims
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source, no_text, too_little
 from mlmclm.corpora.documents import TRAIN, VALIDATION, PydocsSource, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill
-from mlmclm.corpora.packing import Record, ShardWriter, record_file
+from mlmclm.corpora.packing import Record, ShardWriter, read_record, record_file
 from mlmclm.corpora.prepared import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index, summary
 from mlmclm.corpora.selection import head, held_out, sample
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
@@ -32,7 +33,7 @@ from mlmclm.corpora.tokenizer import (
 )
 from mlmclm.corpora.workers import Progress, silent, worker_count
 from mlmclm.errors import UserError
-from mlmclm.files import expanded, stable_hash, write_json
+from mlmclm.files import expanded, stable_hash
 from mlmclm.progress import say
 
 CORPUS_VERSION = 1
@@ -114,6 +115,9 @@ def find_corpus(
         damaged: also where the work is to make lost shards again.
     """
     place = _locate(corpus, tokenizer, block_length, store, data_root, beside, 1, silent)
+    found = place.tokenizer_damage() if place.tokenizer.is_dir() else None
+    if found is not None:
+        raise UserError(f"{place.tokenizer}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
     return _open(place, store) if damaged or place.complete() else None
 
 
@@ -139,10 +143,14 @@ class _Place:
     below: int | None = None
     """The hash below which a document is held out, where the source is divided so; known when there is something to make."""
 
+    def tokenizer_damage(self) -> str | None:
+        """What is wrong with the tokenizer that is there."""
+        return cache_damage(self.tokenizer, "tokenizer.json")
+
     def complete(self) -> bool:
         """Whether tokenizer and shards are there; looks at the shards' sizes."""
         index = read_index(self.shelf)
-        if index is None or not self.tokenizer.is_dir():
+        if index is None or not self.tokenizer.is_dir() or self.tokenizer_damage() is not None:
             return False
         return not any(blocks_of(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
 
@@ -238,13 +246,13 @@ def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
     facts = _pack(place, corpus, encoder, report)
     facts |= {"key": place.key, "tokenizer_key": place.tokenizer.name, "block_length": place.block_length}
     made_from = {"source": corpus.source, **corpus.identity()}
-    shelf.write_json(INDEX, {**facts, "source_fingerprint": place.origin, "corpus": made_from})
+    shelf.write_json(INDEX, sealed({**facts, "source_fingerprint": place.origin, "corpus": made_from}))
     for part in (TRAIN, VALIDATION):
         for number in range(len(facts[part]["shards"])):
             shelf.remove(record_file(part, number))
     if corpus.shards is not None:
         own = place.tokenizer.parent.parent / "corpora" / place.key
-        write_json(own / ELSEWHERE, {"folder": shelf.folder, "address": shelf.address})
+        write_sealed(own / ELSEWHERE, {"folder": shelf.folder, "address": shelf.address})
 
 
 def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> dict[str, Any]:
@@ -296,9 +304,9 @@ def _finished(shelf: Shelf, part: str) -> list[Record]:
     found: list[Record] = []
     whole = True
     while record_file(part, len(found)) in sizes and whole:
-        record = Record.from_json(shelf.read_json(record_file(part, len(found))))
-        whole = sizes.get(record.shard.file) == record.bytes
-        if whole:
+        record = read_record(shelf, part, len(found))
+        whole = record is not None and sizes.get(record.shard.file) == record.bytes
+        if record is not None and whole:
             found.append(record)
     for file in sizes:
         name, _, number = file.removesuffix(".json").rpartition("-")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mlmclm.checksums import parse_sealed, read_sealed
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION
@@ -15,7 +16,6 @@ from mlmclm.corpora.shelf import INDEX, Shelf
 from mlmclm.corpora.tokenizer import load_tokenizer, special_ids
 from mlmclm.corpora.workers import Progress, silent
 from mlmclm.errors import UserError
-from mlmclm.files import read_json
 
 SAMPLED_TOKENS = 8_000_000
 """Tokens that are read to say how long documents are."""
@@ -55,7 +55,8 @@ def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
     """
     folder = store / "corpora" / key
     elsewhere = folder / ELSEWHERE
-    shelf = Shelf(**read_json(elsewhere)) if elsewhere.is_file() else Shelf(str(folder))
+    again = f"Delete {folder} and run `mlmclm data` on the study."
+    shelf = Shelf(**read_sealed(elsewhere, again)) if elsewhere.is_file() else Shelf(str(folder))
     index = read_index(shelf)
     if index is None:
         raise UserError(f"{shelf.where(INDEX)}: no such file.")
@@ -68,13 +69,24 @@ def read_index(shelf: Shelf) -> dict[str, Any] | None:
     `train` and `validation` each have facts and their `shards`: file, blocks, bytes, SHA-256, and where in the documents
     it ends.
     """
-    index: dict[str, Any] | None = shelf.read_json(INDEX)
+    index = _read(shelf, INDEX)
     return _of_one_file(shelf) if index is None else index
+
+
+def _read(shelf: Shelf, file: str) -> dict[str, Any] | None:
+    """A corpus's JSON file, None where there is none."""
+    content = shelf.read(file)
+    where = shelf.where(file)
+    return None if content is None else parse_sealed(content, where, _remedy(where))
+
+
+def _remedy(where: str) -> str:
+    return f"Delete {where} and run `mlmclm data` on the study: the corpus is prepared anew."
 
 
 def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
     """The index of a corpus that an earlier version prepared: one file a part, without checksums."""
-    meta: dict[str, Any] | None = shelf.read_json("meta.json")
+    meta = _read(shelf, "meta.json")
     if meta is None:
         return None
     width = meta["block_length"] * np.dtype(meta["dtype"]).itemsize
@@ -161,19 +173,27 @@ def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[s
 
 
 def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
-    """The corpus of an index that was read."""
-    return PreparedCorpus(
-        key=key,
-        folder=shelf.local,
-        tokenizer=store / "tokenizers" / index["tokenizer_key"],
-        tokenizer_key=index["tokenizer_key"],
-        block_length=index["block_length"],
-        train=blocks_of(index, shelf, TRAIN),
-        validation=blocks_of(index, shelf, VALIDATION),
-        documents=index["train"]["documents"],
-        tokens=index["train"]["tokens"],
-        vocabulary=index["vocabulary"],
-    )
+    """The corpus of an index that was read.
+
+    Raises:
+        UserError: an entry of the index is missing.
+    """
+    try:
+        return PreparedCorpus(
+            key=key,
+            folder=shelf.local,
+            tokenizer=store / "tokenizers" / index["tokenizer_key"],
+            tokenizer_key=index["tokenizer_key"],
+            block_length=index["block_length"],
+            train=blocks_of(index, shelf, TRAIN),
+            validation=blocks_of(index, shelf, VALIDATION),
+            documents=index["train"]["documents"],
+            tokens=index["train"]["tokens"],
+            vocabulary=index["vocabulary"],
+        )
+    except (KeyError, TypeError, ValueError) as error:  # an earlier version's, which has no checksum
+        where = shelf.where(INDEX)
+        raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). {_remedy(where)}") from error
 
 
 def blocks_of(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:

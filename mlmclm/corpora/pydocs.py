@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from mlmclm.checksums import whole_cache, write_checksums
 from mlmclm.corpora.pydocs_pin import documents_folder, pin_file, settle
 from mlmclm.corpora.pydocs_splits import Group, drop_copies, split_groups
 from mlmclm.corpora.workers import Progress, ordered_map, silent, worker_count
@@ -125,7 +126,7 @@ def prepare_pydocs(
     """
     known = settle_pydocs(store, roots=roots, workers=workers, progress=progress)
     folder = documents_folder(store, known)
-    if not folder.is_dir():
+    if not whole_cache(folder, _DOCUMENTS.name):
         if fingerprint(roots) != known:
             raise UserError(
                 f"{folder}: no such folder. It held the documentation that this store's pydocs corpus and tasks are made of, and what is "
@@ -297,6 +298,7 @@ def _extract(target: Path, roots: Sequence[Root] | None, workers: int | None, pr
     if not target.is_dir():
         with whole_folder(target) as folder:
             _write(folder, installed_roots() if roots is None else roots, worker_count(workers), progress)
+            write_checksums(folder)
 
 
 def _write(folder: Path, roots: Sequence[Root], workers: int, progress: Progress) -> None:

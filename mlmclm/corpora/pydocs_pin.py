@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from mlmclm.checksums import read_sealed, sealed
 from mlmclm.claims import Claims
 from mlmclm.corpora.shelf import INDEX
 from mlmclm.errors import UserError
@@ -42,13 +43,10 @@ def settled(store: Path) -> str | None:
     file = pin_file(store)
     if not file.is_file():
         return None if file.parent.is_dir() else _adopted(store)
-    found = read_json(file)
-    text = found.get("fingerprint") if isinstance(found, dict) else None
+    again = f"Delete the folder {file.parent}: what the store's models were trained on is then taken."
+    text = read_sealed(file, again).get("fingerprint")
     if not isinstance(text, str) or re.fullmatch(r"[0-9a-f]{16}", text) is None:
-        raise UserError(
-            f"{file}: 'fingerprint' is not 16 hexadecimal digits. Delete the folder {file.parent}: what the store's models were trained "
-            "on is then taken."
-        )
+        raise UserError(f"{file}: 'fingerprint' is not 16 hexadecimal digits. {again}")
     return text
 
 
@@ -70,7 +68,7 @@ def settle(store: Path, make: Callable[[], str], waiting: Callable[[str], None])
 
 def _note(file: Path, fingerprint: str) -> None:
     """Writes the file; the folder appears with it, because a folder without it means that the user has deleted it."""
-    content = {"source": PYDOCS, "fingerprint": fingerprint}
+    content = sealed({"source": PYDOCS, "fingerprint": fingerprint})
     if file.parent.is_dir():
         write_json(file, content)
     else:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlmclm.checksums import set_aside
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, unknown
-from mlmclm.files import disk_fault, expanded, in_turn, parse_json, readable, write_json
+from mlmclm.files import disk_fault, expanded, hash_file, in_turn, readable, write_json
 
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
@@ -56,18 +57,17 @@ class Shelf:
             }
         return {}
 
-    def read_json(self, file: str) -> Any:
-        """The content of a JSON file, None where there is none."""
+    def read(self, file: str) -> bytes | None:
+        """The content of a file, None where there is none."""
         try:
             if self.address is None:
-                text = (self.local / file).read_bytes()
-            else:
-                system, path = file_system(self.address)
-                with _reached(self.where(file)):
-                    text = system.cat_file(f"{path}/{file}")
+                return (self.local / file).read_bytes()
+            system, path = file_system(self.address)
+            with _reached(self.where(file)):
+                content: bytes = system.cat_file(f"{path}/{file}")
+            return content
         except FileNotFoundError:
             return None
-        return parse_json(text, self.where(file))
 
     def write_json(self, file: str, value: Any) -> None:
         """Writes a JSON file, whole or not at all as far as the file system can."""
@@ -121,6 +121,27 @@ class Shelf:
         if found != size:
             raise UserError(f"{path}: {found:,} bytes, but it was written with {size:,}. {AGAIN}")
         return path
+
+    def check(self, file: str, sha256: str) -> Path:
+        """Reads a file that was fetched; returns its path on this node.
+
+        Raises:
+            UserError: it is not what was written. It is renamed then, so that the same command makes it again, or fetches it.
+        """
+        path = self.local / file
+        try:
+            if hash_file(path) == sha256:
+                return path
+            aside = set_aside(path)
+        except FileNotFoundError as error:  # another worker was faster
+            raise UserError(
+                f"{path}: not what was written. Run the same command again: it alone is made again."
+            ) from error
+        again = "made" if self.address is None else "fetched"
+        raise UserError(
+            f"{path}: its checksum is not the one that it was written with. It is kept as {aside.name}: run the same command again, and it "
+            f"alone is {again} again."
+        )
 
     def checksum(self, file: str, read: Callable[[int], None]) -> str:
         """SHA-256 (hex) of a file where it lies; `read` is told of the bytes as they are read.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.checksums import CHECKSUMS, cache_damage, noted, whole_cache, write_checksums
 from mlmclm.claims import make_once
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import gpt2_tokenizer, tiktoken_tokenizer
@@ -91,6 +92,7 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
     folder = store / "tokenizers" / tokenizer_key(config, corpus_key)
 
     def make() -> None:
+        whole_cache(folder, "tokenizer.json")  # sets aside what is damaged
         if config.path is not None:
             tokenizer, named = _from_path(expanded(config.path))
         elif config.name is not None:
@@ -99,9 +101,30 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
             tokenizer, named = train(texts, config.train_vocab_size or 0), SpecialTokens()
         with whole_folder(folder) as temporary:
             save(tokenizer, named, temporary)
+            write_checksums(temporary)
+            _check_same(temporary, folder.with_name(f"{folder.name}.damaged"))
 
-    make_once(store, f"tokenizers-{folder.name}", "the tokenizer", there=folder.is_dir, make=make)
+    def there() -> bool:
+        return folder.is_dir() and cache_damage(folder, "tokenizer.json") is None
+
+    make_once(store, f"tokenizers-{folder.name}", "the tokenizer", there=there, make=make)
     return folder
+
+
+def _check_same(made: Path, damaged: Path) -> None:
+    """Refuses a tokenizer that is made again, for one that was damaged, and came out as another.
+
+    Raises:
+        UserError: corpora and models of the store were made with the damaged one as it had been.
+    """
+    if not noted(damaged):
+        return
+    before, now = ((folder / CHECKSUMS).read_bytes() for folder in (damaged, made))
+    if before != now:
+        raise UserError(
+            f"{damaged}: the tokenizer is damaged, and what it was made from gives another one now, which the store's corpora "
+            f"and models don't know. Put back a copy of its files and rename it to {damaged.stem}; or choose another --store."
+        )
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
@@ -167,7 +190,14 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, for text that is data: special tokens written out in it are ordinary text."""
-    return text_tokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    file = folder / "tokenizer.json"
+    try:
+        return text_tokenizer(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{file}: no such file. Delete {folder} to have it built again.") from error
+    except Exception as error:  # The library raises bare Exception.
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{file}: damaged ({reason}). Delete {folder} to have it built again.") from error
 
 
 def text_tokenizer(content: str) -> Tokenizer:

@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig
 from mlmclm.files import whole_folder
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.exported_tokenizer import write_tokenizer
-from mlmclm.models.notes import CONTEXT, add_notes
+from mlmclm.models.notes import CONTEXT, add_notes, note_written
 
 
 def export_folder(
@@ -65,3 +65,5 @@ def export_folder(
         if context is not None:
             for part in (folder, *([folder / "decoder"] if decoder else [])):
                 add_notes(part, {CONTEXT: context})
+        for part in (folder, *([folder / "decoder"] if decoder else [])):
+            note_written(part)

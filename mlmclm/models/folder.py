@@ -15,16 +15,23 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from mlmclm.checksums import CHECKSUMS, checked, noted
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, read_json
 from mlmclm.models.directions import use_either_direction
 from mlmclm.models.exported_tokenizer import original_text
-from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, tokenizer_file_hash
-from mlmclm.models.sources import longest, weight_files
+from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, read_remembered, tokenizer_file_hash
+from mlmclm.models.sources import TOKENIZER_FILES, longest, weight_files
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 POOLED = ("bert", "roberta")
 """Architectures whose base model has a layer over the first token, which no language model trains and nothing here uses."""
+
+
+CHANGED = (
+    "Delete {folder}: `mlmclm study` or `mlmclm pretrain` exports a model of a study again. If it was changed on purpose, delete its "
+    "checksums.json."
+)
 
 
 def check_model_folder(path: Path) -> dict[str, Any]:
@@ -72,14 +79,23 @@ def weights_hash(folder: Path) -> str:
     Of an exported tokenizer.json it is the corpus's that enters (`models.notes`).
 
     Raises:
-        UserError: the folder is not a model (see `check_model_folder`).
+        UserError: the folder is not a model (see `check_model_folder`), or not what was exported.
     """
+    checked(folder, None, CHANGED.format(folder=folder))
+    sums = read_json(folder / CHECKSUMS) if noted(folder) else {}
     check_model_folder(folder)
     digest = hashlib.sha256()
     for file in [folder / "config.json", *weight_files(folder)]:
-        digest.update(bytes.fromhex(hash_file(file)))
+        digest.update(bytes.fromhex(sums[file.name]["sha256"] if file.name in sums else hash_file(file)))
     digest.update(bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json")))
-    return digest.hexdigest()
+    found = digest.hexdigest()
+    # Of an export of an earlier version nothing else was noted.
+    before = folder.resolve().with_name(f"{folder.resolve().name}.weights.json")
+    if not sums and before.is_file() and read_remembered(before) not in (None, found):
+        raise UserError(
+            f"{folder}: not what was exported: its hash is not that of {before.name} beside it. {CHANGED.format(folder=folder)}"
+        )
+    return found
 
 
 def tokenizer_hash(folder: Path) -> str:
@@ -91,6 +107,8 @@ def tokenizer_hash(folder: Path) -> str:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{folder}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
+    names = [name for name in (*TOKENIZER_FILES, NOTES) if (folder / name).is_file()]
+    checked(folder, names, CHANGED.format(folder=folder))
     digest = hashlib.sha256(bytes.fromhex(tokenizer_file_hash(file)))
     config = folder / "tokenizer_config.json"
     settings = read_json(config) if config.is_file() else {}

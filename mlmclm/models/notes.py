@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlmclm.checksums import CHECKSUMS, damage, noted, read_sealed, write_checksums
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, read_json, write_json
 
@@ -58,3 +59,27 @@ def tokenizer_file_hash(file: Path) -> str:
     noted = read_notes(file.parent).get(TOKENIZER)
     exported, corpus = (None, "") if noted is None else noted["stands_for"].get(file.name, (None, ""))
     return corpus if found == exported else found
+
+
+def note_written(folder: Path) -> None:
+    """Notes the checksums of a model folder that was exported; the card is not among them, for people write on it."""
+    write_checksums(folder, [file.name for file in folder.iterdir() if file.is_file() and file.name != "README.md"])
+
+
+def damage_of_export(folder: Path) -> str | None:
+    """What is wrong with a folder that was exported, None if nothing: sizes of weights, and checksums of all that is small."""
+    for part in (folder, folder / "decoder"):
+        if noted(part):
+            names = [file.name for file in part.iterdir() if file.suffix == ".json" and file.name != CHECKSUMS]
+            found = damage(part, read=False) or damage(part, names=names)
+            if found is not None:
+                return found
+    return None
+
+
+def read_remembered(path: Path) -> str | None:
+    """The hash that a file beside a store's model folder holds; None where it is not there or damaged."""
+    try:
+        return str(read_sealed(path, "")["weights"])
+    except (UserError, KeyError):
+        return None

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mlmclm.checksums import write_checksums
 from mlmclm.errors import UserError
 from mlmclm.files import read_json, whole_folder, write_json
 from mlmclm.models.stored import StoredTensors
@@ -88,7 +89,7 @@ def write_folder(
         write_tensors(folder, state)
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics), encoding="utf-8")
         write_json(folder / "state.json", {**description, "step": state.step})
-        states.write_checksums(folder)
+        write_checksums(folder)
 
 
 def deposit(

@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.checksums import checked, damage, read_sealed, set_aside, whole_cache, write_checksums, write_sealed
 from mlmclm.claims import make_once
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer_key
@@ -29,7 +30,6 @@ from mlmclm.files import canonical_json, places_of, read_json, stable_hash, whol
 from mlmclm.models.notes import NOTES
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import TOKENIZER_FILES, content_hash, fetch, local_folder, longest
-from mlmclm.pretraining import states
 from mlmclm.progress import say
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class InitialModel:
         Raises:
             UserError: they are not what was written.
         """
-        damage = states.damage(self.folder)
-        if damage is not None:
+        found = damage(self.folder)
+        if found is not None:
             raise UserError(
-                f"{self.folder}: {damage}. Delete this folder and run again: it is made of {self.source} anew."
+                f"{self.folder}: {found}. Delete this folder and run again: it is made of {self.source} anew."
             )
 
 
@@ -118,10 +118,15 @@ def prepare_initial(
         folder = _folder(sources[name], chosen, store)
 
         def there(folder: Path = folder) -> bool:
-            return states.damage(folder, read=False) is None
+            return damage(folder, read=False) is None
 
         def make(name: str = name, folder: Path = folder) -> None:
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder.is_dir():
+                found = damage(folder, read=False)
+                say(
+                    f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again of {sources[name].text}; "
+                    "where that is gone, put back a copy of the folder."
+                )
             say(f"{name}: making an encoder of {sources[name].text}")
             _make(folder, sources[name], prepare_tokenizer(chosen, store=store), data_root, beside)
 
@@ -148,7 +153,7 @@ def find_initial(
     chosen = _tokenizer(sources, tokenizer)
     _check(sources, block_length)
     folders = {name: _folder(sources[name], chosen, store) for name in sorted(set(used) & sources.keys())}
-    if any(states.damage(folder, read=False) is not None for folder in folders.values()):
+    if any(damage(folder, read=False) is not None for folder in folders.values()):
         return None
     return Beginning(chosen, {name: open_initial(store, folder.name) for name, folder in folders.items()})
 
@@ -195,7 +200,7 @@ def check_initial(
         check_special(prepared, masked=masked)
         for name in sorted(set(used) & known.keys()):
             here = local_folder(initial[name], data_root, beside)
-            if here is not None and states.damage(_folder(known[name], chosen, store), read=False) is not None:
+            if here is not None and damage(_folder(known[name], chosen, store), read=False) is not None:
                 read_initial(here, load_tokenizer(prepared, PreTrainedTokenizerFast))
 
 
@@ -203,9 +208,14 @@ def open_initial(store: Path, key: str) -> InitialModel:
     """An initial model of the store by its key.
 
     Raises:
-        UserError: it is not there.
+        UserError: it is not there, or its description is not what was written.
     """
     folder = store / "initial" / key
+    checked(
+        folder,
+        ("initial.json", "config.json"),
+        "Delete this folder and run again: it is made of the model that the study names anew.",
+    )
     facts = read_json(folder / "initial.json")
     return InitialModel(key, folder, facts["source"], facts["commit"], Size(**facts["size"]))
 
@@ -264,8 +274,10 @@ def _known(source: str, store: Path, data_root: Path | None, beside: Path | None
     for place in (None, *places_of(source, beside, data_root)):
         record = _record(source, store, place)
         if record.is_file():
-            noted = read_json(record)
-            return _Source(source, noted["content"], noted["commit"], _records(store) / noted["content"])
+            noted = read_sealed(record, f"Delete it: {source} is then looked at again.")
+            kept = _records(store) / noted["content"]
+            checked(kept, None, f"Delete {kept} and {record}: {source} is then looked at again.")
+            return _Source(source, noted["content"], noted["commit"], kept)
     return None
 
 
@@ -281,12 +293,13 @@ def _look(source: str, store: Path, data_root: Path | None, beside: Path | None)
     content = content_hash(fetched) if known is None else known.content
     commit = fetched.name if folder is None else None  # the hub's cache names a folder by its commit
     kept = _records(store) / content
-    if not kept.is_dir():
+    if not whole_cache(kept, "config.json"):
         with whole_folder(kept) as temporary:
             for name in ("config.json", NOTES, *TOKENIZER_FILES):
                 if (fetched / name).is_file():
                     shutil.copy(fetched / name, temporary / name)
-    write_json(_record(source, store, folder), {"source": source, "content": content, "commit": commit})
+            write_checksums(temporary)
+    write_sealed(_record(source, store, folder), {"source": source, "content": content, "commit": commit})
     return _Source(source, content, commit, kept)
 
 
@@ -362,4 +375,4 @@ def _make(folder: Path, source: _Source, tokenizer: Path, data_root: Path | None
             "size": asdict(size_of(initial.config)),
         }
         write_json(temporary / "initial.json", facts)
-        states.write_checksums(temporary)
+        write_checksums(temporary)

@@ -18,10 +18,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from mlmclm import checksums
+from mlmclm.checksums import CHECKSUMS
+from mlmclm.checksums import damage as damage
 from mlmclm.errors import UserError
-from mlmclm.files import hash_file, read_json, whole_folder, write_json
-
-CHECKSUMS = "checksums.json"
+from mlmclm.files import read_json, whole_folder
 
 
 def state_folder(store: Path, key: str) -> Path:
@@ -34,47 +35,9 @@ def exists(store: Path, key: str) -> bool:
     return damage(state_folder(store, key), read=False) is None
 
 
-def write_checksums(folder: Path) -> None:
-    """Notes size and SHA-256 of each file of a folder, and has the system put them on the disk."""
-    sums = {}
-    for path in sorted(folder.iterdir()):
-        with path.open("rb") as handle:
-            os.fsync(handle.fileno())
-        sums[path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
-    write_json(folder / CHECKSUMS, sums)
-
-
-def damage(folder: Path, *, read: bool = True) -> str | None:
-    """What a state's folder lacks to be whole, None if nothing.
-
-    Args:
-        read: compare checksums too; sizes alone are looked at otherwise, in no time.
-    """
-    if not folder.is_dir():
-        return "it is not there"
-    try:
-        sums = read_json(folder / CHECKSUMS)
-        for name, noted in sums.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            size = path.stat().st_size
-            if size != noted["bytes"]:
-                return f"{name} has {size:,} bytes instead of {noted['bytes']:,}"
-            if read and hash_file(path) != noted["sha256"]:
-                return f"{name} is not what was written: its checksum differs"
-    except (UserError, OSError, AttributeError, KeyError, TypeError) as error:
-        return f"{CHECKSUMS} cannot be read ({type(error).__name__})"
-    return None
-
-
 def set_aside(store: Path, key: str) -> Path:
     """Renames a state that is not whole, so that it can be made again; returns where it is now."""
-    folder = state_folder(store, key)
-    aside = folder.with_name(f"{key}.damaged")
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
-    return aside
+    return checksums.set_aside(state_folder(store, key))
 
 
 def link(source: Path, target: Path) -> None:
@@ -108,14 +71,40 @@ def prune_checkpoints(run_folder: Path, keep: int) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line that a crash cut short is left out."""
+    """The lines of a metrics file; a last line that a crash cut short is left out.
+
+    Raises:
+        UserError: another line is damaged.
+    """
     if not path.is_file():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            records.append(json.loads(line))
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if line.endswith(b"\n"):
+            try:
+                record = json.loads(line)
+                records.append({**record, "step": int(record["step"])})
+            except (ValueError, TypeError, KeyError) as error:
+                raise UserError(
+                    f"{path}: line {number} is damaged ({error}). Delete this file and run the same command again."
+                ) from error
     return records
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """What a state or a checkpoint was made of (`state.json`); its metrics are looked at too.
+
+    Raises:
+        UserError: they are not what was written.
+    """
+    found = damage(folder, names=("state.json", "metrics.jsonl"))
+    if found is not None:
+        raise UserError(
+            f"{folder}: {found}. Put back a copy of the file; or delete this folder and run `mlmclm pretrain` on the study, which "
+            "trains the state again."
+        )
+    description: dict[str, Any] = read_json(folder / "state.json")
+    return description
 
 
 def curve(store: Path, key: str) -> list[dict[str, Any]]:
@@ -125,7 +114,7 @@ def curve(store: Path, key: str) -> list[dict[str, Any]]:
 
 def folder_curve(store: Path, folder: Path) -> list[dict[str, Any]]:
     """`curve` of a state or a checkpoint in its folder."""
-    description = read_json(folder / "state.json")
+    description = describe(folder)
     before = curve(store, description["parent"]) if description.get("parent") else []
     reached = max((record["step"] for record in before), default=0)
     own = read_metrics(folder / "metrics.jsonl")

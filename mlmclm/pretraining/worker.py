@@ -29,7 +29,7 @@ from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
-from mlmclm.files import whole_folder, write_json
+from mlmclm.files import whole_folder, write_atomic, write_json
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow, load_tokenizer, model_config
 from mlmclm.models.initial import begin, read_written, written_config
@@ -154,6 +154,8 @@ def _latest_folder(job: StageJob) -> str | None:
     for _, folder in sorted((item for item in found if job.start < item[0] < end), reverse=True):
         damage = states.damage(folder)
         if damage is None:
+            # The run's own file has no checksum, and lines of steps behind this one.
+            write_atomic(job.metrics_path, (folder / "metrics.jsonl").read_bytes())
             return str(folder)
         job.note(f"{folder} is not used: {damage}; the furthest whole one before it is.")
     if job.start_key is None:

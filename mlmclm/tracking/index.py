@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mlmclm.checksums import sealed, unsealed
 from mlmclm.files import canonical_json, in_turn, write_atomic
 
 
@@ -88,7 +89,7 @@ class Index:
         self._entries.pop(key, None)
 
     def _line(self, entry: Entry) -> str:
-        return canonical_json({"experiment": self._identity, **asdict(entry)}) + "\n"
+        return canonical_json(sealed({"experiment": self._identity, **asdict(entry)})) + "\n"
 
     def _read(self) -> None:
         """Takes over the lines that have been added."""
@@ -125,9 +126,9 @@ class Index:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """A line's values; None for one cut off when its writer was killed: its run is found again by its tag."""
+    """A line's values; None for one that is damaged, or cut off when its writer was killed: its run is found again by its tag."""
     try:
-        value = json.loads(line)
+        value = unsealed(json.loads(line))
     except ValueError:
         return None
-    return value if isinstance(value, dict) and {"experiment", "key"} <= value.keys() else None
+    return value if {"experiment", "key"} <= value.keys() else None

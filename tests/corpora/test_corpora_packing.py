@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from mlmclm.corpora.blocks import Blocks, token_type
-from mlmclm.corpora.packing import Place, Record, ShardWriter
+from mlmclm.corpora.packing import Place, Record, ShardWriter, read_record
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import read_json
 
 LENGTH = 16
 
@@ -82,7 +81,10 @@ def test_a_record_names_the_shards_checksum_and_the_token_that_it_ends_with(tmp_
         assert record.document == divmod(document, 10)
         assert record.token == cut - (ends[document] - len(made[document]))
         assert record.counts.documents == document + 1
-        assert record == Record.from_json(read_json(tmp_path / f"train-{number:05d}.json"))
+        file = tmp_path / f"train-{number:05d}.json"
+        assert record == read_record(Shelf(str(tmp_path)), "train", number)
+        file.write_bytes(file.read_bytes().replace(b'"token": ', b'"token": 1', 1))
+        assert read_record(Shelf(str(tmp_path)), "train", number) is None, "damaged"
 
 
 @pytest.mark.parametrize("longest", [60, 400])

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from small_corpora import BPE, LIMITS, SMALL, build, stream
 
+from mlmclm.checksums import unsealed
 from mlmclm.claims import Claims
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.config import CorpusConfig
@@ -68,6 +69,11 @@ def test_neither_the_shards_size_nor_place_changes_the_key_or_a_token(lines: Pat
         assert len(prepared.train.shards) > 2
         assert len(plain.train.shards) == 1
         assert (stream(prepared.train), stream(prepared.validation)) == (stream(plain.train), stream(plain.validation))
+    elsewhere = tmp_path / "folder" / "corpora" / plain.key / "shelf.json"
+    assert open_corpus(tmp_path / "folder", plain.key)[0].key == plain.key
+    elsewhere.write_bytes(elsewhere.read_bytes().replace(b"elsewhere", b"elsewherf"))
+    with pytest.raises(UserError, match=rf"{elsewhere}: damaged .*Delete {elsewhere.parent} and run `mlmclm data`"):
+        open_corpus(tmp_path / "folder", plain.key)
 
 
 def test_the_index_names_every_shard_with_size_checksum_and_what_it_was_made_from(lines: Path, tmp_path: Path) -> None:
@@ -222,7 +228,7 @@ def test_a_lost_shard_of_a_source_that_is_no_longer_the_same_is_not_made_up(
 def test_a_corpus_of_an_earlier_version_opens_and_says_what_it_has_lost(lines: Path, tmp_path: Path) -> None:
     now = build(lines, tmp_path / "now")
     before = build(lines, tmp_path / "before")
-    index = json.loads((before.folder / "index.json").read_text())
+    index = unsealed(json.loads((before.folder / "index.json").read_text()))
     for part in ("train", "validation"):
         (before.folder / index[part].pop("shards")[0]["file"]).rename(before.folder / f"{part}.bin")
     (before.folder / "index.json").unlink()

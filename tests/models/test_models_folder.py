@@ -21,7 +21,7 @@ from mlmclm.models.folder import (
     load_tokenizer,
     weights_hash,
 )
-from mlmclm.models.notes import NOTES, add_notes
+from mlmclm.models.notes import NOTES, add_notes, note_written
 from small_models import save_small_model
 
 
@@ -53,6 +53,40 @@ def test_the_hash_is_that_of_configuration_weights_and_tokenizer(folder: Path) -
     parts = [(folder / name).read_bytes() for name in ("config.json", "model.safetensors", "tokenizer.json")]
     expected = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
     assert weights_hash(folder) == expected
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_an_exported_folder_with_another_byte_is_refused_until_its_checksums_are_deleted(
+    folder: Path, name: str
+) -> None:
+    first = weights_hash(folder)
+    note_written(folder)
+    assert weights_hash(folder) == first
+    (folder / "README.md").write_text("people write on it")
+    file = folder / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20] + b" " + whole[-19:])
+    with pytest.raises(
+        UserError, match=rf"{folder}: {name} is not what was written.*Delete {folder}.*delete its check"
+    ):
+        weights_hash(folder)
+    file.write_bytes(whole)
+    shutil.copyfile(
+        save_small_model(folder.parent / "other", seed=1) / "model.safetensors", folder / "model.safetensors"
+    )
+    (folder / "checksums.json").unlink()
+    assert weights_hash(folder) != first, "a model that was changed on purpose"
+
+
+def test_an_export_of_an_earlier_version_is_held_against_the_hash_beside_it(folder: Path) -> None:
+    (folder.parent / "model.weights.json").write_text(json.dumps({"weights": weights_hash(folder)}))
+    weights_hash(folder)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-1] + b"x")
+    with pytest.raises(
+        UserError, match=r"not what was exported: its hash is not that of model\.weights\.json beside it"
+    ):
+        weights_hash(folder)
 
 
 @pytest.mark.parametrize("noted", [[512], {"context": 0}, {"context": "512"}])

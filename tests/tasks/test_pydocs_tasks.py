@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,20 @@ def test_what_is_made_is_not_made_again(store: Path, packages: Path, monkeypatch
     monkeypatch.setattr(module, "prepare_pydocs", None)
     for name in PYDOCS_TASKS:
         assert build_pydocs_task(name, store, roots=[Root(packages, "folder")]).is_dir()
+
+
+@pytest.mark.parametrize("file", ["test.parquet", "meta.json"])
+def test_a_task_with_another_bit_is_made_again_and_a_line_says_so(
+    store: Path, packages: Path, tmp_path: Path, file: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    folder = build_pydocs_task("pydocs-qa", tmp_path / "store", roots=[Root(packages, "folder")], workers=1)
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
+    capfd.readouterr()
+    assert build_pydocs_task("pydocs-qa", tmp_path / "store", roots=[Root(packages, "folder")], workers=1) == folder
+    assert (folder / file).read_bytes() == whole
+    assert f"{folder} is not used: {file} is not what was written" in " ".join(capfd.readouterr().err.split())
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:

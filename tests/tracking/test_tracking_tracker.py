@@ -231,6 +231,15 @@ def test_an_index_survives_a_line_that_was_cut_off(index_path: Path) -> None:
     assert Index(index_path, "x").get("c") == Entry("c", "run 3")
 
 
+def test_a_damaged_line_of_an_index_is_left_out(index_path: Path) -> None:
+    index = Index(index_path, "x")
+    index.set(Entry("a", "run 1"))
+    index.set(Entry("b", "run 2"))
+    index_path.write_text(index_path.read_text().replace("run 1", "run 9"))
+    found = Index(index_path, "x")
+    assert (found.get("a"), found.get("b")) == (None, Entry("b", "run 2"))
+
+
 def test_an_index_keeps_its_last_entries_and_those_of_others_when_it_is_compacted(index_path: Path) -> None:
     Index(index_path, "other").set(Entry("a", "theirs"))
     index = Index(index_path, "x")
