@@ -13,6 +13,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # many short runs, whose end is seen at such a look
 
+# Tests have a home folder each, in which every one of their processes would compile the loops again.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "loops"))
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
