@@ -18,7 +18,7 @@ def verify(
 ) -> None:
     """Reads all shards of a study's corpus and holds them against the checksums of its index; names those that are not whole.
 
-    Other commands look at the sizes of the shards only, which takes no time.
+    Commands that open a corpus look at the sizes of the shards only, which takes no time; training reads each shard that it uses.
 
     Example: mlmclm data verify examples/quickstart.yaml
     """
