@@ -244,7 +244,7 @@ def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any
                 if trained:
                     last = trained[-1]
                     note = f"loss {last['loss']:.3f}, {last['tokens_per_second']:,.0f} tokens/s"
-                    bar.update(last["step"] * tokens_a_step, note=note)
+                    bar.update(last["step"] * tokens_a_step, note=note, rate=last["tokens_per_second"])
                 if on_records is not None:
                     on_records(stage, records)
 

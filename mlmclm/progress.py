@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from functools import cache
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -35,6 +36,7 @@ class Bar:
         self.done = 0
         self._first = 0
         self._note = ""
+        self._rate: float | None = None
         self._started = self._printed = time.monotonic()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -70,9 +72,14 @@ class Bar:
         self._first = done
         self.update(done)
 
-    def update(self, done: int, total: int | None = None, note: str = "") -> None:
-        """Shows that `done` of `total` is finished."""
-        self.done, self._note = done, note
+    def update(self, done: int, total: int | None = None, note: str = "", *, rate: float | None = None) -> None:
+        """Shows that `done` of `total` is finished.
+
+        Args:
+            rate: how many a second, by which the time left is told; by default their mean since the beginning, in which is also
+                what comes before the first of them.
+        """
+        self.done, self._note, self._rate = done, note, rate
         self.total = total if total is not None else self.total
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=self.total, count=self._count(), note=note)
@@ -86,7 +93,7 @@ class Bar:
     def _line(self) -> None:
         self._printed = time.monotonic()
         seconds = self._printed - self._started
-        rate = (self.done - self._first) / seconds if seconds > 0 else 0.0
+        rate = self._rate or ((self.done - self._first) / seconds if seconds > 0 else 0.0)
         left = ""
         if self.total and rate > 0 and self.done < self.total:
             left = f", {(self.total - self.done) / rate:.0f} s left"
@@ -110,3 +117,9 @@ def _display() -> Progress:
 def say(text: str) -> None:
     """One line for the person at the terminal."""
     console.print(text, soft_wrap=True)
+
+
+@cache
+def say_once(text: str) -> None:
+    """A line that this process says once, however often it is asked to."""
+    say(text)

@@ -33,3 +33,14 @@ def test_bars_of_two_threads_share_one_display(monkeypatch: pytest.MonkeyPatch) 
     assert written.getvalue().rindex("\x1b[?25h") > written.getvalue().rindex("\x1b[?25l"), "the cursor is back"
     with Bar("later", 1):
         assert Bar._drawn is not None
+
+
+def test_the_time_left_is_told_by_the_rate_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps come long after the bar: by their mean rate since then the time left would be hours."""
+    written, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress, "console", Console(file=written))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Bar("pretraining", 1000, unit="tokens") as bar:
+        now[0] = 100.0
+        bar.update(10, rate=99.0)
+    assert "100 s, 10 s left" in written.getvalue()

@@ -222,9 +222,10 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
     """Keeps the encoder of the cell to start from, where it isn't kept yet."""
     import torch
 
-    from mlmclm.finetuning.cell import CELL_THREADS, cell_key, keep_encoder
+    from mlmclm.finetuning.cell import CELL_THREADS, cell_key, keep_encoder, loops_of
     from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
-    from mlmclm.progress import Bar, say
+    from mlmclm.loops_ready import prepare
+    from mlmclm.progress import Bar, say, say_once
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.starts import KeptWeights
 
@@ -234,6 +235,8 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
         if not kept.missing([source]):
             return
         torch.set_num_threads(CELL_THREADS)
+        if not torch.cuda.is_available():
+            prepare(loops_of([source]), say_once)
         with Bar(title, unit="steps") as bar:
             keep_encoder(
                 source, store=store, data_root=data_root, on_step=lambda step, steps, loss: bar.update(step, steps)
@@ -285,11 +288,14 @@ def _task_data(
 def _compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
     import torch
 
-    from mlmclm.finetuning.cell import CELL_THREADS, run_cell
-    from mlmclm.progress import Bar
+    from mlmclm.finetuning.cell import CELL_THREADS, loops_of, run_cell
+    from mlmclm.loops_ready import prepare
+    from mlmclm.progress import Bar, say_once
     from mlmclm.sweeps.cells import cell_name
 
     torch.set_num_threads(CELL_THREADS)
+    if not torch.cuda.is_available():
+        prepare(loops_of([cell]), say_once)
     with Bar(cell_name(cell), unit="steps") as bar:
         return run_cell(
             cell,

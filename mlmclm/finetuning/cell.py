@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.loops_ready import Shape
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.tasks.declaration import Task
@@ -102,6 +103,11 @@ def cell_key(cell: Cell) -> str:
             **({"start": cell.start.key} if cell.start else {}),
         }
     )
+
+
+def loops_of(cells: Iterable[Cell]) -> list[Shape | None]:
+    """What `loops_ready.prepare` takes, for computing these cells on the CPU."""
+    return [Shape.of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
 
 
 def streams_of(seed: Seed) -> dict[str, int]:

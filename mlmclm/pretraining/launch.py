@@ -14,10 +14,12 @@ from mlmclm.claims import Claims
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.files import read_json
+from mlmclm.loops_ready import Shape, prepare
 from mlmclm.pretraining import failures, states
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.pretraining.job import StageJob, run_in_worker
-from mlmclm.progress import say
+from mlmclm.progress import say, say_once
+from mlmclm.service.ray_cluster import computes_here
 from mlmclm.studies.plans import Stage, State
 from mlmclm.studies.recipe import Recipe
 
@@ -129,6 +131,8 @@ def _train(
         recipe=recipe,
         fingerprint=fingerprint,
     )
+    if not use_gpu and computes_here():
+        prepare([Shape.of_size(job.shape, recipe)], say_once)
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
     trainer = TorchTrainer(
@@ -224,7 +228,7 @@ def _attempt(folder: Path, title: str) -> str:
 def _say_notes(path: Path) -> None:
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
-            say(line)
+            say_once(line)
         path.unlink()
 
 

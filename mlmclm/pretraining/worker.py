@@ -30,6 +30,7 @@ from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.files import whole_folder, write_atomic, write_json
+from mlmclm.loops_ready import Shape, prepare
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow, load_tokenizer, model_config
 from mlmclm.models.initial import begin, read_written, written_config
@@ -55,6 +56,8 @@ VALIDATION_STEP = 2**31
 def train_stage(job: StageJob) -> None:
     """One worker's whole part of a stage; every worker of the group calls it."""
     recipe = job.recipe
+    if distributed.get_backend() == "gloo":
+        prepare([Shape.of_size(job.shape, recipe)], job.note)
     model, state = _begin(job, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
     pretraining_model = PretrainingModel(
         model,

@@ -141,6 +141,14 @@ def ray_session(
         yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file)
 
 
+def computes_here() -> bool:
+    """Whether the current cluster's workers may run on the driver's own machine."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes() if node["Alive"])
+
+
 def _check_port(address: str) -> None:
     """Fails at once where nothing listens: Ray itself tries for minutes and then ends the process."""
     host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -18,7 +18,9 @@ from typing import Any
 
 from mlmclm.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
-from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.cell import Cell, cell_key, loops_of
+from mlmclm.loops_ready import prepare
+from mlmclm.progress import say_once
 from mlmclm.sweeps.cells import cell_name, unique_by_key
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.progress import SweepProgress
@@ -191,12 +193,15 @@ def _run_trials(
     import ray
     from ray import tune
 
+    from mlmclm.service.ray_cluster import computes_here
     from mlmclm.sweeps.trainable import SweepWorker
     from mlmclm.sweeps.watch import StopOnFault, Watch
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
     _check_resources(ray.cluster_resources(), resources)
+    if not resources["GPU"] and computes_here():
+        prepare(loops_of(missing.values()), say_once)
     fault, errors, computed, rounds = StopOnFault(), dict[str, Exception](), 0, 0
     left = dict(missing)
     with (

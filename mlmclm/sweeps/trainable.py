@@ -11,7 +11,8 @@ from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, keep_encoder, run_cell
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, keep_encoder, loops_of, run_cell
+from mlmclm.loops_ready import prepare
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
@@ -53,6 +54,8 @@ class SweepWorker(tune.Trainable):
         self._cells, self._store, self._data_root = cells, store, data_root
         self._cache: dict[Any, Any] = {}
         self._weights = ""
+        if not torch.cuda.is_available():
+            prepare(loops_of(cells.values()), print)
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
+import shutil
+import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numba.core.dispatcher import Dispatcher
+from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 import mlmclm
+from mlmclm import loops_ready
+from mlmclm.finetuning.optimizer import TorchAdamW, optimizer_for
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.loops_ready import Shape, compile_all, prepare
 from mlmclm.models import loops
+from mlmclm.models.build import PretrainingModel
+from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.kernels import put, wide
+from mlmclm.models.packing import Packing
 
 SOURCE = str(Path(mlmclm.__file__).parents[1])
 
@@ -77,6 +92,151 @@ def test_bfloat16_is_computed_on_cpus_without_instructions_for_it(cpu: str, tmp_
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
+
+
+def shape(**changes: object) -> Shape:
+    return replace(Shape(2, 1, 32, fused=True, dropout=False, weights="float32", products="bfloat16"), **changes)
+
+
+def test_what_is_compiled_before_is_all_that_training_calls() -> None:
+    """No loop gets another signature in pretraining, or in fine-tuning, of a model of the shape."""
+    compile_all([shape()])
+    before = signatures()
+    config = EuroBertConfig(
+        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = EuroBertForMaskedLM(config)
+    pretraining = PretrainingModel(model, precision="bf16-autocast")
+    ids = torch.randint(4, 300, (3, 40), generator=torch.Generator().manual_seed(0))
+    labels = torch.where(ids % 3 == 0, ids, -100)
+    for causal in (True, False):
+        for packing in (None, Packing.of([50, 7, 63], fine=True)):
+            pretraining(ids, labels, causal, packing).backward()
+            with torch.no_grad():
+                pretraining(ids, ids, causal, packing, count=True)
+    model.zero_grad()
+    head, packing = torch.nn.Linear(64, 2), Packing.of([9, 40, 33])
+    optimizer = optimizer_for(model.base_model, head, Protocol(), 1e-3, 3)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            row = pack_ids([np.arange(length) for length in packing.lengths], packing)
+            loss = head(encode(model.base_model, row, packing, causal=True)).float().square().mean()
+        loss.backward()
+        optimizer.step(1e-3, 1 / max(1.0, optimizer.norm()))
+    optimizer.finish()
+    assert signatures() == before
+
+
+def signatures() -> dict[str, list[object]]:
+    """Of all compiled loops of this process."""
+    found = [item for item in gc.get_objects() if isinstance(item, Dispatcher)]
+    return {f"{item.py_func.__qualname__} {id(item)}": item.signatures for item in found if item.signatures}
+
+
+def test_kept_code_is_found_by_what_it_is_made_of(tmp_path: Path) -> None:
+    """By another installation of the same sources, and not by one with another line in a function that is inlined elsewhere."""
+    code = "from mlmclm.models import loops; print(loops.cache_folder())"
+    folders = []
+    for name, change in (("a", ""), ("b", ""), ("c", "\n_OTHER = 1\n")):
+        copied = tmp_path / name / "mlmclm"
+        shutil.copytree(Path(SOURCE) / "mlmclm", copied, ignore=shutil.ignore_patterns("__pycache__"))
+        with (copied / "models" / "kernels.py").open("a") as handle:
+            handle.write(change)
+        done = python(code, PYTHONPATH=str(tmp_path / name), NUMBA_CACHE_DIR=str(tmp_path / "kept"))
+        folders.append(done.stdout.strip())
+    assert folders[0] == folders[1] != folders[2]
+    assert Path(folders[0]).parent == tmp_path / "kept"
+    other = python(code, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path / "kept"))
+    assert other.stdout.strip() not in folders
+
+
+def test_every_module_of_loops_is_in_the_hash() -> None:
+    folder = Path(loops.__file__).parent
+    found = {
+        path.name
+        for path in folder.glob("*.py")
+        if re.search(r"^@(compiled|intrinsic|overload)\b", path.read_text(), re.M)
+    }
+    assert found | {"loops.py"} == set(loops.SOURCES)
+
+
+def test_without_a_home_code_is_kept_in_the_temporary_folder(tmp_path: Path) -> None:
+    done = python(
+        "from mlmclm.models import loops; print(loops.cache_folder())",
+        NUMBA_CACHE_DIR="", XDG_CACHE_HOME="/proc/none", TMPDIR=str(tmp_path),
+    )  # fmt: skip
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert stat.S_IMODE(Path(done.stdout.strip()).stat().st_mode) == 0o700
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for compiled code; what gives up is as before afterwards."""
+    monkeypatch.setattr(loops, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(loops, "_given_up", False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "end, reason", [("os.abort()", "SIGABRT"), ("raise RuntimeError('no such instruction')", "no such instruction")]
+)
+def test_where_loops_cannot_be_compiled_torch_takes_over_and_says_so_once(
+    end: str, reason: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", f"import os; {end}"])
+    said: list[str] = []
+    prepare([shape(), None], said.append)
+    assert not loops.usable()
+    assert len(said) == 2 and said[0].startswith("compiling loops for this CPU, once") and reason in said[1]
+    monkeypatch.setattr(loops, "_given_up", False)
+    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", "raise AssertionError('tried again')"])
+    prepare([shape()], said.append)
+    assert not loops.usable() and said[2] == said[1]
+
+
+def test_loops_are_compiled_once_whoever_asks_first(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"open({str(kept / 'times')!r}, 'a').write('x')"
+    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", code])
+    said: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: prepare([shape()], said.append), range(4)))
+    assert (kept / "times").read_text() == "x" and len(said) == 1 and loops.usable()
+    prepare([shape(), shape(heads=4)], said.append)
+    assert (kept / "times").read_text() == "xx"
+
+
+def test_a_compiler_that_was_killed_is_tried_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", "import os; os.kill(os.getpid(), 9)"])
+    prepare([shape()], lambda _: None)
+    assert not loops.usable()
+    monkeypatch.setattr(loops, "_given_up", False)
+    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", ""])
+    prepare([shape()], lambda _: None)
+    assert loops.usable()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_pretraining_by_torch_s_operations_gives_what_loops_give(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EuroBertConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = PretrainingModel(EuroBertForMaskedLM(config), precision="fp32")
+    ids = torch.randint(4, 97, (3, 20))
+    labels, found = torch.where(torch.rand(3, 20) < 0.4, ids, -100), []
+    for given_up in (False, True):
+        monkeypatch.setattr(loops, "_given_up", given_up)
+        for packing in (None, Packing.of([11, 30, 19])):
+            model.zero_grad()
+            loss = model(ids, labels, causal, packing)
+            loss.backward()
+            found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    for with_loops, with_torch in zip(found[:2], found[2:], strict=True):
+        for one, other in zip(with_loops, with_torch, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert isinstance(optimizer_for(model.model.base_model, torch.nn.Linear(32, 2), Protocol(), 1e-3, 1), TorchAdamW)
