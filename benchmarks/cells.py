@@ -279,8 +279,12 @@ def by_class(events: Sequence[Any], seconds: float) -> dict[str, float]:
 
 def measure(work: Work, part: str, number: int = 0) -> dict[str, Any]:
     """Runs a part in a process of its own; its answer, with the seconds from start to end."""
-    own = {**os.environ, **(worker_environment() if part == "profile" else {}), "HF_HUB_OFFLINE": "1"}
-    # The peers are as they come, but for two threads a process, and Tune's tables, which are not wanted here.
+    # The peers have the allocator's settings that the sweep gives its workers, and else are as they come, but for two threads a
+    # process, and Tune's tables, which are not wanted here.
+    given = {name: value for name, value in worker_environment().items() if name.startswith(("MALLOC_", "GLIBC_"))}
+    if part in ("sweep", "profile"):
+        given = worker_environment() if part == "profile" else {}
+    own = {**os.environ, **given, "HF_HUB_OFFLINE": "1"}
     threads = {"OMP_NUM_THREADS": "2"} if part == "processes" else {"RAY_AIR_NEW_OUTPUT": "0"}
     answer = work.place / "answer.json"
     answer.unlink(missing_ok=True)

@@ -3,7 +3,8 @@
 One model (8 layers x 512, vocabulary 32,768), 16 blocks of 512 tokens a step, bf16 autocast, two cores. Four ways to train it, each
 in processes of its own, one after the other: Trainer with two threads; a bare loop of this project's model in one one-thread
 process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch (ZeRO 1,
-which on one machine's CPUs divides in common memory).
+which on one machine's CPUs divides in common memory). All processes have the same environment, with the allocator's settings of
+`mlmclm.workers.worker_environment`, but for the number of threads.
 Tokens are random: speed does not depend on them. Each way gives the seconds of its steps after the first ones. All ways are run once,
 then all again, ROUNDS times: the speed of a shared machine drifts, so what is compared is compared within a round. Two figures of a
 round: of its median step, and of the mean of its steps, in which is also what other tenants of the machine take now and then.
@@ -238,14 +239,17 @@ def spread(values: list[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
+def environment(way: str) -> dict[str, str]:
+    """The variables of one way's process: the same for all, the allocator's settings among them, but for the number of threads."""
+    threads = "2" if way == "trainer" else "1"
+    return {**worker_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
 def run_apart(way: str, objective: str) -> list[Any]:
     """What one way of training gives in a process of its own."""
-    own = {**os.environ, **worker_environment(), "HF_HUB_OFFLINE": "1"}
-    threads = "2" if way == "trainer" else "1"
-    environment = {**(dict(os.environ) if way == "trainer" else own), "OMP_NUM_THREADS": threads}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.pretraining", way, objective],
-        env=environment, stdout=subprocess.PIPE, text=True, check=True,
+        env={**os.environ, **environment(way)}, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return list(json.loads(done.stdout.strip().splitlines()[-1]))
 
@@ -286,6 +290,7 @@ def main() -> None:
             )
     lines += [
         "",
+        "All processes have the allocator's settings of `mlmclm.workers.worker_environment`.",
         "FLOPs are the model's: 6 a weight and token in the blocks, 6 a weight and labelled token in the LM head, attention as",
         "`mlmclm.models.sizes.training_flops` counts it.",
     ]
