@@ -51,8 +51,8 @@ def _sweep(parent: Path, prefix: str) -> None:
                 continue
             if time.time() - status.st_mtime < GRACE_SECONDS:
                 continue
-            with (folder / ".lock").open("r+") as lock:
+            with (folder / ".lock").open("a") as lock:  # made anew where a removal was cut short after it
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # in use, without a lock file, or just removed by another process: none of it is ours to remove
+            continue  # in use, or just removed by another process

@@ -172,14 +172,14 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
     for number in range(1, STARTS + 1):
         with ExitStack() as own:
             private = own.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
+            own.callback(_end_daemons, private)  # they write to the folder until they end
             hung = threading.Timer(SECONDS_A_START, _end_daemons, [private])
             hung.daemon = True
             hung.start()
             try:
                 _connect({**arguments, "_temp_dir": str(private / ROOT)}, "Ray cannot be started on this machine")
-            except BaseException as fault:
-                _end_daemons(private)
-                if not isinstance(fault, EnvironmentFault) or number == STARTS:
+            except EnvironmentFault as fault:
+                if number == STARTS:
                     raise
                 say(f"{fault} Trying again ({number + 1} of {STARTS}).")
                 continue
@@ -191,7 +191,8 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
 
 
 def _end_daemons(folder: Path) -> None:
-    """Ends the processes of a start in `folder`, which `ray.shutdown` doesn't know of where `ray.init` failed."""
+    """Ends the processes of a start in `folder`: `ray.shutdown` doesn't wait for them, and doesn't know of them where `ray.init`
+    failed."""
     daemons: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):

@@ -199,7 +199,9 @@ def test_a_temporary_folder_goes_with_its_owner_however_the_owner_ends(
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     (left,) = tmp_path.glob("x-*")
+    (tmp_path / "x-half-removed" / "r").mkdir(parents=True)
     with swept_folder(tmp_path, "x-") as first, swept_folder(tmp_path, "x-") as second:
         assert not left.exists(), "the dead owner's folder is swept"
+        assert not (tmp_path / "x-half-removed").exists(), "and one whose removal was cut short"
         assert first.is_dir() and second.is_dir(), "a living owner's is not"
     assert list(tmp_path.glob("x-*")) == []
