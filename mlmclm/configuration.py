@@ -23,7 +23,9 @@ Config = TypeVar("Config", bound=BaseModel)
 class _Loader(yaml.SafeLoader):
     """YAML's safe loader, which refuses a mapping with a key twice; by itself it keeps the last one and says nothing."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here and not in construct_mapping: a merge (<<) may by then have put keys into the mapping that its own ones override.
+        node = super().compose_mapping_node(anchor)
         first: dict[Any, yaml.Mark] = {}
         for key_node, _ in node.value:
             if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
@@ -32,7 +34,7 @@ class _Loader(yaml.SafeLoader):
                     lines = f"lines {first[key].line + 1} and {key_node.start_mark.line + 1}"
                     raise UserError(f"key {key!r} is there twice, in {lines}; write one, with the content of both.")
                 first[key] = key_node.start_mark
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def read_yaml(path: Path) -> Any:
@@ -47,7 +49,12 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: {error}") from error
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise UserError(f"{path}: not valid YAML: nested too deep.") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # ValueError: not UTF-8, a date that doesn't exist, a number of too many digits
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error

@@ -41,6 +41,27 @@ def test_keys_of_different_mappings_and_of_a_merge_may_be_the_same(tmp_path: Pat
     }  # fmt: skip
 
 
+def test_a_merge_of_a_merge_may_override_a_key(tmp_path: Path) -> None:
+    text = "base: &base {a: 1}\nmore: {own: &own {<<: *base, a: 2}}\ntop: {<<: *own, a: 3}\n"
+    assert read_yaml(written(tmp_path, text)) == {"base": {"a": 1}, "more": {"own": {"a": 2}}, "top": {"a": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 2024-13-45\n", "month must be in 1..12"),
+        (f"a: {'9' * 5000}\n", "Exceeds the limit"),
+        ("[" * 3000, "nested too deep"),
+    ],
+    ids=["date", "digits", "depth"],
+)
+def test_a_value_that_cannot_be_read_is_the_user_s_mistake(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert str(caught.value).startswith(f"{path}: not valid YAML: {message}")
+
+
 def test_a_second_recipe_in_a_study_file_does_not_silently_drop_the_first(tmp_path: Path) -> None:
     """README's snippet appended to the quickstart's file left the published recipe in place of the quickstart's."""
     path = written(tmp_path, EXAMPLE.read_text(encoding="utf-8") + "\nrecipe:\n  compile: true\n")
