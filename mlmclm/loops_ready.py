@@ -2,7 +2,8 @@
 
 It is done in a process of its own, `python -m mlmclm.loops_ready JSON`, while others that need the same wait: a fault of LLVM, or an
 instruction that the CPU doesn't have, ends that process and not the caller's. A note beside the compiled code says how it went, so
-that it is tried once; where it failed the caller computes with torch's operations, and says so.
+that it is tried once; where it failed the caller computes with torch's operations, and says so. What has nothing to do with the
+loops and the CPU (a full disk, a signal from outside) is not noted.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def prepare(shapes: Iterable[Shape | None], announce: Callable[[str], None]) -> 
         return
     notes = {shape: folder / f"{stable_hash(asdict(shape))[:20]}.txt" for shape in wanted}
     if not all(note.is_file() for note in notes.values()):
-        with _alone(folder):
+        with _alone(folder, announce):
             missing = [shape for shape, note in notes.items() if not note.is_file()]  # others may just have done it
             if missing:
                 announce(f"compiling loops for this CPU, once on this machine (kept in {folder})")
@@ -136,7 +137,8 @@ def _give_up(reason: str, note: Path | None, announce: Callable[[str], None]) ->
 
 
 def _compile_apart(shapes: list[Shape]) -> tuple[str, bool]:
-    """`READY`, or what went wrong; and whether it would come again: not if the process was killed from outside."""
+    """`READY`, or what went wrong; and whether it would come again: not if the process was killed from outside, or met a full
+    disk, too little memory or a broken installation."""
     here = str(Path(__file__).parents[1])
     done = subprocess.run(
         [sys.executable, *COMMAND, json.dumps([asdict(shape) for shape in shapes])],
@@ -147,16 +149,20 @@ def _compile_apart(shapes: list[Shape]) -> tuple[str, bool]:
         return READY, True
     lines = done.stderr.strip().splitlines()
     how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
-    outside = done.returncode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+    outside = done.returncode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, os.EX_TEMPFAIL)
     return (f"{how}: {lines[-1]}" if lines else how), not outside
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time, of those that can lock files there."""
+def _alone(folder: Path, announce: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time, of those that can lock files there; a line says that another one is waited for."""
     with (folder / ".lock").open("w") as lock:
         with suppress(OSError):  # a file system without locks: the same is compiled twice at worst
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                announce("waiting for another process, which compiles loops for this CPU")
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -214,5 +220,14 @@ def _compute(shape: Shape) -> None:
         optimizer.finish()
 
 
+def main() -> None:
+    """Compiles for the shapes of the command line; ends with `EX_TEMPFAIL` where it is not the loops or the CPU that fail."""
+    try:
+        compile_all([Shape(**shape) for shape in json.loads(sys.argv[1])])
+    except (OSError, MemoryError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(os.EX_TEMPFAIL)
+
+
 if __name__ == "__main__":
-    compile_all([Shape(**shape) for shape in json.loads(sys.argv[1])])
+    main()

@@ -1,7 +1,7 @@
 """Loops over arrays that numba compiles for this CPU: how they are compiled, where that is kept, and whether it works here.
 
-What is compiled is kept in a folder named by a hash of all that it is made of: the sources of the loops, the versions of numba and
-LLVM, and the CPU. So every environment of this version on a machine finds it, wherever it is installed, and no change of a source
+What is compiled is kept in a folder named by a hash of all that it is made of: the sources of the loops, the versions of numba,
+LLVM and Python, and the CPU. So every environment of this version on a machine finds it, wherever it is installed, and no change of a source
 goes unseen (numba itself looks only at the file of the function that is called, not at those of the functions inlined into it).
 The folder is in `NUMBA_CACHE_DIR`, else in the user's cache folder, else in the system's temporary folder.
 
@@ -13,6 +13,7 @@ torch's operations instead, as on a GPU.
 from __future__ import annotations
 
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,7 +105,7 @@ def _stamp() -> str:
     return stable_hash(
         {
             "sources": [hash_file(here / name) for name in SOURCES],
-            "versions": [version("numba"), version("llvmlite")],
+            "versions": [version("numba"), version("llvmlite"), platform.python_version_tuple()[:2]],
             "cpu": [config.CPU_NAME or binding.get_host_cpu_name(), sorted(target_features()), config.CPU_FEATURES],
         }
     )

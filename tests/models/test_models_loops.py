@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import platform
 import re
 import shutil
 import stat
@@ -12,6 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -154,6 +157,13 @@ def test_kept_code_is_found_by_what_it_is_made_of(tmp_path: Path) -> None:
     assert other.stdout.strip() not in folders
 
 
+def test_another_python_finds_no_code_and_no_note_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba keeps code for each version of Python apart, so what is ready for one is not for another."""
+    own = loops._stamp.__wrapped__()
+    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "99", "0"))
+    assert loops._stamp.__wrapped__() != own
+
+
 def test_every_module_of_loops_is_in_the_hash() -> None:
     folder = Path(loops.__file__).parent
     found = {
@@ -204,7 +214,9 @@ def test_loops_are_compiled_once_whoever_asks_first(kept: Path, monkeypatch: pyt
     said: list[str] = []
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: prepare([shape()], said.append), range(4)))
-    assert (kept / "times").read_text() == "x" and len(said) == 1 and loops.usable()
+    assert (kept / "times").read_text() == "x" and loops.usable()
+    assert sum(line.startswith("compiling loops") for line in said) == 1
+    assert all(line.startswith(("compiling loops", "waiting for another process")) for line in said)
     prepare([shape(), shape(heads=4)], said.append)
     assert (kept / "times").read_text() == "xx"
 
@@ -216,6 +228,37 @@ def test_a_compiler_that_was_killed_is_tried_again(kept: Path, monkeypatch: pyte
     monkeypatch.setattr(loops, "_given_up", False)
     monkeypatch.setattr(loops_ready, "COMMAND", ["-c", ""])
     prepare([shape()], lambda _: None)
+    assert loops.usable()
+
+
+@pytest.mark.parametrize("error", ["OSError(28, 'No space left on device')", "MemoryError()", "ImportError('torch')"])
+def test_a_fault_that_is_not_the_cpu_s_is_said_and_tried_again(
+    error: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        f"from mlmclm import loops_ready as ready\ndef fail(_): raise {error}\nready.compile_all = fail\nready.main()"
+    )
+    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", code])
+    said: list[str] = []
+    prepare([shape()], said.append)
+    assert not loops.usable() and error.partition("(")[0] in said[-1] and "Delete" not in said[-1]
+    monkeypatch.setattr(loops, "_given_up", False)
+    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", ""])
+    prepare([shape()], said.append)
+    assert loops.usable()
+
+
+def test_who_waits_for_a_compiling_process_is_told(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", ""])
+    lines: SimpleQueue[str] = SimpleQueue()
+    with (kept / ".lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = pool.submit(prepare, [shape()], lines.put)
+        try:
+            assert lines.get(timeout=60) == "waiting for another process, which compiles loops for this CPU"
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        done.result()
     assert loops.usable()
 
 
