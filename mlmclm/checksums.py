@@ -43,13 +43,15 @@ def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = Non
 
     Args:
         read: compare checksums too; sizes alone are looked at otherwise, in no time.
-        names: look at these files only, which must be among those that were noted.
+        names: look at these files only; one that was not noted counts as damage.
     """
     if not folder.is_dir():
         return "it is not there"
     try:
         sums = read_json(folder / CHECKSUMS)
         for name in sums if names is None else names:
+            if name not in sums:
+                return f"{name} has been added: it is not among the files that were written"
             path, noted = folder / name, sums[name]
             if not path.is_file():
                 return f"{name} is missing"

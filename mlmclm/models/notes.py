@@ -70,11 +70,15 @@ def damage_of_export(folder: Path) -> str | None:
     """What is wrong with a folder that was exported, None if nothing: sizes of weights, and checksums of all that is small."""
     for part in (folder, folder / "decoder"):
         if noted(part):
-            names = [file.name for file in part.iterdir() if file.suffix == ".json" and file.name != CHECKSUMS]
-            found = damage(part, read=False) or damage(part, names=names)
+            found = damage(part, read=False) or damage(part, names=_json_files(part))
             if found is not None:
                 return found
     return None
+
+
+def _json_files(folder: Path) -> list[str]:
+    """Of those with checksums; a file that somebody has added is no damage."""
+    return [name for name in read_json(folder / CHECKSUMS) if name.endswith(".json")]
 
 
 def read_remembered(path: Path) -> str | None:
