@@ -12,6 +12,7 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.files import expanded, places_of
 from mlmclm.home import find_home, some_home
+from mlmclm.service import ray_cluster
 
 UNKNOWN = 54321
 UNSHARE = ["unshare", "--user", f"--map-user={UNKNOWN}"]
@@ -80,3 +81,31 @@ def test_a_home_folder_and_a_user_s_name_are_found_inside_the_block_only(homeles
     with some_home():
         assert (os.environ["USER"], Path(os.environ["HOME"]).is_dir()) == (f"uid{os.getuid()}", True)
     assert not {"HOME", "USER"} & os.environ.keys()
+
+
+def test_tokens_of_a_home_or_store_that_this_user_may_not_read_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`docker run --user 1000` with another user's HOME; a store that two users share."""
+    home, store = tmp_path / "home", tmp_path / "store"
+    closed = (home / ".ray" / "auth_token", store / "ray" / "auth_token")
+    for path in closed:
+        path.parent.mkdir(parents=True)
+        path.write_text("another's\n")
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(ray_cluster, "_chosen", {})
+
+    read = Path.read_text
+
+    def refuse(path: Path, *arguments: object, **options: object) -> str:
+        if path in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", refuse)
+        assert ray_cluster._own_token(store) == closed[1]
+    assert closed[1].read_text().strip() == os.environ["RAY_AUTH_TOKEN"] != "another's"
+    assert closed[1].stat().st_mode & 0o077 == 0

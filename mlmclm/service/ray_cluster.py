@@ -284,10 +284,10 @@ def _own_token(store: Path) -> Path | None:
             return None
         home = find_home()
         files = (*([] if home is None else [home / ".ray" / "auth_token"]), path)
-        found = [text for file in files if file.is_file() and (text := file.read_text(encoding="utf-8").strip())]
+        found = [text for file in files if (text := _text_of(file))]
         _chosen[_TOKEN] = found[0] if found else secrets.token_hex(32)
     token = _chosen[_TOKEN]
-    if not path.is_file() or path.read_text(encoding="utf-8").strip() != token:
+    if _text_of(path) != token:
         umask = os.umask(0o077)
         try:
             write_atomic(path, f"{token}\n")
@@ -296,6 +296,14 @@ def _own_token(store: Path) -> Path | None:
     # RAY_AUTH_MODE is left to ray.init, which turns tokens on for a new cluster and refreshes what it has read already.
     os.environ[_TOKEN] = token
     return path
+
+
+def _text_of(file: Path) -> str:
+    """A file's text; empty where it isn't there, or where this user may not read it: a home folder or a store of another one."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _short_root() -> Path:
