@@ -166,7 +166,8 @@ class FileSource:
         else:
             names = tuple(name for name in _VALIDATION_NAMES if name != config.split)
             self._validation = [file for file, part in parts.items() if self._begins(file, part, names)]
-            self._validation = [file for file in self._validation if file not in self._train]
+            training = set(self._train)
+            self._validation = [file for file in self._validation if file not in training]
         self._check_lengths()
         read = {*self._train, *self._validation}
         self._left_out = _named([file.relative_to(path) for file in there if file not in read])

@@ -22,6 +22,7 @@ from mlmclm.files import read_json, whole_folder, write_json
 
 PYDOCS = "pydocs"
 _PREFIX = f"{PYDOCS}-"
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
 def pin_file(store: Path) -> Path:
@@ -45,7 +46,7 @@ def settled(store: Path) -> str | None:
         return None if file.parent.is_dir() else _adopted(store)
     again = f"Delete the folder {file.parent}: what the store's models were trained on is then taken."
     text = read_sealed(file, again).get("fingerprint")
-    if not isinstance(text, str) or re.fullmatch(r"[0-9a-f]{16}", text) is None:
+    if not isinstance(text, str) or _FINGERPRINT.fullmatch(text) is None:
         raise UserError(f"{file}: 'fingerprint' is not 16 hexadecimal digits. {again}")
     return text
 
@@ -86,6 +87,7 @@ def _adopted(store: Path) -> str | None:
     states = Counter(origins.get(read_json(file).get("corpus")) for file in store.glob("states/*/state.json"))
     corpora = Counter(origins.values())
     texts = {folder.name.removeprefix(_PREFIX): folder for folder in store.glob(f"corpora/{_PREFIX}*")}
+    texts = {name: folder for name, folder in texts.items() if _FINGERPRINT.fullmatch(name)}  # others were set aside
     ages = {name: folder.stat().st_mtime for name, folder in texts.items()}
     return min(
         {*origins.values(), *texts},

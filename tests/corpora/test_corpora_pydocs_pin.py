@@ -164,3 +164,11 @@ def test_a_damaged_pin_is_named_with_the_remedy(environment: list[pydocs.Root], 
         build("pydocs", tmp_path)
     forget(tmp_path)
     assert build("pydocs", tmp_path).key == first.key
+
+
+def test_a_documentation_that_was_set_aside_as_damaged_is_never_adopted(tmp_path: Path) -> None:
+    for age, name in enumerate(("a" * 16 + ".damaged", "b" * 16)):
+        folder = tmp_path / "corpora" / f"pydocs-{name}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (1e9 + age, 1e9 + age))
+    assert settled(tmp_path) == "b" * 16
