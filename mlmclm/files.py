@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from mlmclm.errors import EnvironmentFault, UserError
 
@@ -169,12 +169,13 @@ def only_one(path: Path, what: str) -> Iterator[None]:
 
     Raises:
         UserError: another live process holds it.
+        EnvironmentFault: the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            _lock(handle, path, fcntl.LOCK_NB)
+        except BlockingIOError as error:
             handle.seek(0)
             raise UserError(
                 f"{what} is already being worked on by process {handle.read().strip() or '?'} (lock {path}). "
@@ -191,7 +192,7 @@ def in_turn(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[N
     """Holds an advisory lock on `path`, after whoever holds it now; `waiting` is called where that takes time.
 
     Raises:
-        EnvironmentFault: the file cannot be made.
+        EnvironmentFault: the file cannot be made, or the file system has no locks.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,9 +201,22 @@ def in_turn(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[N
         raise disk_fault(error, path) from error
     with handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle, path, fcntl.LOCK_NB)
         except BlockingIOError:
             if waiting is not None:
                 waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            _lock(handle, path)
         yield
+
+
+def _lock(handle: IO[str], path: Path, more: int = 0) -> None:
+    """Locks an open file; raises `BlockingIOError` where another process has it and `more` says not to wait."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | more)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{path}: cannot be locked ({error.strerror}). Put the store on a file system with locks (flock); some have them by "
+            "a mount option."
+        ) from error
