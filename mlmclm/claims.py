@@ -143,8 +143,8 @@ class Claims:
         renewal = threading.Thread(
             target=_renew, args=(descriptor, released, self._lease), name=f"mlmclm claim {name}", daemon=True
         )
-        renewal.start()
         stack.callback(_release, path, descriptor, released, renewal)
+        renewal.start()  # fails where a process may have no more threads
         return True
 
     def _unchanged_since(self, name: str, state: Any) -> float:
@@ -182,7 +182,8 @@ def _renew(descriptor: int, released: threading.Event, lease: float) -> None:
 
 def _release(path: Path, descriptor: int, released: threading.Event, renewal: threading.Thread) -> None:
     released.set()
-    renewal.join()
+    if renewal.ident is not None:
+        renewal.join()
     with suppress(OSError):
         if path.stat().st_ino == os.fstat(descriptor).st_ino:  # not another's, who has taken it over
             path.unlink()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -132,6 +133,18 @@ def test_a_holder_whose_claim_was_taken_over_leaves_the_new_one_alone(tmp_path: 
             (tmp_path / "claims" / "a").unlink()
             assert later.enter_context(Claims(tmp_path).attempt(["a"])) is None
         assert left(tmp_path) == ["a"]
+    assert left(tmp_path) == []
+
+
+def test_a_claim_that_cannot_be_renewed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process at its limit of threads."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"), Claims(tmp_path).attempt(["a"]):
+        pass
     assert left(tmp_path) == []
 
 
