@@ -153,8 +153,8 @@ class Task(Frozen):
                     )
         if "text_pair" in self.columns and not self.pair_template:
             raise ValueError("a task with a 'text_pair' column needs a 'pair_template'")
-        if self.pair_template and not ("{text}" in self.pair_template and "{text_pair}" in self.pair_template):
-            raise ValueError("pair_template must contain {text} and {text_pair}")
+        if self.pair_template and any(self.pair_template.count(name) != 1 for name in ("{text}", "{text_pair}")):
+            raise ValueError("pair_template must contain {text} and {text_pair}, each once")
         if self.unanswerable and self.family != "question-answering":
             raise ValueError("only question answering has 'unanswerable' questions")
         if self.source == "local" and not self.folder:

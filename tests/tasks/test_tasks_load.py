@@ -56,6 +56,7 @@ def test_two_declarations_of_one_name_are_refused(tmp_path: Path) -> None:
         ("metric: ndcg@10", "metric 'ndcg@10' is not computed for sequence-classification"),
         ("familly: retrieval", "unknown key 'familly'. Did you mean 'family'"),
         ("pair_template: 'one {text}'", "pair_template must contain"),
+        ("pair_template: '{text} {text_pair} {text}'", "pair_template must contain {text} and {text_pair}, each once"),
         ("splits: {train: train, test: validation}", "give either 'validation' or 'validation_fraction'"),
         ("splits: {train: t, validation: v, test: {queries: q}}", "splits.test of a retrieval task, and only of one"),
     ],

@@ -130,6 +130,21 @@ def test_of_joined_texts_the_longer_one_is_cut_and_the_template_stays(template: 
         assert found_sizes == [size if own else 0 for size, own in zip(kept, pair, strict=True)]
 
 
+def test_a_text_that_was_empty_is_not_lost() -> None:
+    settings = TaskSettings(max_length=16, stride=1)
+    found = encode_texts([""], [" ".join(NAMES * 3)], TEMPLATE, small_tokenizer(), settings)
+    assert len(found["input_ids"][0].as_py()) == 16 and found["lost"].to_pylist() == [False]
+
+
+def test_the_second_text_is_found_behind_a_first_one_that_names_it() -> None:
+    """The joined text has the second text twice then, and the first copy belongs to the first text."""
+    tokenizer, settings = small_tokenizer(), TaskSettings(max_length=24, stride=1)
+    second = " ".join(NAMES)
+    found = encode_texts(["Anna {text_pair} Berta"], [second], TEMPLATE, tokenizer, settings)
+    same = encode_texts([f"Anna {second} Berta"], [second], TEMPLATE, tokenizer, settings)
+    assert found["recut"].to_pylist() == [True] and found["input_ids"].equals(same["input_ids"])
+
+
 def test_a_limit_without_room_for_two_texts_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"max_length 8 leaves no room for two texts: the pair_template .* tokens of its"
