@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import typer.core
+
+SECONDS_TO_CLOSE = 30.0
+"""For this time after a SIGTERM others are ignored."""
 
 
 class Interrupted(BaseException):
@@ -31,6 +35,8 @@ class Received:
     """The signal that ended the command; SIGINT as long as no other has come."""
 
     signal = signal.SIGINT
+    at = 0.0
+    """When it came, for SIGTERM; by the monotonic clock."""
 
     @property
     def exit_code(self) -> int:
@@ -49,8 +55,9 @@ def sigterm_like_ctrl_c() -> Iterator[Received]:
     def interrupt(number: int, _: object) -> None:
         if os.getpid() != owner:  # a forked child, which has nothing to close
             os._exit(128 + number)
-        if received.signal != signal.SIGTERM:  # a second one does not interrupt the closing
-            received.signal = signal.SIGTERM
+        # A second one does not interrupt the closing; but Python drops an exception that meets a destructor.
+        if received.signal != signal.SIGTERM or time.monotonic() - received.at > SECONDS_TO_CLOSE:
+            received.signal, received.at = signal.SIGTERM, time.monotonic()
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

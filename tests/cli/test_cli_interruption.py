@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mlmclm.cli import interruption
 from small_study import run, start, write_study
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
@@ -87,3 +88,14 @@ def test_a_command_that_is_ended_in_a_ray_session_leaves_no_process_and_no_folde
     assert not root.parent.exists()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert [member for member in alive if member.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_second_sigterm_spares_the_closing_and_ends_what_the_first_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with interruption.sigterm_like_ctrl_c() as received:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(interruption, "SECONDS_TO_CLOSE", 0.0)  # which have passed
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert received.exit_code == 143
