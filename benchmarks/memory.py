@@ -75,7 +75,7 @@ def measure(size: str, stage: int, folder: Path) -> Measured:
     with ray_session(folder / "store", num_cpus=WORKERS):
         run_stage(
             plan.stages[0], store=folder / "store", corpus=prepared, recipe=recipe,
-            fingerprint=fingerprint(recipe, prepared.key, VOCABULARY), observer=observe,
+            fingerprint=fingerprint(recipe, prepared.key, VOCABULARY), device="cpu", observer=observe,
         )  # fmt: skip
     peaks = float(max(record["memory"] for record in seen)), float(seen[-1]["memory"])
     return Measured(peaks, statistics.median(record["step_seconds"] for record in seen))

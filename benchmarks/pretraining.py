@@ -190,7 +190,7 @@ def stage(folder: Path, objective: str, way: str) -> tuple[list[float], float]:
     with ray_session(folder / "store", num_cpus=workers):
         run_stage(
             plan.stages[0], store=folder / "store", corpus=prepared, recipe=recipe, fingerprint=mark,
-            observer=seen.extend,
+            device="cpu", observer=seen.extend,
         )  # fmt: skip
     steps = [record for record in seen if "step_seconds" in record]
     return [record["step_seconds"] for record in steps], steps[-1]["data_wait"]

@@ -23,6 +23,7 @@ from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError, for_each
 from mlmclm.files import first_there, places_of, read_json
+from mlmclm.placement import check_workers, choose_device, worker_bundle
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import (
     Beginning,
@@ -220,14 +221,24 @@ def _own_session(place: Place) -> AbstractContextManager[Any]:
 
 
 def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any]]], None] | None = None) -> int:
-    """Trains the missing stages in the current Ray session, as many at once as it has room for; returns how many there were."""
-    import ray
+    """Trains the missing stages in the current Ray session, as many at once as it has room for or can get; returns how many
+    there were.
+
+    Raises:
+        UserError: the cluster can never hold a stage's workers (`placement.check_workers`), or what `run_stage` raises.
+    """
+    from mlmclm.service.cluster import cluster_view, waits_said
 
     claims = Claims(prepared.place.store)
     set_aside_damaged(prepared.plan.stages, prepared.place.store, prepared.fingerprint)
     unfinished = prepared.unfinished()
     recipe = prepared.study.recipe
     tokens_a_step = recipe.batch * recipe.block_length
+    if not unfinished:
+        return 0
+    view = cluster_view()
+    device = choose_device(recipe.device, view())  # once for all stages, whatever nodes come and go
+    check_workers(recipe.workers, recipe.device, device, view())
 
     def train(stage: Stage) -> None:
         title = f"pretraining {unfinished.index(stage) + 1}/{len(unfinished)}: {stage.title}"
@@ -254,6 +265,7 @@ def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any
                 corpus=prepared.corpus,
                 recipe=recipe,
                 fingerprint=prepared.fingerprint,
+                device=device,
                 initial=prepared.initial.get(stage.end.size),
                 observer=follow,
             )
@@ -267,9 +279,10 @@ def pretrain(prepared: Prepared, on_records: Callable[[Stage, list[dict[str, Any
         return next((other for other in map(claims.holder, names) if other is not None), None)
 
     def at_once(running: int) -> int:
-        return room(ray.cluster_resources(), ray.available_resources(), workers=recipe.workers, running=running)
+        return room(view(), worker_bundle(device), workers=recipe.workers, running=running)
 
-    run_stages(unfinished, run=train, ready=ready, at_once=at_once, held=held)
+    with waits_said("pretraining", view):
+        run_stages(unfinished, run=train, ready=ready, at_once=at_once, held=held)
     return len(unfinished)
 
 
@@ -497,6 +510,7 @@ def sweep(
         data_root=prepared.place.data_root,
         cpus_per_cell=space.cpus_per_cell,
         gpus_per_cell=space.gpus_per_cell,
+        device=prepared.study.recipe.device,
         max_concurrent=space.max_concurrent,
         on_result=on_result,
         session=session,

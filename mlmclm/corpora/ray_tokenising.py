@@ -21,12 +21,15 @@ from mlmclm.corpora.streams import Stream
 from mlmclm.corpora.tokenising import Encoded, Encoder, Vocabulary, batches, encode
 from mlmclm.corpora.tokenizer import text_tokenizer
 from mlmclm.errors import EnvironmentFault, MlmclmError
+from mlmclm.placement import check_place
 
 if TYPE_CHECKING:
     import pyarrow
     import ray
 
 FILES_AT_ONCE = 4
+TASK = {"CPU": 1}
+"""What a task of tokenising reserves."""
 NODE_LABEL = "ray.io/node-id"
 BLOCK_BYTES = 1 << 20
 """Text of one task: about a second of tokenising, so that a lost one costs little and a small corpus keeps all processors busy."""
@@ -37,6 +40,12 @@ def ray_encoder(vocabulary: Vocabulary) -> Iterator[Encoder]:
     """Tokenises in the current Ray session; the tokenizer goes through its object store, not through a shared disk."""
     import ray.data  # sets up its log
 
+    from mlmclm.service.cluster import cluster_view, wait_for_a_place
+
+    view = cluster_view()
+    remedy = "Set corpus.workers: local, or add nodes with CPUs."
+    check_place("Tokenising", TASK, view(), remedy=remedy)
+    wait_for_a_place("tokenising", TASK, view)
     content = ray.put(vocabulary.tokenizer)
     small = replace(vocabulary, tokenizer="")
 
@@ -86,7 +95,7 @@ def _dataset(stream: Stream, starts: Mapping[str, Place], vocabulary: Vocabulary
             _tokenise,
             fn_kwargs={"vocabulary": vocabulary, "content": content},
             batch_format="pyarrow",
-            num_cpus=1,
+            num_cpus=TASK["CPU"],
         )
     )
 

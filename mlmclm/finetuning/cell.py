@@ -26,6 +26,7 @@ from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.loops_ready import Shape
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
+from mlmclm.placement import Device
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families import FAMILIES
@@ -124,6 +125,7 @@ def run_cell(
     on_step: Callable[[int, int, float], None] | None = None,
     on_end: Callable[[nn.Module, dict[str, Any]], None] | None = None,
     on_examples: Callable[[dict[str, Any], bytes], None] | None = None,
+    device: Device | None = None,
 ) -> dict[str, Any]:
     """Fine-tunes and evaluates; a cell's result is the same, but for `cost`, in a fresh process and in a reused one.
 
@@ -135,6 +137,7 @@ def run_cell(
         on_step: called with step (from 1), steps, loss.
         on_end: called with the fine-tuned encoder and the result.
         on_examples: called with the result and the file of its examples (`examples.to_parquet`), unless it diverged.
+        device: None for the GPU where torch sees one, else the CPU.
 
     Returns:
         The result's JSON object.
@@ -145,10 +148,10 @@ def run_cell(
     began = time.perf_counter()
     cache = {} if cache is None else cache
     torch.set_flush_denormal(True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     family = _family(cell, store, data_root, cache)
     streams = streams_of(cell.seed)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
         torch.manual_seed(streams["dropout"])
         encoder = copy.deepcopy(_base(cell, cache))
         if cell.start is not None:
@@ -159,7 +162,7 @@ def run_cell(
         head = family.head(encoder.config.hidden_size, fresh_layers(chance, deviation))
         if cell.protocol.precision == "bf16":
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
-        encoder, head = encoder.to(device), head.to(device)
+        encoder, head = encoder.to(chosen), head.to(chosen)
         started = time.perf_counter()
         trained = train(
             encoder,
@@ -226,6 +229,7 @@ def keep_encoder(
     data_root: Path | None,
     cache: dict[Any, Any] | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
+    device: Device | None = None,
 ) -> dict[str, Any]:
     """Computes a cell, keeps its encoder for others to start from (`kept`), and returns its result. Arguments as `run_cell`'s.
 
@@ -242,6 +246,7 @@ def keep_encoder(
             data_root=data_root,
             cache=cache,
             on_step=on_step,
+            device=device,
             on_end=lambda encoder, result: write_kept(folder, encoder, result),
         )
         if result["status"] != "ok":

@@ -62,6 +62,9 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
             f"{recipe.workers}: fewer on one machine, more over several). A shorter recipe.block_length (now {recipe.block_length}) needs less too, but "
             f"is another model. {kept}"
         )
+    for item in behind:
+        if isinstance(item, EnvironmentFault):
+            return EnvironmentFault(f"pretraining stage {title!r}: {getattr(item, 'cause', item)} {kept}")
     return EnvironmentFault(f"pretraining stage {title!r} failed: {_last_line(error)}. {kept}")
 
 

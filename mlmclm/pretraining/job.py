@@ -5,12 +5,14 @@ This module imports nothing heavy: Ray's controller process loads it too, and wo
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.models.sizes import Size
+from mlmclm.placement import Device
 from mlmclm.pretraining.states import exists
 from mlmclm.studies.plans import Leg
 from mlmclm.studies.recipe import Recipe
@@ -45,6 +47,7 @@ class StageJob:
     """(step, key) of the states to leave behind, in order; the last is the end."""
     recipe: Recipe
     fingerprint: str
+    device: Device
 
     def next_deposit(self) -> int:
         """The first step whose state is still to be left behind. A checkpoint from beyond it (of an earlier plan, which
@@ -75,6 +78,9 @@ class StageJob:
 
 def run_in_worker(config: dict[str, Any]) -> None:
     """Ray Train's training function; `config["job"]` is the `StageJob`."""
+    job: StageJob = config["job"]
+    os.environ["DS_ACCELERATOR"] = job.device  # DeepSpeed would take a GPU that it sees, reserved or not
+
     from mlmclm.pretraining.worker import train_stage
 
-    train_stage(config["job"])
+    train_stage(job)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.claims import Claims
 from mlmclm.corpora.order import batch_rows
-from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.files import read_json
 from mlmclm.loops_ready import Shape, prepare
+from mlmclm.placement import Device, worker_bundle
 from mlmclm.pretraining import failures, states
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.pretraining.job import StageJob, run_in_worker
@@ -54,6 +55,7 @@ def run_stage(
     corpus: PreparedCorpus,
     recipe: Recipe,
     fingerprint: str,
+    device: Device,
     initial: InitialModel | None = None,
     observer: Observer | None = None,
 ) -> None:
@@ -62,13 +64,13 @@ def run_stage(
 
     Args:
         fingerprint: `studies.plans.fingerprint` of the recipe and the corpus.
+        device: what each worker has (`placement.choose_device`). Ray Train waits until the cluster has that for all of them.
         initial: what the model begins with, where that is a given model.
 
     Raises:
         UserError: a loss or its gradient is no longer finite, the recipe asks for what the workers can't do, or the files of
             `initial` are damaged.
-        EnvironmentFault: the workers failed more often than the recipe allows or once for want of memory, or the cluster has no
-            room for them.
+        EnvironmentFault: the workers failed more often than the recipe allows or once for want of memory.
     """
 
     def waiting(other: str) -> None:
@@ -81,6 +83,7 @@ def run_stage(
             corpus=corpus,
             recipe=recipe,
             fingerprint=fingerprint,
+            device=device,
             initial=initial,
             observer=observer,
         )
@@ -93,11 +96,11 @@ def _train(
     corpus: PreparedCorpus,
     recipe: Recipe,
     fingerprint: str,
+    device: Device,
     initial: InitialModel | None,
     observer: Observer | None,
 ) -> None:
     """`run_stage` for a caller that has the stage's claims."""
-    import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -106,8 +109,6 @@ def _train(
     start, wanted = missing_states(stage, store, fingerprint)
     if not wanted:
         return
-    use_gpu = ray.cluster_resources().get("GPU", 0) >= recipe.workers
-    _check_room(ray.cluster_resources(), recipe.workers)
     if initial is not None:
         initial.check()
     name = stage.end.key(fingerprint)
@@ -130,16 +131,17 @@ def _train(
         deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
         recipe=recipe,
         fingerprint=fingerprint,
+        device=device,
     )
-    if not use_gpu and computes_here():
+    if device == "cpu" and computes_here():
         prepare([Shape.of_size(job.shape, recipe)], say_once)
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
     trainer = TorchTrainer(
         run_in_worker,
         train_loop_config={"job": job},
-        torch_config=closed("nccl" if use_gpu else "gloo", folder / "rendezvous"),
-        scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=use_gpu, resources_per_worker={"GPU": 1} if use_gpu else {"CPU": 1}),
+        torch_config=closed("nccl" if device == "cuda" else "gloo", folder / "rendezvous"),
+        scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=device == "cuda", resources_per_worker=dict(worker_bundle(device))),
         run_config=RunConfig(
             name=_attempt(folder, stage.title),
             storage_path=str((folder / "ray_train").resolve()),
@@ -232,14 +234,6 @@ def _say_notes(path: Path) -> None:
         path.unlink()
 
 
-def _check_room(resources: dict[str, float], workers: int) -> None:
-    if resources.get("CPU", 0) < workers and resources.get("GPU", 0) < workers:
-        raise UserError(
-            f"the recipe asks for {workers} workers, but the cluster has {resources.get('CPU', 0):.0f} CPUs and {resources.get('GPU', 0):.0f} GPUs; "
-            "lower recipe.workers or add nodes."
-        )
-
-
 @contextmanager
 def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
     """Hands new lines of a metrics file to `observer` twice a second while the body runs, and what is left at its end."""
@@ -274,5 +268,7 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
 def prepare_environment() -> None:
     """Settings that Ray Train reads in the driver's process; call before the first `run_stage`."""
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # the dashboard's page of train runs
+    # A node takes minutes to start, and Train only asks for the same again.
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
     # The end of a stage is seen at the controller's next look; each look takes the workers' cores for some milliseconds.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")

@@ -19,9 +19,13 @@ from typing import Any
 
 import psutil
 import ray
+import torch
 import torch.distributed as distributed
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBackend
+
+from mlmclm.errors import EnvironmentFault
+from mlmclm.placement import no_gpu
 
 LOOPBACK = "127.0.0.1"
 _listening: list[socket.socket] = []
@@ -80,7 +84,12 @@ def _join(config: ClosedTorchConfig, where: str | tuple[str, int], nodes: list[s
     Args:
         where: a file, or address and port of rank 0.
         nodes: each worker's address.
+
+    Raises:
+        EnvironmentFault: the worker has reserved a GPU that torch doesn't see.
     """
+    if config.backend == "nccl" and not torch.cuda.is_available():
+        raise EnvironmentFault(no_gpu(nodes[rank]))
     timeout, world = timedelta(seconds=config.timeout_s), len(nodes)
     store: Any
     if isinstance(where, str):

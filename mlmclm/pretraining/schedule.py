@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from mlmclm.errors import EnvironmentFault
+from mlmclm.placement import Cluster, Resources, most_places, places, places_now
 from mlmclm.progress import say
 from mlmclm.studies.plans import Stage
 
@@ -14,18 +16,18 @@ SECONDS_BETWEEN_LOOKS = 1.0
 """A running stage leaves states behind on its way, from which others can start before it ends."""
 
 
-def room(total: Mapping[str, float], available: Mapping[str, float], *, workers: int, running: int) -> int:
-    """How many stages may run at once, at least 1: Ray itself makes a first one wait for resources.
+def room(cluster: Cluster, bundle: Resources, *, workers: int, running: int) -> int:
+    """How many stages may run at once, at least 1: Ray itself makes them wait for resources, and the autoscaler adds nodes for those
+    that wait, so nodes that it can add count too.
 
     Args:
-        total: the cluster's resources, as `ray.cluster_resources` gives them.
-        available: those that nobody holds, as `ray.available_resources` gives them.
-        workers: workers a stage, each on a GPU where the cluster has that many, else on a CPU.
+        bundle: what a worker reserves.
+        workers: workers a stage.
         running: stages that run already; their workers may not hold their resources yet.
     """
-    kind = "GPU" if total.get("GPU", 0) >= workers else "CPU"
-    held_by_others = max(0.0, total.get(kind, 0) - available.get(kind, 0) - running * workers)
-    return max(1, int((total.get(kind, 0) - held_by_others) // workers))
+    now, most = places_now(cluster, bundle), most_places(cluster, bundle)
+    held_by_others = max(0, now - places(cluster.free, bundle) - running * workers)
+    return max(1, int(((now if math.isinf(most) else most) - held_by_others) // workers))
 
 
 def run_stages(

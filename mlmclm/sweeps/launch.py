@@ -20,6 +20,7 @@ from mlmclm.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell, cell_key, loops_of
 from mlmclm.loops_ready import prepare
+from mlmclm.placement import Choice, Cluster, Resources, cell_bundle, check_place
 from mlmclm.progress import say_once
 from mlmclm.sweeps.cells import cell_name, unique_by_key
 from mlmclm.sweeps.ledger import Ledger, named
@@ -76,7 +77,8 @@ def run_sweep(
     store: Path,
     data_root: Path | None,
     cpus_per_cell: float = 1,
-    gpus_per_cell: float = 0,
+    gpus_per_cell: float | None = None,
+    device: Choice = "auto",
     max_concurrent: int | None = None,
     max_failures: int = 3,
     progress: bool = True,
@@ -92,7 +94,9 @@ def run_sweep(
         cells: the cells, in the order in which workers should take them.
         store: the store; with several machines it is shared between them.
         data_root: folder of local data sets, or None.
-        cpus_per_cell, gpus_per_cell: what a running cell reserves; fractions of a GPU are allowed.
+        cpus_per_cell, gpus_per_cell: what a running cell reserves; fractions of a GPU are allowed. A cell with none runs on the CPU.
+        device: decides on the GPUs where `gpus_per_cell` is None: one for `cuda`, none for `cpu`, and for `auto` one where the cluster
+            has or can get any.
         max_concurrent: at most so many cells at once; None for as many as fit the cluster.
         max_failures: how often a cell that crashed is run again; an error that would come again is not.
         progress: whether to show it: a bar on a terminal, else lines.
@@ -104,8 +108,8 @@ def run_sweep(
         ledger: where its results are; by default the store's.
 
     Raises:
-        UserError: a result file of the ledger is damaged. What fails in a cell is in the outcome, see
-            `SweepOutcome.check`.
+        UserError: a result file of the ledger is damaged, or the cluster can never hold a cell (`placement.check_place`).
+            What fails in a cell is in the outcome, see `SweepOutcome.check`.
     """
     # Tune resolves relative paths against each trial's own folder.
     store = store.resolve()
@@ -145,7 +149,7 @@ def run_sweep(
                 ledger=ledger,
                 store=store,
                 data_root=data_root.resolve() if data_root else None,
-                resources={"CPU": cpus_per_cell, "GPU": gpus_per_cell},
+                bundle=lambda cluster: cell_bundle(cpus_per_cell, gpus_per_cell, device, cluster),
                 max_concurrent=max_concurrent,
                 max_failures=max_failures,
                 progress=SweepProgress((cell.task for cell in missing.values()), reused=reused, visible=progress),
@@ -179,7 +183,7 @@ def _run_trials(
     ledger: Ledger,
     store: Path,
     data_root: Path | None,
-    resources: Mapping[str, float],
+    bundle: Callable[[Cluster], Resources],
     max_concurrent: int | None,
     max_failures: int,
     progress: SweepProgress,
@@ -193,20 +197,25 @@ def _run_trials(
     import ray
     from ray import tune
 
+    from mlmclm.service.cluster import cluster_view, waits_said
     from mlmclm.service.ray_cluster import computes_here
     from mlmclm.sweeps.trainable import SweepWorker
     from mlmclm.sweeps.watch import StopOnFault, Watch
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
-    _check_resources(ray.cluster_resources(), resources)
-    if not resources["GPU"] and computes_here():
+    view = cluster_view()
+    resources = bundle(view())
+    remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
+    check_place("A cell", resources, view(), remedy=remedy)
+    if not resources.get("GPU") and computes_here():
         prepare(loops_of(missing.values()), say_once)
     fault, errors, computed, rounds = StopOnFault(), dict[str, Exception](), 0, 0
     left = dict(missing)
     with (
         swept_folder(store, ".tune-") as storage,
         progress,
+        waits_said("fine-tuning", view, all_of_them=True),
         _environment(TUNE_ENVIRONMENT),
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
@@ -218,7 +227,7 @@ def _run_trials(
                 tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root),
                 param_space={
                     "cell": tune.grid_search(list(left)),
-                    "resources": {kind: amount for kind, amount in resources.items() if amount},
+                    "resources": dict(resources),
                 },
                 tune_config=tune.TuneConfig(
                     reuse_actors=True,
@@ -266,13 +275,6 @@ def _left_by_others(
             progress.tick()
             time.sleep(SECONDS_BETWEEN_LOOKS)
     return waiting
-
-
-def _check_resources(cluster: Mapping[str, float], needed: Mapping[str, float]) -> None:
-    """Tune would wait for ever for what a fixed cluster doesn't have; a cluster that can grow may still get it."""
-    for kind, amount in needed.items():
-        if amount > cluster.get(kind, 0) and not os.environ.get("RAY_ADDRESS"):
-            raise UserError(f"A cell needs {amount:g} {kind}, and this Ray cluster has {cluster.get(kind, 0):g}.")
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class Space(TaskProtocols):
     single tasks, for instance `conll2003: {epochs: 1, max_steps: null}`.
 
     `cpus_per_cell` and `gpus_per_cell` are what one running cell reserves of the cluster; a fraction of a GPU lets
-    several cells share it (its memory is then shared too, unguarded). `max_concurrent` bounds the number of cells at
+    several cells share it (its memory is then shared too, unguarded), and 0 runs cells on CPUs. Without `gpus_per_cell` a cell has a GPU
+    where the recipe's `device` says so: by default where the cluster has or can get any. `max_concurrent` bounds the number of cells at
     once.
     """
 
@@ -37,7 +38,7 @@ class Space(TaskProtocols):
     learning_rates: LearningRates
     seeds: SeedList
     cpus_per_cell: float = Field(default=1, gt=0)
-    gpus_per_cell: float = Field(default=0, ge=0)
+    gpus_per_cell: float | None = Field(default=None, ge=0)
     max_concurrent: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
@@ -47,8 +48,8 @@ class Space(TaskProtocols):
 
     @field_validator("gpus_per_cell")
     @classmethod
-    def _whole_or_fraction(cls, value: float) -> float:
-        if value > 1 and value != int(value):
+    def _whole_or_fraction(cls, value: float | None) -> float | None:
+        if value is not None and value > 1 and value != int(value):
             raise ValueError("is a fraction below 1 or a whole number of GPUs")
         return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ray._raylet import setproctitle  # type: ignore[attr-defined]
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, keep_encoder, loops_of, run_cell
 from mlmclm.loops_ready import prepare
+from mlmclm.placement import Device, no_gpu
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
@@ -25,7 +27,8 @@ TAKEN = "taken"
 class SweepWorker(tune.Trainable):
     """Runs one cell a trial; reused from trial to trial with its cache of weights and tokenised data.
 
-    A trial's config: `cell`, a cell's key, and `resources`, by Ray's names. A trial is one step. An error that would
+    A trial's config: `cell`, a cell's key, and `resources`, by Ray's names; a cell runs on the GPU if it has reserved one or a part
+    of one, else on the CPU. A trial is one step. An error that would
     come again (bad input, a full disk) is the trial's outcome and is not retried; any other exception ends the actor,
     and Tune retries the cell in a new one.
     """
@@ -54,7 +57,8 @@ class SweepWorker(tune.Trainable):
         self._cells, self._store, self._data_root = cells, store, data_root
         self._cache: dict[Any, Any] = {}
         self._weights = ""
-        if not torch.cuda.is_available():
+        self._device: Device = "cuda" if config["resources"].get("GPU") else "cpu"
+        if self._device == "cpu":
             prepare(loops_of(cells.values()), print)
         self.reset_config(config)
 
@@ -72,6 +76,7 @@ class SweepWorker(tune.Trainable):
         # The process title is what `top` and the dashboard's list of workers show.
         setproctitle(f"ray::cell {name}")
         try:
+            self._check_device()
             outcome = self._run()
         except MlmclmError as error:
             kind = ENVIRONMENT_FAULT if isinstance(error, EnvironmentFault) else USER_ERROR
@@ -80,6 +85,10 @@ class SweepWorker(tune.Trainable):
             setproctitle("ray::SweepWorker")
         print(f"{name}: {outcome}", flush=True)
         return {"outcome": outcome, "done": True}
+
+    def _check_device(self) -> None:
+        if self._device == "cuda" and not torch.cuda.is_available():
+            raise EnvironmentFault(no_gpu(platform.node()))
 
     def _run(self) -> str:
         ledger = Ledger(self._store)
@@ -96,6 +105,7 @@ class SweepWorker(tune.Trainable):
             store=self._store,
             data_root=self._data_root,
             cache=self._cache,
+            device=self._device,
             on_examples=Ledger(self._store).write_examples,
         )
 
@@ -119,5 +129,7 @@ class KeepingWorker(SweepWorker):
                 return TAKEN
             if kept.find(key) is not None:
                 return REUSED
-            keep_encoder(self._cell, store=self._store, data_root=self._data_root, cache=self._cache)
+            keep_encoder(
+                self._cell, store=self._store, data_root=self._data_root, cache=self._cache, device=self._device
+            )
         return COMPUTED

@@ -21,7 +21,7 @@ from mlmclm.studies.recipe import Recipe
 
 RECIPE = Recipe(warmup_steps=2, decay_steps=4)
 PRINT = "of this recipe and corpus"
-GIVEN: dict[str, Any] = {"corpus": None, "recipe": RECIPE, "fingerprint": PRINT}
+GIVEN: dict[str, Any] = {"corpus": None, "recipe": RECIPE, "fingerprint": PRINT, "device": "cpu"}
 
 
 def plan(*names: str) -> Plan:

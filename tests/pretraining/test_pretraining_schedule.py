@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.placement import HEAD, Cluster, Growth, NodeType
 from mlmclm.pretraining.schedule import room, run_stages
 from mlmclm.studies.names import parse
 from mlmclm.studies.plans import Plan, Stage, State, make_plan
@@ -83,13 +85,22 @@ def test_stages_whose_start_never_appears_are_an_error_that_names_them() -> None
 
 
 def test_room_counts_workers_and_leaves_others_what_they_hold() -> None:
-    assert room({"CPU": 8}, {"CPU": 8}, workers=2, running=0) == 4
-    assert room({"CPU": 8}, {"CPU": 4}, workers=2, running=2) == 4, "what our own two hold is ours"
-    assert room({"CPU": 8}, {"CPU": 8}, workers=2, running=2) == 4, "though they don't hold it yet"
-    assert room({"CPU": 8}, {"CPU": 1}, workers=2, running=2) == 2, "others hold 3"
-    assert room({"CPU": 2}, {}, workers=2, running=0) == 1
-    assert room({"CPU": 64, "GPU": 4}, {"CPU": 64, "GPU": 4}, workers=2, running=0) == 2
-    assert room({"CPU": 64, "GPU": 1}, {"CPU": 64, "GPU": 1}, workers=2, running=0) == 32
+    def found(has: int, free: int, running: int = 0) -> int:
+        return room(Cluster(({"CPU": has},), {"CPU": free}), {"CPU": 1}, workers=2, running=running)
+
+    assert found(8, 8) == 4
+    assert found(8, 4, running=2) == 4, "what our own two hold is ours"
+    assert found(8, 8, running=2) == 4, "though they don't hold it yet"
+    assert found(8, 1, running=2) == 2, "others hold 3"
+    assert found(2, 0) == 1
+
+
+def test_room_counts_what_the_autoscaler_can_add() -> None:
+    growth = Growth((NodeType("gpu", {"CPU": 48, "GPU": 4}, 2),))
+    empty = Cluster(({HEAD: 1},), {}, growth)
+    assert room(empty, {"GPU": 1}, workers=2, running=0) == 4
+    assert room(replace(empty, nodes=({HEAD: 1}, {"GPU": 4}), free={}), {"GPU": 1}, workers=2, running=1) == 3
+    assert room(replace(empty, growth=None), {"GPU": 1}, workers=2, running=0) == 1, "it may add none"
 
 
 def test_a_stage_that_another_process_trains_starts_nothing_and_holds_up_nothing(

@@ -1,0 +1,182 @@
+"""What the cluster of the current Ray session has, what its autoscaler can add, and what the driver's work waits for."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from mlmclm.placement import HEAD, Cluster, Group, Growth, NodeType, Resources, places_now, waiting_line
+from mlmclm.progress import say
+
+SECONDS_BETWEEN_LOOKS = 5.0
+SECONDS_BEFORE_THE_FIRST_LINE = 10.0
+"""Ray takes some seconds to place workers on a busy machine; that is no news."""
+SECONDS_BETWEEN_LINES = 60.0
+STATUS_KEY = "__autoscaling_status"
+"""Where Ray's first autoscaler leaves its report (`DEBUG_AUTOSCALING_STATUS`)."""
+METRICS_KEY = "AutoscalerMetricsAddress"
+"""Every autoscaler says here where its metrics are."""
+
+
+def cluster_view() -> Callable[[], Cluster]:
+    """A function that looks at the current session's cluster; what it can get is read once, now."""
+    growth = _growth()
+
+    def look() -> Cluster:
+        import ray
+
+        nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
+        return Cluster(nodes, ray.available_resources(), growth)
+
+    return look
+
+
+@contextmanager
+def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = False) -> Iterator[None]:
+    """Says every so often what the driver's placement groups wait for, as long as the body runs.
+
+    Args:
+        what: the beginning of the line, such as `pretraining`.
+        all_of_them: as for `waiting_line`.
+    """
+    end = threading.Event()
+
+    def follow() -> None:
+        since, said, text = math.inf, -math.inf, ""
+        while not end.wait(SECONDS_BETWEEN_LOOKS):
+            with suppress(Exception):  # a cluster that doesn't answer is the work's own error
+                found, now = waiting_line(_groups(), view(), _starting(), all_of_them=all_of_them), time.monotonic()
+                since = math.inf if found is None else min(since, now)
+                news = SECONDS_BEFORE_THE_FIRST_LINE if found != text else SECONDS_BETWEEN_LINES
+                if found is not None and now - since >= SECONDS_BEFORE_THE_FIRST_LINE and now - said >= news:
+                    say(f"{what} waits for {found}")
+                    said, text = now, found
+
+    thread = threading.Thread(target=follow, name="mlmclm-waits", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) -> None:
+    """Waits until the cluster has a node for a bundle, which an autoscaler adds for it; for work that reserves nothing itself."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    if places_now(view(), bundle):
+        return
+    group = placement_group([dict(bundle)])
+    with waits_said(what, view):
+        ray.get(group.ready())
+    remove_placement_group(group)
+
+
+def _groups() -> list[Group]:
+    """The placement groups of this job: a group's id ends with its job's."""
+    import ray
+    from ray.util import placement_group_table
+
+    job = ray.get_runtime_context().get_job_id()
+    return [
+        Group(group["state"] != "CREATED", tuple(group["bundles"].values()))
+        for key, group in placement_group_table().items()
+        if key.endswith(job) and group["state"] != "REMOVED"
+    ]
+
+
+def _starting() -> Mapping[str, int]:
+    """Nodes that the autoscaler starts now, by type."""
+    import ray
+    from ray.autoscaler.v2.sdk import get_cluster_status
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    counts: Counter[str] = Counter()
+    report = json.loads(_internal_kv_get(STATUS_KEY) or "{}").get("autoscaler_report") or {}
+    counts.update(report.get("pending_launches") or {})
+    counts.update(node_type for _, node_type, _ in report.get("pending_nodes") or ())
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    for launch in status.pending_launches:
+        counts[launch.ray_node_type_name] += launch.count
+    counts.update(node.ray_node_type_name for node in status.pending_nodes)
+    return counts
+
+
+def _growth() -> Growth | None:
+    """What the cluster's autoscaler can add; None if there is one that doesn't say."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    context = ray.get_runtime_context()
+    head = next(node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"])
+    if head == context.get_node_id():
+        return growth_on_head(context.gcs_address)
+    task = ray.remote(growth_on_head).options(
+        num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False)
+    )
+    found: Growth | None = ray.get(task.remote(context.gcs_address))
+    return found
+
+
+def growth_on_head(gcs_address: str) -> Growth | None:
+    """`_growth`, on the head node. The limits are in Ray's own record of the cluster's configuration, where something has filed it
+    there, or in the file that the head's monitor process (`ray start --autoscaling-config`) has been given."""
+    import ray
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    recorded = ray._private.state.state.get_cluster_config()
+    if recorded is not None and recorded.node_group_configs:
+        return Growth(
+            tuple(
+                NodeType(group.name, dict(group.resources), math.inf if group.max_count < 0 else group.max_count)
+                for group in recorded.node_group_configs
+            )
+        )
+    monitor = _monitor(gcs_address)
+    if monitor is None:  # Kubernetes: the autoscaler has a container of its own
+        return Growth() if _internal_kv_get(METRICS_KEY) is None else None
+    path = next((word.partition("=")[2] for word in monitor if word.startswith("--autoscaling-config=")), "")
+    if not path:
+        return Growth()
+    try:
+        return configured_growth(yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError, AttributeError):
+        return None
+
+
+def configured_growth(config: Mapping[str, Any]) -> Growth:
+    """What a file of Ray's cluster launcher lets its autoscaler add; the head node is not among it."""
+    most = float(config.get("max_workers", 2))
+    types = config.get("available_node_types") or {}
+    return Growth(
+        tuple(
+            NodeType(name, kind.get("resources") or {}, float(kind.get("max_workers", most)))
+            for name, kind in types.items()
+            if name != config.get("head_node_type")
+        ),
+        most,
+    )
+
+
+def _monitor(gcs_address: str) -> list[str] | None:
+    """The command of this node's monitor process, None if it runs none; clusters on one machine differ in their port."""
+    port = gcs_address.rpartition(":")[2]
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            address = next((word for word in words if word.startswith("--gcs-address=")), "")
+            if address.endswith(f":{port}") and any(Path(word).name == "monitor.py" for word in words):
+                return words
+    return None
