@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, processors
 from transformers import BertConfig, BertModel
 
 import mlmclm.finetuning.cell
@@ -261,6 +262,13 @@ def test_the_token_before_a_text_is_pooled_only_where_there_is_one(place: Path, 
     assert run(place, cell)["status"] == "ok"
     with pytest.raises(UserError, match="adds no token to a text"):
         prepare_task(task, place / "model", first, place / "store", place / "data")
+    tokenizer = Tokenizer.from_file(str(framed / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <eos>", pair="$A <eos> $B <eos>", special_tokens=[("<eos>", 2)]
+    )
+    tokenizer.save(str(framed / "tokenizer.json"))
+    with pytest.raises(UserError, match="puts no token before a text"):
+        prepare_task(task, framed, first, place / "store", place / "data")
     with pytest.raises(ValueError, match="no token is there to pool; use special_tokens: tokenizer"):
         Protocol(pooling="bos")
     with pytest.raises(UserError, match="special_tokens: tokenizer is not for token-classification"):
