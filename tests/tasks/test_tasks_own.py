@@ -80,7 +80,9 @@ def test_a_broken_file_takes_its_own_task_away_and_no_other(tmp_path: Path) -> N
         ("folder: sst2", "folder: ../elsewhere", "folder", "../elsewhere"),
         ("folder: sst2", "folder: /etc", "folder", "/etc"),
         ("source: stanfordnlp/sst2", "source: ~/elsewhere", "source", "~/elsewhere"),
+        ("folder: sst2", "data_dir: ../elsewhere", "data_dir", "../elsewhere"),
         ("test: validation", "test: in/../../elsewhere", "splits.test", "in/../../elsewhere"),
+        ("test: validation", "test: {qrels: ../elsewhere}", "splits.test.Judged.qrels", "../elsewhere"),
         ("test: validation", "test: {split: validation, file: ../elsewhere}", "splits.test.Part.file", "../elsewhere"),
     ],
 )
@@ -92,7 +94,8 @@ def test_a_declaration_cannot_name_a_place_outside_the_data_folder(
     assert declared in text
     (folder / "own.yaml").write_text(text.replace(declared, changed))
     with pytest.raises(UserError, match=re.escape(f"a/own.yaml: {key}: must not be")) as raised:
-        find_tasks([folder])
+        get_task("own", [folder])
+    assert "own" not in find_tasks([folder])
     assert f"(got {value!r})" in str(raised.value)
 
 
