@@ -73,8 +73,8 @@ def too_little(corpus: CorpusConfig, part: str, size: str, block_length: int) ->
     if part == TRAIN:
         return UserError(f"{found} Choose a shorter block, more text, or a larger max_tokens or max_documents.")
     return UserError(
-        f"{found} Raise validation_fraction (now {corpus.validation_fraction:g}) or max_validation_tokens, choose a shorter block, or name a "
-        "validation_split."
+        f"{found} Choose a shorter block or more validation text: a larger validation_fraction (now {corpus.validation_fraction:g}; it counts where "
+        "the source has no validation part of its own) or max_validation_tokens, or name a validation_split."
     )
 
 

@@ -18,7 +18,7 @@ from mlmclm.checksums import read_sealed, sealed
 from mlmclm.claims import Claims
 from mlmclm.corpora.shelf import INDEX
 from mlmclm.errors import UserError
-from mlmclm.files import read_json, whole_folder, write_json
+from mlmclm.files import whole_folder, write_json
 
 PYDOCS = "pydocs"
 _PREFIX = f"{PYDOCS}-"
@@ -81,10 +81,15 @@ def _adopted(store: Path) -> str | None:
     """The documentation that most trained states of the store come from, else that of most corpora, else the oldest one."""
     origins: dict[str, str] = {}  # of corpora, by key
     for file in [*store.glob(f"corpora/*/{INDEX}"), *store.glob("corpora/*/meta.json")]:
-        facts = read_json(file)
+        facts = read_sealed(file, f"Delete {file.parent}: the corpus is then prepared anew.")
         if facts.get("corpus", {}).get("source") == PYDOCS:
             origins[file.parent.name] = facts["source_fingerprint"]
-    states = Counter(origins.get(read_json(file).get("corpus")) for file in store.glob("states/*/state.json"))
+    trained = (
+        read_sealed(file, f"Delete {file.parent}: the state is then trained anew.")
+        for file in store.glob("states/*/state.json")
+        if "." not in file.parent.name  # set aside as damaged
+    )
+    states = Counter(origins.get(facts.get("corpus", "")) for facts in trained)
     corpora = Counter(origins.values())
     texts = {folder.name.removeprefix(_PREFIX): folder for folder in store.glob(f"corpora/{_PREFIX}*")}
     texts = {name: folder for name, folder in texts.items() if _FINGERPRINT.fullmatch(name)}  # others were set aside

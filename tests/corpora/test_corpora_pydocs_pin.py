@@ -172,3 +172,12 @@ def test_a_documentation_that_was_set_aside_as_damaged_is_never_adopted(tmp_path
         folder.mkdir(parents=True)
         os.utime(folder, (1e9 + age, 1e9 + age))
     assert settled(tmp_path) == "b" * 16
+
+
+@pytest.mark.parametrize("content", ['{"corpus": ', "[]"])
+def test_a_damaged_index_of_an_older_store_is_named_with_the_remedy(content: str, tmp_path: Path) -> None:
+    index = tmp_path / "corpora" / "0123456789abcdef" / "index.json"
+    index.parent.mkdir(parents=True)
+    index.write_text(content)
+    with pytest.raises(UserError, match=rf"{index}.* Delete {index.parent}"):
+        settled(tmp_path)
