@@ -114,6 +114,16 @@ def test_the_best_setting_is_the_one_whose_best_rate_validates_best_and_all_is_s
     assert (coverage["expected"], coverage["present"], coverage["missing"]) == (12, 12, 0)
 
 
+def test_per_seed_the_best_setting_is_the_one_that_is_best_at_each_seed_s_own_rate() -> None:
+    scores: dict[str, Scores] = {
+        "epochs 1": {1e-4: [(0.9, 0.9), (0.1, 0.1)], 1e-3: [(0.1, 0.1), (0.9, 0.9)]},
+        "epochs 2": {1e-4: [(0.6, 0.6), (0.6, 0.6)]},
+    }
+    cells, grid = at_points(scores)
+    assert set(settled(cells, grid)["setting"]) == {"epochs 2"}
+    assert set(settled(cells, grid, rule="per_seed")["setting"]) == {"epochs 1"}
+
+
 def test_settings_tie_to_the_earlier_in_the_grid_and_fewer_lost_seeds_come_first() -> None:
     same: Scores = {1e-4: [(0.7, 0.5), (0.7, 0.5)]}
     assert best_of({"epochs 2": same, "epochs 3": same})["setting"] == "epochs 3"

@@ -115,6 +115,16 @@ def test_every_phase_that_is_not_refused_reaches_the_peak() -> None:
     assert 50 < refused < 250
 
 
+def test_a_decay_that_begins_with_the_last_step_of_the_warm_up_is_no_mistake() -> None:
+    recipe = Recipe(warmup_steps=5, decay_steps=4)
+    legs = history(parse("2m-clm-8"), recipe).legs
+    assert (
+        max(leg.rate(step, recipe) for leg in legs for step in range(leg.start, leg.stop)) == recipe.peak_learning_rate
+    )
+    with pytest.raises(UserError, match="never reach its peak"):
+        history(parse("2m-clm-7"), recipe)
+
+
 def test_a_warm_up_of_its_own_after_a_decay_changes_the_rates_and_keys_of_what_follows_only() -> None:
     name, own = parse("2m-clm-dec600-mlm40-900"), Recipe(warmup_steps=20, decay_steps=50, rewarmup_steps=0)
     usual, other = history(name, RECIPE), history(name, own)
