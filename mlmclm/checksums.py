@@ -39,7 +39,7 @@ def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
 
 
 def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = None) -> str | None:
-    """What a folder with checksums lacks to be whole, None if nothing.
+    """Return what a folder with checksums lacks to be whole, None if nothing.
 
     Args:
         read: compare checksums too; sizes alone are looked at otherwise, in no time.
@@ -101,7 +101,7 @@ def whole_cache(folder: Path, needed: str) -> bool:
 
 
 def cache_damage(folder: Path, needed: str) -> str | None:
-    """What is wrong with a folder that is there, None if nothing; arguments as those of `whole_cache`."""
+    """Return what is wrong with a folder that is there, None if nothing; arguments as those of `whole_cache`."""
     found = damage(folder) if noted(folder) else None
     return found or (None if (folder / needed).is_file() else f"{needed} is missing")
 

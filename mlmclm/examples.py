@@ -62,7 +62,7 @@ def to_parquet(
 
 
 def about_of(path: Path) -> dict[str, Any] | None:
-    """What a file of examples says of its cell: `key`, `split`, `label_names` and `scores`; None where it is not there or damaged."""
+    """Return what a file of examples says of its cell: `key`, `split`, `label_names` and `scores`; None where it is not there or damaged."""
     try:
         about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[ABOUT])
     except (pa.ArrowException, OSError, KeyError, ValueError):

@@ -35,12 +35,12 @@ COMMAND = ["-P", "-m", "mlmclm.loops_ready"]
 
 @dataclass(frozen=True)
 class Shape:
-    """What loops are compiled for."""
+    """A shape of model that loops are compiled for."""
 
     heads: int
     key_heads: int
     width: int
-    """Of a head."""
+    """The dropout of a head."""
     fused: bool
     dropout: bool
     """In attention."""
@@ -50,7 +50,7 @@ class Shape:
 
     @staticmethod
     def of_size(size: Size, recipe: Recipe) -> Shape:
-        """Of pretraining, which has no dropout."""
+        """Return the shape of pretraining, which has no dropout."""
         return Shape(
             heads=size.heads,
             key_heads=size.key_value_heads,
@@ -62,7 +62,7 @@ class Shape:
 
     @staticmethod
     def of_folder(folder: Path, precision: str) -> Shape | None:
-        """Of fine-tuning a model's folder at a precision of a protocol; None where its config.json doesn't say it."""
+        """Return the shape of fine-tuning a model's folder at a protocol's precision; None where its config.json doesn't say it."""
         try:
             config = json.loads((folder / "config.json").read_bytes())
             heads = config["num_attention_heads"]

@@ -32,7 +32,7 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Growth:
-    """What an autoscaler can add: nodes of these types, `most` of all types together."""
+    """The nodes that an autoscaler can add: of these types, `most` of all types together."""
 
     types: tuple[NodeType, ...] = ()
     most: float = math.inf
@@ -40,10 +40,10 @@ class Growth:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a cluster has and what it can get."""
+    """The resources that a cluster has, and those that it can get."""
 
     nodes: tuple[Resources, ...]
-    """Of each node that is there."""
+    """The resources of each node that is there."""
     free: Resources
     """The part of all nodes' resources that nobody holds."""
     growth: Growth | None = Growth()
@@ -105,12 +105,12 @@ def choose_device(choice: Choice, cluster: Cluster) -> Device:
 
 
 def worker_bundle(device: Device) -> Resources:
-    """What a pretraining worker reserves."""
+    """Return the resources that a pretraining worker reserves."""
     return {"GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
 
 
 def cell_bundle(cpus: float, gpus: float | None, choice: Choice, cluster: Cluster) -> Resources:
-    """What a cell of a sweep reserves.
+    """Return the resources that a cell of a sweep reserves.
 
     Args:
         gpus: None for one where `choose_device` chooses GPUs, else none.
@@ -160,7 +160,7 @@ def amounts(bundle: Resources) -> str:
 
 
 def describe(cluster: Cluster) -> str:
-    """What a cluster has and can get, in one clause."""
+    """Describe in one clause what a cluster has and can get."""
     has = " and ".join(f"{cluster.total(kind):g} {kind}s" for kind in _SHOWN)
     nodes = f"{len(cluster.nodes)} node{'s' if len(cluster.nodes) != 1 else ''}"
     if cluster.growth is None:
@@ -196,7 +196,7 @@ class Group:
 def waiting_line(
     groups: Sequence[Group], cluster: Cluster, starting: Mapping[str, int], *, all_of_them: bool
 ) -> str | None:
-    """What a driver's work waits for and what is there, for people; None if it doesn't wait.
+    """Describe what a driver's work waits for and what is there; None if it doesn't wait.
 
     Args:
         groups: the driver's placement groups.

@@ -47,7 +47,7 @@ def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stor
 
 
 def find_models(prepared: Prepared) -> dict[str, SweepModel | None]:
-    """What `pipeline.export_models` would return without any work, by the models' names; None for those that are not there."""
+    """Return what `pipeline.export_models` would without any work, by the models' names; None for those that are not there."""
     return {
         str(name): exported_model(prepared, name) if (prepared.model_folder(name) / "config.json").is_file() else None
         for name in prepared.plan.models
@@ -55,7 +55,7 @@ def find_models(prepared: Prepared) -> dict[str, SweepModel | None]:
 
 
 def find_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask | None]:
-    """What `pipeline.prepare_tasks` would return without any work but reading; None for those that are not there."""
+    """Return what `pipeline.prepare_tasks` would without any work but reading; None for those that are not there."""
     from mlmclm.tasks.prepare import find_task
     from mlmclm.tasks.registry import get_task
 

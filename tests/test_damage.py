@@ -175,7 +175,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> dict[str, Any]:
-    """What is read of the store as it was written."""
+    """All that is read of the store as it was written."""
     return Study(folder, folder / "store").all_that_is_read()
 
 

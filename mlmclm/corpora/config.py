@@ -28,7 +28,7 @@ class CorpusConfig(Frozen):
     folder with validation files), else a share of the documents of `split`."""
     text_column: str = "text"
     text_documents: Literal["file", "paragraph"] = "file"
-    """What a document of text files (.txt, .md) is: the file, or each of its paragraphs, which empty lines divide. Paragraphs of
+    """The documents of text files (.txt, .md): each file, or each of its paragraphs, which empty lines divide. Paragraphs of
     one file can be on both sides of the division into training and validation text, and no context is longer than they are."""
     streaming: bool = False
     """Take documents in the order of the stream instead of choosing them by hash; nothing is downloaded whole."""

@@ -26,7 +26,7 @@ LONGEST_DOCUMENT = 16 << 20
 PIECE_BYTES = 4 << 20
 """Text files that are read by one task of a cluster."""
 SHOWN_FILES = 5
-"""Of those left out, how many are named."""
+"""How many of the files that are left out are named."""
 
 
 TRAIN, VALIDATION = "train", "validation"
@@ -52,7 +52,7 @@ class Source(Protocol):
         """What `train` or `validation` reads, in pieces that can be read alone, on this machine; None as `validation`."""
 
     def left_out(self) -> str:
-        """What there is beside the documents and is not read, for people; empty for nothing."""
+        """Describe the files beside the documents that are not read; empty for nothing."""
 
 
 def open_source(

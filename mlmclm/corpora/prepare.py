@@ -144,7 +144,7 @@ class _Place:
     """The hash below which a document is held out, where the source is divided so; known when there is something to make."""
 
     def tokenizer_damage(self) -> str | None:
-        """What is wrong with the tokenizer that is there."""
+        """Return what is wrong with the tokenizer that is there."""
         return cache_damage(self.tokenizer, "tokenizer.json")
 
     def complete(self) -> bool:

@@ -82,7 +82,7 @@ def installed_roots() -> list[Root]:
 
 
 def fingerprint(roots: Sequence[Root] | None = None) -> str:
-    """What the text of an environment depends on: Python's version, the installed distributions, the extractor's version (16 hex)."""
+    """Return a hash of what the text of an environment depends on: Python's version, the installed distributions, the extractor's version (16 hex)."""
     parts: list[Any] = [EXTRACTOR_VERSION, list(sys.version_info[:3])]
     for root in installed_roots() if roots is None else roots:
         if root.origin == "site":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FILES_AT_ONCE = 4
 TASK = {"CPU": 1}
-"""What a task of tokenising reserves."""
+"""The resources that a task of tokenising reserves."""
 NODE_LABEL = "ray.io/node-id"
 BLOCK_BYTES = 1 << 20
 """Text of one task: about a second of tokenising, so that a lost one costs little and a small corpus keeps all processors busy."""

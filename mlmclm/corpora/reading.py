@@ -117,7 +117,7 @@ def _refuse(row: Any, where: str, column: str) -> NoReturn:
 
 
 def _read_paragraphs(path: Path) -> Iterator[str]:
-    """What stands between the empty lines of a text file; it is never whole in memory."""
+    """Yield the paragraphs of a text file, which is never whole in memory."""
     lines: list[str] = []
     with path.open(encoding="utf-8") as file:
         for line in file:

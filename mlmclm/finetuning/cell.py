@@ -86,7 +86,7 @@ class Cell:
         return self.declaration or get_task(self.task)
 
     def identity(self) -> dict[str, Any]:
-        """What the key and the result hold of the protocol."""
+        """Return the settings that the key and the result hold of the protocol."""
         return {**self.protocol.identity(), **({"pair_truncation": "longest_first"} if self.recut else {})}
 
 
@@ -107,7 +107,7 @@ def cell_key(cell: Cell) -> str:
 
 
 def loops_of(cells: Iterable[Cell]) -> list[Shape | None]:
-    """What `loops_ready.prepare` takes, for computing these cells on the CPU."""
+    """Return the shapes that `loops_ready.prepare` takes, for computing these cells on the CPU."""
     return [Shape.of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
 
 

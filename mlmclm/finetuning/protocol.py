@@ -82,7 +82,7 @@ class Protocol(TaskSettings):
         return parse(Protocol, {**self.model_dump(), **settled}, where=where)
 
     def identity(self) -> dict[str, Any]:
-        """What a cell's key holds, and what reports show, but for `pair_truncation`, which is in a cell's key where it changes its
+        """Return the settings that a cell's key holds and reports show, but for `pair_truncation`, which is in a cell's key where it changes its
         examples (`Cell.identity`)."""
         defaults = type(self).model_construct().model_dump(mode="json")
         values = self.model_dump(mode="json", exclude={"pair_truncation"})

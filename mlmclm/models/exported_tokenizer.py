@@ -114,8 +114,8 @@ def _parts(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _positions(processor: dict[str, Any]) -> dict[str, Any] | None:
-    """What of a processor changes characters' positions: trims the spaces of byte-level tokens; None where it does nothing else
-    than add tokens."""
+    """Return the part of a processor that changes characters' positions, which trims the spaces of byte-level tokens; None
+    where it only adds tokens."""
     if processor["type"] == "ByteLevel":
         return processor
     if processor["type"] == "RobertaProcessing" and processor["trim_offsets"]:

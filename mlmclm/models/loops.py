@@ -32,12 +32,12 @@ from mlmclm.files import hash_file, stable_hash
 Array = npt.NDArray[Any]
 
 SOURCES = ("loops.py", "kernels.py", "tile_instructions.py", "tiles.py", "tile_attention.py")
-"""Of this folder: modules whose functions are inlined into loops, or say how they are compiled."""
+"""Modules of this folder whose functions are inlined into loops, or say how they are compiled."""
 _given_up = False
 
 
 def target_features() -> frozenset[str]:
-    """What LLVM compiles for, by its names: the features of this CPU, or those of `NUMBA_CPU_FEATURES`."""
+    """Return the features that LLVM compiles for, by its names: those of this CPU, or of `NUMBA_CPU_FEATURES`."""
     features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return frozenset(feature[1:] for feature in features.split(",") if feature.startswith("+"))
 
@@ -143,11 +143,11 @@ class Place:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get_source_stamp(self) -> str:
-        """What must be the same for kept code to be used: the function's own file may not be among `SOURCES`."""
+        """Return a stamp that must be the same for kept code to be used: the function's own file may not be among `SOURCES`."""
         return _stamp() + hash_file(self._source)
 
     def get_disambiguator(self) -> str:
-        """What tells functions of one name in one file apart."""
+        """Return the line, which tells functions of one name in one file apart."""
         return str(self._line)
 
 

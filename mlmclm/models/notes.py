@@ -67,7 +67,7 @@ def note_written(folder: Path) -> None:
 
 
 def damage_of_export(folder: Path) -> str | None:
-    """What is wrong with a folder that was exported, None if nothing: sizes of weights, and checksums of all that is small."""
+    """Return what is wrong with an exported folder, None if nothing: sizes of weights, and checksums of all that is small."""
     for part in (folder, folder / "decoder"):
         if noted(part):
             found = damage(part, read=False) or damage(part, names=_json_files(part))
@@ -77,7 +77,7 @@ def damage_of_export(folder: Path) -> str | None:
 
 
 def _json_files(folder: Path) -> list[str]:
-    """Of those with checksums; a file that somebody has added is no damage."""
+    """Names of the JSON files with checksums; a file that somebody has added is no damage."""
     return [name for name in read_json(folder / CHECKSUMS) if name.endswith(".json")]
 
 

@@ -41,7 +41,7 @@ class ClosedTorchConfig(TorchConfig):
 
     @property
     def backend_cls(self) -> type[ClosedBackend]:
-        """What Ray Train starts the group with."""
+        """The class with which Ray Train starts the group."""
         return ClosedBackend
 
 

@@ -1,4 +1,4 @@
-"""What the cluster of the current Ray session has, what its autoscaler can add, and what the driver's work waits for."""
+"""The cluster of the current Ray session: its resources, those that its autoscaler can add, and what the driver waits for."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _starting() -> Mapping[str, int]:
 
 
 def _growth() -> Growth | None:
-    """What the cluster's autoscaler can add; None if there is one that doesn't say."""
+    """Return what the cluster's autoscaler can add; None if there is one that doesn't say."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -157,7 +157,7 @@ def growth_on_head(gcs_address: str) -> Growth | None:
 
 
 def configured_growth(config: Mapping[str, Any]) -> Growth:
-    """What a file of Ray's cluster launcher lets its autoscaler add; the head node is not among it."""
+    """Return the nodes that a file of Ray's cluster launcher lets its autoscaler add; the head is not among them."""
     most = float(config.get("max_workers", 2))
     types = config.get("available_node_types") or {}
     return Growth(

@@ -99,7 +99,7 @@ class Recipe(Frozen):
 
     workers: int = Field(2, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What each worker has: a GPU (cuda) or a CPU. `auto` is GPUs where the cluster has or its autoscaler can add any, else CPUs; all
+    """The device of each worker: a GPU (cuda) or a CPU. `auto` is GPUs where the cluster has or its autoscaler can add any, else CPUs; all
     stages of a study run on the same. Cells of a sweep follow it where the space has no `gpus_per_cell`."""
     micro_batch: int | None = Field(None, ge=1)
     """Sequences a worker computes at once; None is its whole share of the batch."""

@@ -58,7 +58,7 @@ def _inside(value: Any) -> Any:
 
 
 Inside = BeforeValidator(_inside)
-"""Of each text of a declaration that can become part of a path. A declaration may come from others, so it names places
+"""Texts of a declaration that can become part of a path. A declaration may come from others, so it names places
 below `--data` only; that folder is the user's own, and links in it are followed."""
 
 

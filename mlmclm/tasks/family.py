@@ -92,7 +92,7 @@ class Batch:
     sequences: list[Array]
     targets: dict[str, Array]
     token_types: list[Array] | None = None
-    """Of each sequence's tokens, where there are several types; a model that has none does without."""
+    """The types of each sequence's tokens, where there are several; a model that has none does without."""
 
 
 class Family(ABC):

@@ -35,7 +35,7 @@ def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSetti
 
 
 def open_prepared(store: Path, key: str) -> Prepared | None:
-    """What is there under this key, if anything; what is not as it was written is set aside, which a line says."""
+    """Return what is there under this key, if anything; what is not as it was written is set aside, which a line says."""
     folder = store / "prepared" / key
     if not whole_cache(folder, "meta.json"):
         return None
@@ -77,7 +77,7 @@ def prepare_task(
 def find_task(
     task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
 ) -> Prepared | None:
-    """What `prepare_task` would return without any work but reading the data; None where there is some to do."""
+    """Return what `prepare_task` would without any work but reading the data; None where there is some to do."""
     if task.source == "pydocs":
         from mlmclm.tasks.pydocs import find_pydocs_task
 
@@ -145,7 +145,7 @@ def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, sto
 
 
 def _counts(tables: Mapping[str, pa.Table]) -> list[dict[str, int]]:
-    """Of each table of joined pairs its rows, and how many are `lost` and `recut` (`texts.encode_texts`)."""
+    """Count the rows of each table of joined pairs, and those that are `lost` and `recut` (`texts.encode_texts`)."""
     return [
         {"rows": table.num_rows, **{name: pa.compute.sum(table[name]).as_py() or 0 for name in ("lost", "recut")}}
         for table in tables.values()

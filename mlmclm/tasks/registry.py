@@ -51,7 +51,7 @@ def read_declarations(files: Iterable[Path]) -> dict[str, Task]:
 
 
 def _read(files: Iterable[Path], known: Declared) -> Declared:
-    """What is known, and what more files declare."""
+    """The tasks that are known, and those that more files declare."""
     found, broken = dict(known.tasks), list(known.broken)
     for file in sorted(files):
         names = {file.stem}

@@ -22,7 +22,7 @@ class TaskSettings(Frozen):
     """Retrieval: the judged documents of the queries kept, and others at random up to this many; None keeps all."""
 
     special_tokens: Literal["end", "tokenizer"] = "end"
-    """What stands around a sequence's texts: an end-of-sequence token behind them (study), or what the corpus's tokenizer adds, such as
+    """The tokens around a sequence's texts: an end-of-sequence token behind them (study), or what the corpus's tokenizer adds, such as
     BERT's `[CLS] a [SEP] b [SEP]` with its token types. The second is for classification, regression and retrieval."""
     pair_truncation: Literal["longest_first", "joined"] = "longest_first"
     """Two texts that are too long together: tokens of the longer one are left out, or the end of the text that the task's

@@ -126,7 +126,7 @@ def _owners(template: str, pair: tuple[str, str], last: np.ndarray[Any, Any]) ->
 
 @dataclass(frozen=True)
 class Frame:
-    """What a tokenizer puts around one text, and around and between two."""
+    """The tokens that a tokenizer puts around one text, and around and between two."""
 
     single: tuple[tuple[int, ...], tuple[int, ...]]
     """Ids before and behind one text."""

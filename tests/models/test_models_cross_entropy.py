@@ -13,7 +13,7 @@ from mlmclm.models.sizes import SIZES, Size
 from small_models import small_tokenizer
 
 BY = ["loops", "torch"]
-"""What computes the loss: this project's loops, or torch's operations as on a GPU."""
+"""The way to compute the loss: this project's loops, or torch's operations as on a GPU."""
 
 
 @pytest.fixture

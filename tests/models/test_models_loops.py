@@ -49,7 +49,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 
 
 def floats() -> torch.Tensor:
-    """Of each sign and exponent (zeros, denormals and what isn't finite among them): the values around ties, and others."""
+    """The values around ties, and others, for each sign and exponent: zeros, denormals and what isn't finite among them."""
     upper = np.arange(1 << 16, dtype=np.uint32)[:, None] << np.uint32(16)
     lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFF], dtype=np.uint32)
     return torch.from_numpy((upper | lower).ravel().view(np.float32))
@@ -135,7 +135,7 @@ def test_what_is_compiled_before_is_all_that_training_calls() -> None:
 
 
 def signatures() -> dict[str, list[object]]:
-    """Of all compiled loops of this process."""
+    """Shared by all compiled loops of this process."""
     found = [item for item in gc.get_objects() if isinstance(item, Dispatcher)]
     return {f"{item.py_func.__qualname__} {id(item)}": item.signatures for item in found if item.signatures}
 

@@ -73,7 +73,7 @@ def scaled_up(raylets: Raylets, said: Callable[[], bool], **resources: int) -> I
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the driver says of its waits."""
+    """The lines that the driver says of its waits."""
     lines: list[str] = []
     monkeypatch.setattr("mlmclm.service.cluster.say", lines.append)
     return lines

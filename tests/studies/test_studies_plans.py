@@ -254,7 +254,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_what_would() -> None:
 
 
 def test_a_study_is_another_one_where_a_pad_token_is_eos(tmp_path: Path) -> None:
-    """Of fresh models the tokenizer's; of a given model its configuration's, which alone decides which row transformers freezes."""
+    """Fresh models have the tokenizer's; a given model has its configuration's, which alone decides which row transformers freezes."""
     for name, pad in (("own", "<pad>"), ("shared", "<eos>")):
         tokenizer = small_tokenizer()
         tokenizer.pad_token = pad
