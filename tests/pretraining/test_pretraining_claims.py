@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mlmclm.checksums import write_checksums
 from mlmclm.claims import Claims
 from mlmclm.files import whole_folder
 from mlmclm.pretraining import launch, states
@@ -46,7 +47,7 @@ class Training:
             for step in range(step + 1, state.step + 1):  # noqa: B020
                 self.steps[str(stage.objective), step] += 1
             with whole_folder(states.state_folder(store, state.key(fingerprint))) as made:
-                states.write_checksums(made)
+                write_checksums(made)
             self.begun.set()
             assert self.go_on.wait(30)
         self.running[folder] -= 1
