@@ -80,7 +80,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def prepared(folder: Path, workers: str = "local") -> Prepared:
-    corpus = {"source": "prose", "validation_fraction": 0.1, "workers": workers}
+    corpus = {"source": "prose", "text_documents": "paragraph", "validation_fraction": 0.1, "workers": workers}
     study = load_study(write_study(folder, corpus=corpus)).model_copy(
         update={"models": ("1m-clm-10",), "baseline": None}
     )
@@ -112,6 +112,7 @@ def test_a_corpus_is_tokenised_when_the_first_node_is_there_and_refused_where_no
     assert "tokenising waits for 1 x 1 CPU" in lines[0]
 
 
+@pytest.mark.slow
 def test_a_stage_waits_for_nodes_says_what_for_and_trains_when_they_are_there(
     raylets: Raylets, tmp_path: Path, lines: list[str]
 ) -> None:
