@@ -211,7 +211,7 @@ def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_
         with ledger.claims.attempt([ledger.claim(cell_key(shared))]) as other:
             claimed.set()
             assert other is None
-            while ledger.missing(cells) != [shared]:
+            while ledger.missing(cells) != [shared] or len(looks) < 2:
                 time.sleep(0.02)
             ledger.write(make_result(shared, worker="another sweep"))
 
@@ -219,8 +219,18 @@ def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_
     thread = threading.Thread(target=other_sweep, daemon=True)
     thread.start()
     assert claimed.wait(30)
+    looks: list[str] = []  # of this sweep, at who holds the claim: after the first it says that it waits
+    looked = ledger.claims.holder
+
+    def holder(name: str) -> str | None:
+        looks.append(name)
+        return looked(name)
+
+    ledger.claims.holder = holder  # type: ignore[method-assign]
     announced: list[dict[str, Any]] = []
-    outcome = run_sweep(cells, store=tmp_path, data_root=None, worker=FakeWorker, on_result=announced.append)
+    outcome = run_sweep(
+        cells, store=tmp_path, data_root=None, worker=FakeWorker, on_result=announced.append, ledger=ledger
+    )
     thread.join(30)
     assert (outcome.computed, outcome.reused, outcome.failed) == (5, 1, [])
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
