@@ -369,6 +369,7 @@ def test_a_worker_keeps_an_encoder_once(place: Path, tmp_path: Path) -> None:
     cell = plan_of(place, tmp_path, space_of(tmp_path))().cells[0]
     worker = KeepingWorker.__new__(KeepingWorker)
     worker._cell, worker._store, worker._data_root, worker._cache = cell, tmp_path, place / "data", {}
+    worker._device = "cpu"
     kept = KeptWeights(tmp_path)
     with kept.claims.attempt([kept.claim(cell_key(cell))]):
         assert worker._run() == "taken"
