@@ -129,7 +129,7 @@ def prepare(
 
 
 def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> Prepared | None:
-    """What `prepare` would return without any work, or None where there is some to do; raises what it raises.
+    """Return what `prepare` would without any work, or None where there is some to do; raises what it raises.
 
     Args:
         damaged: also where the work is to make lost shards of the corpus again.

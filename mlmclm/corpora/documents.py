@@ -189,7 +189,7 @@ class FileSource:
         return named
 
     def _part_of(self, file: Path) -> str:
-        """What decides a file's split: its name, or the folder directly under the root."""
+        """Return the word that decides a file's split: its name, or the folder directly under the root."""
         if file == self._path:
             return file.name
         first = file.relative_to(self._path).parts[0]

@@ -30,7 +30,7 @@ class PreparedCorpus:
 
     key: str
     folder: Path
-    """Of the shards; where they lie at an address, of this node's copies."""
+    """The shards' folder; where they lie at an address, that of this node's copies."""
     tokenizer: Path
     """A Hugging Face fast tokenizer's folder."""
     tokenizer_key: str
@@ -64,7 +64,7 @@ def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
 
 
 def read_index(shelf: Shelf) -> dict[str, Any] | None:
-    """What a finished corpus holds and was made from; None for one that is not finished.
+    """Return what a finished corpus holds and was made from; None for one that is not finished.
 
     `train` and `validation` each have facts and their `shards`: file, blocks, bytes, SHA-256, and where in the documents
     it ends.
@@ -97,7 +97,7 @@ def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
 
 
 def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
-    """What a person asks about a corpus: sizes, vocabulary, bytes a token, and the beginnings of a few blocks."""
+    """Describe a corpus for people: sizes, vocabulary, bytes a token, and the beginnings of a few blocks."""
     shelf = prepared.train.shelf
     index = read_index(shelf) or {}
     tokenizer = load_tokenizer(prepared.tokenizer)

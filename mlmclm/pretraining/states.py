@@ -92,7 +92,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What a state or a checkpoint was made of (`state.json`); its metrics are looked at too.
+    """Return what a state or a checkpoint was made of (`state.json`); its metrics are looked at too.
 
     Raises:
         UserError: they are not what was written.
