@@ -14,6 +14,7 @@ there. A process that is stopped for longer than a lease, while another machine 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -26,6 +27,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mlmclm.errors import EnvironmentFault
 from mlmclm.files import disk_fault
 from mlmclm.progress import say
 
@@ -129,7 +131,7 @@ class Claims:
                 os.write(descriptor, content.encode())
                 os.fchmod(descriptor, 0o666 & ~_umask())
                 _lock(descriptor)  # before it can be seen
-                os.link(temporary, path)
+                _link(temporary, path)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -190,6 +192,24 @@ def _release(path: Path, descriptor: int, released: threading.Event, renewal: th
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the file open
     os.close(descriptor)
+
+
+def _link(made: str, path: Path) -> None:
+    """Gives a whole file its name, unless another has it: the only way that is one step on every kind of network file system.
+
+    Raises:
+        FileExistsError: another has it.
+        EnvironmentFault: this file system has no hard links.
+    """
+    try:
+        os.link(made, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        raise EnvironmentFault(
+            f"{path}: this file system has no hard links ({error.strerror}), which a store needs so that two processes "
+            "never make the same thing. Choose a folder on another with --store."
+        ) from error
 
 
 def _lock(descriptor: int) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -152,3 +153,15 @@ def test_a_store_that_cannot_be_written_to_is_a_fault_that_names_it(tmp_path: Pa
     (tmp_path / "claims").write_text("in the way")
     with pytest.raises(EnvironmentFault, match="claims"), Claims(tmp_path).attempt(["a"]):
         pass
+
+
+def test_a_file_system_without_hard_links_is_a_fault_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(EnvironmentFault, match=r"no hard links.*another with --store"), Claims(tmp_path).attempt(["x"]):
+        pass
+    assert list(Claims(tmp_path).folder.iterdir()) == []

@@ -25,6 +25,7 @@ from ray.train.torch import TorchConfig
 from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBackend
 
 from mlmclm.errors import EnvironmentFault
+from mlmclm.files import disk_fault
 from mlmclm.placement import no_gpu
 
 LOOPBACK = "127.0.0.1"
@@ -46,9 +47,17 @@ class ClosedTorchConfig(TorchConfig):
 
 
 def closed(backend: str, folder: Path) -> ClosedTorchConfig:
-    """A configuration whose workers meet in `folder`, which is made anew."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)
+    """A configuration whose workers meet in `folder`, which is made anew.
+
+    Raises:
+        EnvironmentFault: it cannot be made, or another user's is in its place.
+    """
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, mode=0o700)
+    except OSError as error:
+        raise disk_fault(error, folder) from error
     return ClosedTorchConfig(backend=backend, folder=str(folder.resolve()))
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.temporary import swept_folder
-from mlmclm.tracking.address import default_address, sqlite_file
-from mlmclm.tracking.database import own_fault
+from mlmclm.tracking.address import default_address
+from mlmclm.tracking.database import own_fault, sqlite_file
 from mlmclm.tracking.views import experiment_link
 
 HOST = "127.0.0.1"

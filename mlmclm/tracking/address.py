@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlmclm.errors import EnvironmentFault, UserError, unknown
-from mlmclm.tracking.database import fault
+from mlmclm.tracking.database import fault, sqlite_address, sqlite_file
 
 ANSWER_SECONDS = 4.0
 """How long an address may take to answer; a second try follows, so that one lost packet is no fault."""
@@ -44,13 +44,7 @@ def without_password(address: str) -> str:
 
 def default_address(store: Path) -> str:
     """The store's own SQLite file."""
-    return f"sqlite:///{store.resolve() / 'mlflow' / 'mlflow.db'}"
-
-
-def sqlite_file(address: str) -> Path | None:
-    """The file of a `sqlite:///` address, None for any other."""
-    prefix = "sqlite:///"
-    return Path(address[len(prefix) :]) if address.startswith(prefix) else None
+    return sqlite_address(store.resolve() / "mlflow" / "mlflow.db")
 
 
 def is_local(address: str) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.files import in_turn
-from mlmclm.tracking.address import default_address, sqlite_file
-from mlmclm.tracking.database import make_usable
+from mlmclm.tracking.address import default_address
+from mlmclm.tracking.database import make_usable, sqlite_file
 from mlmclm.tracking.index import Entry, Index
 from mlmclm.tracking.records import Point, RunRecord, points_hash
 

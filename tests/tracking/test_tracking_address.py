@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.pipeline import Place
 from mlmclm.study_file import StudyFile
 from mlmclm.study_tracking import StudyTracking
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
+from mlmclm.tracking.connection import Connection
 
 
 def closed_port() -> int:
@@ -59,6 +61,16 @@ def test_a_dead_database_server_is_a_fault() -> None:
 
 def test_the_stores_own_database_needs_not_be_there_yet(tmp_path: Path) -> None:
     check_address(default_address(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["50%25", "a?b=1", "a b#c", "ä+&"])
+def test_the_database_is_in_the_store_whatever_characters_its_path_has(tmp_path: Path, name: str) -> None:
+    store = tmp_path / name
+    Connection(default_address(store), "study", store / "mlflow")
+    assert (store / "mlflow" / "mlflow.db").stat().st_size > 0
+    others = [path for path in tmp_path.rglob("*") if not path.is_relative_to(store) and not path.is_dir()]
+    assert others == []
+    assert MlflowClient(default_address(store)).get_experiment_by_name("study") is not None
 
 
 def test_a_damaged_database_is_a_fault_that_says_how_to_get_another(tmp_path: Path) -> None:
