@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,8 +16,9 @@ from mlmclm.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.corpora import pydocs
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.pydocs_pin import PYDOCS, settled
-from mlmclm.corpora.reading import SUFFIXES, TABLES, TEXT, check_column, read_documents, text_of
+from mlmclm.corpora.reading import SUFFIXES, TEXT, check_column, read_documents, text_of
 from mlmclm.corpora.workers import Progress, silent
+from mlmclm.data_files import COMPRESSED, TABLES, is_compressed, kind_of, open_bytes
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import first_there, hash_file, places_of, stable_hash
 from mlmclm.progress import say
@@ -25,6 +29,8 @@ LONGEST_DOCUMENT = 16 << 20
 """Bytes of a text file that is one document: tokenising takes about 120 times its size of memory in one process, measured."""
 PIECE_BYTES = 4 << 20
 """Text files that are read by one task of a cluster."""
+FIRST = (".parquet", ".jsonl", ".json", ".txt", ".md")
+"""Files of text beside which others are not."""
 SHOWN_FILES = 5
 """How many of the files that are left out are named."""
 
@@ -138,8 +144,9 @@ class PydocsSource:
 class FileSource:
     """A local file, or the files of a folder: those of a split start with its name, or lie in a folder of its name.
 
-    Parquet and JSON files have a column of text. A text file is one document, or one a paragraph (`text_documents`). Markdown beside
-    Parquet or JSON files is about them, and no part of the text; nor are hidden text files.
+    Tables (Parquet, JSON, CSV, TSV) have a column of text. A text file is one document, or one a paragraph (`text_documents`).
+    Markdown beside tables is about them, and no part of the text; nor are hidden files. CSV, TSV and compressed files are
+    read where there are no others: beside them they are lists of the texts, or the same once more.
     """
 
     def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
@@ -150,15 +157,12 @@ class FileSource:
         """
         self._path, self._column, self._store = path, config.text_column, store
         self._paragraphs = config.text_documents == "paragraph"
-        if path.is_file() and path.suffix not in SUFFIXES:
-            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {', '.join(SUFFIXES)}.")
+        if path.is_file() and kind_of(path) not in SUFFIXES:
+            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_allowed()}.")
         there = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        tables = any(file.suffix in TABLES for file in there)
-        kinds = [suffix for suffix in SUFFIXES if not (tables and suffix == ".md")]
-        files = [file for file in there if file.suffix in kinds]
-        files = [file for file in files if not (self._is_document(file) and _hidden(file.relative_to(path)))]
+        files = self._of_text(there)
         if not files:
-            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {', '.join(SUFFIXES)}.")
+            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_allowed()}.")
         parts = {file: self._part_of(file) for file in files}
         self._train = self._of_split(config.split, parts)
         if config.validation_split is not None:
@@ -171,6 +175,15 @@ class FileSource:
         self._check_lengths()
         read = {*self._train, *self._validation}
         self._left_out = _named([file.relative_to(path) for file in there if file not in read])
+
+    def _of_text(self, there: list[Path]) -> list[Path]:
+        """The files that hold the text; see the class."""
+        known = [file for file in there if kind_of(file) in SUFFIXES]
+        known = [file for file in known if not (self._is_document(file) and _hidden(file.relative_to(self._path)))]
+        first = [file for file in known if file.suffix in FIRST]
+        files = first or known
+        tables = any(kind_of(file) in TABLES for file in files)
+        return [file for file in files if not (tables and kind_of(file) == ".md")]
 
     def _of_split(self, split: str, parts: dict[Path, str]) -> list[Path]:
         """The files of a split; all files where none is named after any split and the training split is asked for."""
@@ -198,21 +211,26 @@ class FileSource:
 
     def _is_document(self, file: Path) -> bool:
         """Whether a file is one document."""
-        return file.suffix in TEXT and not self._paragraphs
+        return kind_of(file) in TEXT and not self._paragraphs
 
     def _begins(self, file: Path, name: str, splits: tuple[str, ...]) -> bool:
         """Whether a file's name, or its folder's, is that of one of these splits.
 
-        A file that is a document has a title: `testing.md` is no test split and `valley.txt` none of validation.
+        The split's name ends where a word does: `valley.txt` is no validation split. Only a file that is no document, which has
+        a title, may be called `training.jsonl` or `testset.csv`.
         """
-        if not self._is_document(file):
-            return name.startswith(splits)
-        return any(name.startswith(split) and not name[len(split) :][:1].isalpha() for split in splits)
+        for split in splits:
+            rest = name[len(split) :] if name.startswith(split) else "x"
+            if not rest[:1].isalpha():
+                return True
+            if not self._is_document(file) and re.fullmatch(r"(ing|set|data)([-_.]?\d[^.]*)?(\..*)?", rest):
+                return True
+        return False
 
     def _check_lengths(self) -> None:
         """Raises UserError for a text file that is too long for one document."""
         for file in filter(self._is_document, [*self._train, *self._validation]):
-            size = file.stat().st_size
+            size = _text_size(file)
             if size > LONGEST_DOCUMENT:
                 raise UserError(
                     f"{file}: {size / 2**20:,.0f} MiB are too long for one document, which is read and tokenised as a whole (at most "
@@ -237,7 +255,8 @@ class FileSource:
                 if entry is None or entry[0] != mark:
                     entry = known[str(file.resolve())] = [mark, hash_file(file)]
                     changed = True
-                parts.append([kind, file.suffix, stat.st_size, entry[1]])
+                suffix = f"{kind_of(file)}{file.suffix}" if is_compressed(file) else file.suffix
+                parts.append([kind, suffix, stat.st_size, entry[1]])
         if changed:
             write_sealed(known_path, known)
         whole = any(map(self._is_document, [*self._train, *self._validation]))
@@ -360,7 +379,22 @@ class HubSource:
 
 def _looks_like_a_path(source: str) -> bool:
     """Whether a name can only be meant as a path: a hub name is `name` or `owner/name`."""
-    return source.startswith((".", "/", "~")) or source.count("/") > 1 or Path(source).suffix in SUFFIXES
+    return source.startswith((".", "/", "~")) or source.count("/") > 1 or kind_of(Path(source)) in SUFFIXES
+
+
+def _text_size(file: Path) -> int:
+    """Bytes of a text file, decompressed; of one that is cut short those that can be read."""
+    if not is_compressed(file):
+        return file.stat().st_size
+    size = 0
+    with suppress(EOFError, LZMAError, OSError), open_bytes(file) as content:
+        while block := content.read(1 << 20):
+            size += len(block)
+    return size
+
+
+def _allowed() -> str:
+    return f"{', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}"
 
 
 def _named(files: Sequence[Path]) -> str:

@@ -1,16 +1,18 @@
-"""The documents of one local file: Parquet, JSON, JSON lines or text."""
+"""The documents of one local file: a table with a column of text, or text itself; compressed or not."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import lzma
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mlmclm.data_files import TABLES, is_compressed, kind_of, open_text, read_table
 from mlmclm.errors import UserError
 
-TABLES, TEXT = (".parquet", ".jsonl", ".json"), (".txt", ".md")
+TEXT = (".txt", ".md")
 SUFFIXES = TABLES + TEXT
 
 
@@ -28,18 +30,26 @@ def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str
         ".parquet": _read_parquet,
         ".jsonl": _read_json_lines,
         ".json": _read_json,
+        ".csv": _read_separated,
+        ".tsv": _read_separated,
     }
+    kind = kind_of(path)
     try:
-        if path.suffix in readers:
-            yield from readers[path.suffix](path, column)
+        if kind in readers:
+            yield from readers[kind](path, column)
         elif paragraphs:
             yield from _read_paragraphs(path)
         else:
-            yield path.read_text(encoding="utf-8-sig").rstrip("\n")
+            with open_text(path) as file:
+                yield file.read().rstrip("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
     except PermissionError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+    except (EOFError, lzma.LZMAError, OSError) as error:
+        if not is_compressed(path):
+            raise
+        raise UserError(f"{path} cannot be read; is it cut short? ({error})") from error
 
 
 def check_column(where: object, column: str, columns: Iterable[str]) -> None:
@@ -79,7 +89,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
 
 def _read_json_lines(path: Path, column: str) -> Iterator[str]:
     """The text column of a file with one JSON object a line."""
-    with path.open(encoding="utf-8") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield _json_text(_load_json(line, f"{path}, line {number}"), f"{path}, line {number}", column)
@@ -87,12 +97,21 @@ def _read_json_lines(path: Path, column: str) -> Iterator[str]:
 
 def _read_json(path: Path, column: str) -> Iterator[str]:
     """The text column of a JSON array of objects, or of one JSON object a line (both are called .json)."""
-    content = path.read_text(encoding="utf-8")
+    with open_text(path) as file:
+        content = file.read()
     if not content.lstrip().startswith("["):
         yield from _read_json_lines(path, column)
         return
     for number, row in enumerate(_load_json(content, str(path))):
         yield _json_text(row, f"{path}, entry {number}", column)
+
+
+def _read_separated(path: Path, column: str) -> Iterator[str]:
+    """The text column of a CSV or TSV file."""
+    table = read_table(path)
+    check_column(path, column, table.column_names)
+    for value in table[column].to_pylist():
+        yield text_of(value, path, column)
 
 
 def _load_json(content: str, where: str) -> Any:
@@ -119,7 +138,7 @@ def _refuse(row: Any, where: str, column: str) -> NoReturn:
 def _read_paragraphs(path: Path) -> Iterator[str]:
     """Yield the paragraphs of a text file, which is never whole in memory."""
     lines: list[str] = []
-    with path.open(encoding="utf-8") as file:
+    with open_text(path) as file:
         for line in file:
             if line.strip():
                 lines.append(line)

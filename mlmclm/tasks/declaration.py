@@ -121,7 +121,8 @@ class Task(Frozen):
     data_dir: Annotated[str | None, Inside] = None
     """Folder of the data set, where it has no configuration of that name: a configuration in `refs/convert/parquet`."""
     folder: Annotated[str | None, Inside] = None
-    """Folder under `--data` that stands in for the Hub: `<split>.parquet`, `.jsonl`, `.json` or `.csv`."""
+    """Folder under `--data` that stands in for the Hub: `<split>.parquet`, `.jsonl`, `.json`, `.csv` or `.tsv` (compressed too),
+    or what the Hub's own download leaves, such as `data/<split>-00000-of-00002.parquet`."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Canonical name -> the source's name, where they differ; `a.b` is the field b of a column of structures."""
     splits: Splits

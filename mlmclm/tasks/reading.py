@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet
 
+from mlmclm.data_files import TABLES, files_of, names_in, read_table
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import read_json
 from mlmclm.tasks.declaration import Part, Task
-
-SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 
 
 @dataclass(frozen=True)
@@ -54,40 +50,42 @@ def reader(
 
 
 def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
-    """One file of a folder."""
+    """A split as a folder has it: in a file, or in the parts and folders that the Hub's own download leaves."""
     split = part if isinstance(part, str) else part.file or part.split
-    file = next((folder / f"{split}{suffix}" for suffix in SUFFIXES if (folder / f"{split}{suffix}").is_file()), None)
-    if file is None:
-        there = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
-        raise UserError(
-            f"task {task.name}: {folder} has no split {split!r} ({split}.parquet, .jsonl, .json or .csv); "
-            f"there are: {', '.join(there) or '(no data files)'}."
-        )
+    names = [split, *_other_names(split)]
+    folders = [folder, folder / "data"]
+    if isinstance(part, Part) and split.startswith("qrels"):
+        names.append(f"qrels/{part.split}")  # BEIR's
+    config_name = (part.config_name if isinstance(part, Part) else None) or task.config_name
+    folders += [folder / inner for inner in (config_name, task.data_dir) if inner]
     try:
-        if file.suffix == ".parquet":
-            table = pyarrow.parquet.read_table(file)
-        elif file.suffix == ".csv":
-            table = _read_csv(file)
-        else:
-            table = pyarrow.json.read_json(file)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(
-            f"task {task.name}: {file} cannot be read; is it cut short? ({' '.join(str(error).split())})"
-        ) from error
-    names = _names_in(table.schema.metadata)
+        files = files_of(folders, names)
+        if not files:
+            raise UserError(
+                f"{folder} has no split {split!r} ({split}{', '.join(TABLES)}, compressed or in the Hub's parts); "
+                f"there are: {', '.join(names_in(folders)) or '(no data files)'}."
+            )
+        tables = [read_table(file) for file in files]
+    except UserError as error:
+        raise UserError(f"task {task.name}: {error}") from error
+    names_of = _names_in(tables[0].schema.metadata)
     if (folder / "meta.json").is_file():
         generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
-        names |= {"label": generated, "tags": generated}
-    return Raw(table.replace_schema_metadata(None), str(file), names, _own_columns(part))
+        names_of |= {"label": generated, "tags": generated}
+    try:
+        table = pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+    except pa.ArrowException as error:
+        raise UserError(
+            f"task {task.name}: the parts of {split!r} in {folder} have different columns: {error}."
+        ) from error
+    return Raw(table, str(files[0] if len(files) == 1 else files[0].parent), names_of, _own_columns(part))
 
 
-def _read_csv(file: Path) -> pa.Table:
-    """A CSV file; pyarrow takes the end of a file for the end of a quoted field too."""
-    content = file.read_bytes()
-    last = content[content.rfind(b"\n") + 1 :]
-    if last.count(b'"') % 2:
-        raise pa.ArrowInvalid("a quoted field of the last line has no end")
-    return pyarrow.csv.read_csv(pa.BufferReader(content))
+def _other_names(split: str) -> list[str]:
+    """What else files call a validation split: GLUE's are `dev` and `dev_matched`."""
+    if not split.startswith("validation"):
+        return []
+    return [split.replace("validation", other, 1) for other in ("dev", "valid", "val")]
 
 
 def _own_columns(part: str | Part) -> dict[str, str]:

@@ -16,6 +16,7 @@ from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.documents import LONGEST_DOCUMENT, FileSource, open_source
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, stable_hash
+from small_compressions import COMPRESSIONS
 
 ROWS = ["First document.", "Second one.\nTwo lines.", "Third: ünïcode."]
 
@@ -40,6 +41,50 @@ def write(path: Path, rows: list[str], column: str = "text") -> Path:
 @pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl"])
 def test_every_kind_of_file_gives_its_documents(suffix: str, tmp_path: Path) -> None:
     assert read(write(tmp_path / f"corpus.{suffix}", ROWS), tmp_path) == ROWS
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("kind", ["csv", "tsv", "txt", "jsonl", "json"])
+def test_files_as_people_have_them_give_their_documents(kind: str, compression: str, tmp_path: Path) -> None:
+    content = {
+        "csv": "text,other\n" + "".join(f'"{row}",1\n' for row in ROWS),
+        "tsv": "text\tother\n" + "".join(f'"{row}"\t1\n' for row in ROWS),
+        "txt": "\n\n".join(ROWS),
+        "jsonl": "".join(json.dumps({"text": row}) + "\n" for row in ROWS),
+        "json": json.dumps([{"text": row} for row in ROWS]),
+    }[kind]
+    path = tmp_path / f"corpus.{kind}{compression}"
+    path.write_bytes(COMPRESSIONS[compression](b"\xef\xbb\xbf" + content.encode()))
+    assert read(path, tmp_path, text_documents="paragraph") == ROWS
+    if compression:
+        path.write_bytes(path.read_bytes()[:-12])
+        with pytest.raises(UserError, match=rf"corpus\.{kind}{compression} cannot be read; is it cut short\?"):
+            read(path, tmp_path, text_documents="paragraph")
+
+
+def test_csv_and_compressed_files_beside_others_are_left_out_and_named(tmp_path: Path) -> None:
+    write(tmp_path / "data/a.jsonl", ROWS)
+    for name in ("list.csv", "a.jsonl.gz", "b.txt.gz", "B.TXT"):
+        (tmp_path / "data" / name).touch()
+    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
+    assert list(source.train()) == ROWS
+    assert source.left_out() == "4 (B.TXT, a.jsonl.gz, b.txt.gz, list.csv)"
+
+
+@pytest.mark.parametrize(
+    ("train", "validation"),
+    [
+        ("train.jsonl", "valid.jsonl"),
+        ("training.jsonl", "valset.jsonl"),
+        ("train-1.jsonl", "dev_2.jsonl"),
+        ("trainset-01.jsonl", "validation.a.jsonl"),
+    ],
+)
+def test_a_split_s_name_ends_where_a_word_does(train: str, validation: str, tmp_path: Path) -> None:
+    for name in (train, validation, "training_camp.jsonl", "values.jsonl", "devices.jsonl", "trains.jsonl"):
+        write(tmp_path / "data" / name, [name])
+    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
+    assert (list(source.train()), list(source.validation() or [])) == ([train], [validation])
 
 
 @pytest.mark.parametrize("suffix", ["txt", "md"])
@@ -194,7 +239,9 @@ def test_a_malformed_file_is_named(name: str, content: bytes, message: str, tmp_
 
 def test_an_unknown_kind_of_file_names_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_bytes(b"")
-    with pytest.raises(UserError, match=r"Allowed: \.parquet, \.jsonl, \.json, \.txt, \.md"):
+    with pytest.raises(
+        UserError, match=r"Allowed: \.parquet, \.jsonl, \.json, \.csv, \.tsv, \.txt, \.md, each also with \.gz"
+    ):
         read(tmp_path / "a.docx", tmp_path)
 
 

@@ -3,10 +3,13 @@ trained."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
@@ -255,6 +258,54 @@ def test_a_missing_split_says_which_there_are(tmp_path: Path) -> None:
     (sst2(tmp_path) / "sst2" / "validation.parquet").unlink()
     with pytest.raises(UserError, match=r"has no split 'validation' .*there are: train\.parquet"):
         load("sst2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["SPLIT.tsv"],
+        ["data/SPLIT-00000-of-00002.parquet", "data/SPLIT-00001-of-00002.parquet"],
+        ["SPLIT/0000.parquet", "SPLIT/0001.parquet"],
+        ["SPLIT.json.gz"],
+    ],
+)
+def test_a_folder_may_be_what_the_hub_s_own_download_leaves_or_glue_s(tmp_path: Path, files: list[str]) -> None:
+    """`dev` is what GLUE's own archives call the validation split."""
+    texts = {"train": [f"film {n}" for n in range(40)], "dev": [f"play {n}" for n in range(12)]}
+    for split, own in texts.items():
+        half = len(own) // len(files)
+        for number, name in enumerate(files):
+            table = rows(half, sentence=own[half * number : half * (number + 1)])
+            file = tmp_path / "sst2" / name.replace("SPLIT", split)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.suffix == ".parquet":
+                pq.write_table(pa.table(table), file)
+            elif file.suffix == ".tsv":
+                lines = [f"{text}\t{label}\n" for text, label in zip(table["sentence"], table["label"], strict=True)]
+                file.write_text("sentence\tlabel\n" + "".join(lines))
+            else:
+                pairs = zip(table["sentence"], table["label"], strict=True)
+                content = json.dumps([{"sentence": text, "label": label} for text, label in pairs])
+                file.write_bytes(gzip.compress(content.encode()))
+    found = load("sst2", tmp_path)
+    assert sorted(found.train["text"].to_pylist() + found.validation["text"].to_pylist()) == sorted(texts["train"])
+    assert found.test["text"].to_pylist() == texts["dev"]
+
+
+def test_a_folder_may_be_beir_s(tmp_path: Path) -> None:
+    folder = tmp_path / "msmarco"
+    (folder / "qrels").mkdir(parents=True)
+    texts = {part: [f"{part} {n}" for n in range(30)] for part in ("queries", "corpus")}
+    for part, own in texts.items():
+        lines = [json.dumps({"_id": f"{part[0]}{n}", "text": text, "metadata": {}}) for n, text in enumerate(own)]
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    for split, numbers in (("train", range(25)), ("dev", range(25, 30))):
+        lines = [f"q{n}\tc{n}\t1\n" for n in numbers]
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    found = load("msmarco", tmp_path)
+    assert isinstance(found.test, RetrievalSet)
+    assert found.test.qrels["query_id"].to_pylist() == [f"q{n}" for n in range(25, 30)]
+    assert set(found.train["query"].to_pylist()) < set(texts["queries"][:25])
 
 
 def test_without_a_folder_the_hub_is_asked_and_a_local_task_says_what_it_needs(tmp_path: Path) -> None:
