@@ -147,6 +147,7 @@ class QuestionAnswering(Family):
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
+        settings.check_windows(data.task.name)
         tables = {}
         for split, table in (("train", data.train), ("validation", data.validation), ("test", data.test)):
             assert not isinstance(table, RetrievalSet)

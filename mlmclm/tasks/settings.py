@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
+from mlmclm.errors import UserError
 
 
 class TaskSettings(Frozen):
@@ -50,12 +51,6 @@ class TaskSettings(Frozen):
     """Retrieval: add the loss of finding the query from the document."""
 
     @model_validator(mode="after")
-    def _stride_fits(self) -> TaskSettings:
-        if self.stride >= self.max_length:
-            raise ValueError(f"stride ({self.stride}) must be less than max_length ({self.max_length})")
-        return self
-
-    @model_validator(mode="after")
     def _form_fits(self) -> TaskSettings:
         own = self.special_tokens == "tokenizer"
         if self.pooling == "bos" and not own:
@@ -71,6 +66,18 @@ class TaskSettings(Frozen):
     def cuts_longest(self) -> bool:
         """Whether pairs that the task's template joins lose tokens of the longer text."""
         return self.special_tokens == "end" and self.pair_truncation == "longest_first"
+
+    def check_windows(self, task: str) -> None:
+        """Checks what question answering alone uses.
+
+        Raises:
+            UserError: the next window of a passage would begin where the last one did.
+        """
+        if self.stride >= self.max_length:
+            raise UserError(
+                f"task {task}: stride {self.stride} must be less than max_length {self.max_length}; give the task a smaller one, "
+                f"such as per_task: {{{task}: {{stride: {self.max_length // 4}}}}}."
+            )
 
     def encoding(self, *, pairs: bool = False) -> dict[str, Any]:
         """The fields that determine a task's tokenised examples.

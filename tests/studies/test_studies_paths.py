@@ -117,3 +117,13 @@ def test_corpus_tokenizer_and_models_to_continue_from_are_looked_for_there_too(f
 def test_the_examples_spaces_are_found_from_anywhere(name: str, folder: Path) -> None:
     loaded = load_study(EXAMPLES / f"{name}.yaml")
     assert study_space(loaded).tasks == find_space(loaded.space).tasks
+
+
+def test_stride_is_a_matter_of_question_answering_alone(folder: Path) -> None:
+    loaded = study(folder, space="own.yaml")
+    short = {"max_steps": 4, "max_length": 16}
+    space(folder / "own.yaml", 4, protocol=short)
+    assert study_space(loaded).protocol.stride == 128
+    space(folder / "own.yaml", 4, protocol=short, tasks=["sst2", "squad"])
+    with pytest.raises(UserError, match=r"task squad: stride 128 must be less than max_length 16.*stride: 4"):
+        study_space(loaded)
