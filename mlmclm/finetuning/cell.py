@@ -33,6 +33,7 @@ from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family, fresh_layers
 from mlmclm.tasks.prepare import find_or_prepare
 from mlmclm.tasks.registry import get_task
+from mlmclm.tracking.system import processor, software
 
 ENGINE_VERSION = "4"
 """Raised whenever the same cell gives another score; it is part of every cell's key."""
@@ -127,7 +128,8 @@ def run_cell(
     on_examples: Callable[[dict[str, Any], bytes], None] | None = None,
     device: Device | None = None,
 ) -> dict[str, Any]:
-    """Fine-tunes and evaluates; a cell's result is the same, but for `cost`, in a fresh process and in a reused one.
+    """Fine-tunes and evaluates; a cell's result is the same, but for `cost` (which says how long it took, where, and with which
+    software), in a fresh process and in a reused one.
 
     For a given number of torch threads, that is: sums are taken in another order with another. Torch's global random
     state is left as it was.
@@ -213,6 +215,8 @@ def run_cell(
             "evaluate": finished - ended,
             "worker": f"{socket.gethostname()}/{os.getpid()}",
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else processor(),
+            **software(),
         },
     }
     if on_end is not None:

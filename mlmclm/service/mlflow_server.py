@@ -17,7 +17,7 @@ from pathlib import Path
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.temporary import swept_folder
 from mlmclm.tracking.address import default_address
-from mlmclm.tracking.database import own_fault, sqlite_file
+from mlmclm.tracking.database import adopt_artifacts, own_fault, sqlite_file, studies_of
 from mlmclm.tracking.views import experiment_link
 
 HOST = "127.0.0.1"
@@ -29,14 +29,15 @@ SERVER_ENVIRONMENT = {
 
 
 def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], None] = print) -> None:
-    """Runs the server until it is interrupted (Ctrl-C or SIGTERM); `on_ready` gets the link once it answers.
+    """Runs the server until it is interrupted (Ctrl-C or SIGTERM); `on_ready` gets a line with a link for each study once it answers.
 
     Raises:
         UserError: the store has no MLflow database yet, or the port is taken.
         EnvironmentFault: the database is damaged, or the server doesn't start.
     """
-    with running_server(store, port=port) as (link, process):
-        on_ready(link)
+    with running_server(store, port=port) as (links, process):
+        for study, link in links.items():
+            on_ready(f"{study}: {link}")
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
             process.wait()
@@ -48,8 +49,8 @@ def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], Non
 
 
 @contextmanager
-def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """An MLflow server on the store, for the time of the block: yields its link and its process.
+def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
+    """An MLflow server on the store, for the time of the block: yields the link to each study's runs, and its process.
 
     Raises: as `serve`.
     """
@@ -61,6 +62,9 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[st
         )
     try:
         reason = own_fault(database)
+        if reason is None:
+            adopt_artifacts(database)
+            studies = studies_of(database)
     except sqlite3.Error as error:
         raise EnvironmentFault(f"{database}: cannot be read ({error}).") from error
     if reason is not None:
@@ -89,7 +93,8 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[st
             )
         try:
             _wait(process, base, log)
-            yield experiment_link(base), process
+            links = {name: experiment_link(base, number) for name, number in studies.items()}
+            yield links or {"MLflow": experiment_link(base)}, process
         finally:
             _stop(process)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from mlmclm.files import in_turn
 from mlmclm.tracking.address import default_address
-from mlmclm.tracking.database import make_usable, sqlite_file
+from mlmclm.tracking.database import adopt_artifacts, make_usable, sqlite_file
 from mlmclm.tracking.index import Entry, Index
 from mlmclm.tracking.records import Point, RunRecord, points_hash
 
@@ -52,7 +52,10 @@ class Connection:
 
         logging.getLogger("mlflow").setLevel(logging.ERROR)  # importing it sets the level anew
         if database is not None:
-            make_usable(database, own=database == sqlite_file(default_address(folder.parent)))
+            own = database == sqlite_file(default_address(folder.parent))
+            make_usable(database, own=own)
+            if own:
+                adopt_artifacts(database)
         self._client = MlflowClient(tracking_uri=address)
         artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
         with in_turn(folder / ".experiment.lock"):  # another process may open the same one

@@ -8,6 +8,7 @@ that cannot be used is set aside and made anew.
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from mlmclm.temporary import swept_folder
 ALONGSIDE = ("", "-wal", "-shm")
 """Endings of the files that SQLite keeps for a database; a write-ahead log beside another database would damage that."""
 LOCK_SECONDS = 10.0
+ARTIFACTS = "artifacts"
+"""The folder of the runs' files, beside the database."""
 
 
 def sqlite_address(path: Path) -> str:
@@ -39,6 +42,39 @@ def sqlite_file(address: str) -> Path | None:
     except (ArgumentError, ValueError):
         return None
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def studies_of(database: Path) -> dict[str, str]:
+    """The ids of the experiments that hold runs of studies, by name.
+
+    Raises:
+        sqlite3.Error: it cannot be read.
+    """
+    with closing(_connect(database)) as connection:
+        found = connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
+        return {name: str(number) for name, number in sorted(found) if name != "Default"}
+
+
+def adopt_artifacts(database: Path) -> None:
+    """Points the runs of the store's own database to the artifacts beside it.
+
+    MLflow notes where a run's files are as absolute addresses. In a store that was copied they would be those of the old
+    one, and in a store that was moved they would be gone.
+
+    Raises:
+        sqlite3.Error: it cannot be read or changed.
+    """
+    here, root = _artifacts(database), f"/{database.parent.name}/{ARTIFACTS}"
+    with closing(_connect(database)) as connection, connection:
+        for (address,) in connection.execute("SELECT artifact_location FROM experiments").fetchall():
+            old = address[: address.rfind(root) + len(root)] if root in address else here
+            if old == here:
+                continue
+            for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+                connection.execute(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                    (here, len(old) + 1, len(old), old),
+                )
 
 
 def make_usable(database: Path, *, own: bool) -> None:
@@ -81,7 +117,7 @@ def fault(database: Path, revision: str | None = None, *, pages: bool = False) -
     Raises:
         sqlite3.OperationalError: it cannot be opened, or another process holds it up.
     """
-    connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=LOCK_SECONDS)
+    connection = _connect(database)
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not {"alembic_version", "experiments", "runs"} <= tables:
@@ -98,6 +134,16 @@ def fault(database: Path, revision: str | None = None, *, pages: bool = False) -
         return f"it is damaged ({error})"
     finally:
         connection.close()
+
+
+def _connect(database: Path) -> sqlite3.Connection:
+    """Opens a database that is there."""
+    return sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=LOCK_SECONDS)
+
+
+def _artifacts(database: Path) -> str:
+    """Where the runs' files are, as MLflow notes it."""
+    return (database.parent / ARTIFACTS).resolve().as_uri()
 
 
 @cache
@@ -126,7 +172,7 @@ def _make(database: Path) -> None:
 
     with swept_folder(database.parent, ".making-") as folder:
         made = folder / database.name
-        store = SqlAlchemyStore(sqlite_address(made), (database.parent / "artifacts").absolute().as_uri())
+        store = SqlAlchemyStore(sqlite_address(made), _artifacts(database))
         store.engine.dispose()
         # Twice as fast with 15,000 runs there, and readers don't wait for the writer. The setting stays in the file.
         connection = sqlite3.connect(made)

@@ -19,6 +19,8 @@ from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.tracking.records import Point, RunRecord, Status
 
 KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"
+MADE_WITH = ("device", "versions", "commit")
+"""What a cell's result says of its machine and software; earlier versions' don't."""
 LINK_QUERY = "workflowType=machine_learning"
 """Without it a fresh browser lands on MLflow's view for generative AI."""
 
@@ -183,6 +185,7 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
             "mlmclm.weights": str(result["weights"]),
             "mlmclm.task_data": str(result["task_data"]),
             "mlmclm.worker": str(result["cost"]["worker"]),
+            **dict(flatten({name: result["cost"][name] for name in MADE_WITH if name in result["cost"]}, "system.")),
             **({"mlmclm.start": str(result["start"]["cell"])} if "start" in result else {}),
         },
         metrics=metrics,

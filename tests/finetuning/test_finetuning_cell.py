@@ -206,7 +206,10 @@ def test_the_result_has_the_agreed_form(place: Path) -> None:
     assert (result["steps"], result["examples"]) == (8, 64)
     assert result["curve"][-1][0] == 8
     assert Protocol.model_validate(result["protocol"]) == SHORT
-    assert set(result["cost"]) == {"seconds", "start_up", "train", "evaluate", "worker", "finished"}
+    assert set(result["cost"]) - {"commit"} == {
+        "seconds", "start_up", "train", "evaluate", "worker", "finished", "device", "versions",
+    }  # fmt: skip
+    assert result["cost"]["versions"]["torch"] == torch.__version__
 
 
 def test_a_head_is_drawn_as_the_model_s_configuration_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import UserError
 from mlmclm.service.mlflow_server import running_server
@@ -38,15 +40,36 @@ def test_a_port_that_is_taken_is_the_users_error(store: Path) -> None:
 
 
 def test_the_server_shows_the_stores_runs_and_ends_with_the_block(store: Path) -> None:
-    with running_server(store) as (link, process):
-        assert link.endswith("/#/experiments?workflowType=machine_learning")
-        parts = urlsplit(link)
+    with running_server(store) as (links, process):
+        assert list(links) == ["study"]
+        parts = urlsplit(links["study"])
         assert parts.hostname == "127.0.0.1"
         base = f"{parts.scheme}://{parts.netloc}"
         check_address(base)
         with urllib.request.urlopen(f"{base}/api/2.0/mlflow/experiments/search?max_results=10", timeout=20) as answer:
-            names = {item["name"] for item in json.load(answer)["experiments"]}
-        assert "study" in names
+            numbers = {item["name"]: item["experiment_id"] for item in json.load(answer)["experiments"]}
+        page = f"/experiments/{numbers['study']}/runs?workflowType=machine_learning"
+        assert parts.fragment == page, "without that query a fresh browser shows MLflow's page for generative AI"
     assert process.poll() is not None
     with pytest.raises(OSError):
         urllib.request.urlopen(f"{base}/health", timeout=2)
+
+
+def test_a_copied_store_serves_its_own_files_and_a_moved_one_too(tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
+    report.write_text("first")
+    with Tracker(tmp_path / "old", "study") as tracker:
+        tracker.put(RunRecord("k", "a run", artifacts=[(report, "")]))
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    (tmp_path / "old").rename(tmp_path / "moved")
+    for folder in ("new", "moved"):
+        (kept,) = (tmp_path / folder / "mlflow" / "artifacts").rglob("report.txt")
+        kept.write_text(folder)
+        with running_server(tmp_path / folder) as (links, _):
+            base = links["study"].partition("/#/")[0]
+            client = MlflowClient(base)
+            (number,) = (each.experiment_id for each in client.search_experiments() if each.name == "study")
+            (run,) = client.search_runs([number])
+            address = f"{base}/get-artifact?path=report.txt&run_uuid={run.info.run_id}"
+            with urllib.request.urlopen(address, timeout=20) as answer:
+                assert answer.read().decode() == folder
