@@ -29,6 +29,7 @@ from typing import Any
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.files import disk_fault
+from mlmclm.files import machine as this_machine
 from mlmclm.progress import say
 
 LEASE_SECONDS = 120.0
@@ -47,7 +48,7 @@ class Claims:
     def __init__(self, store: Path, *, lease: float = LEASE_SECONDS, machine: str | None = None) -> None:
         self.folder = store / "claims"
         self._lease = lease
-        self._machine = machine or _machine()
+        self._machine = machine or this_machine()
         self._seen: dict[str, tuple[Any, float]] = {}
 
     def holder(self, name: str) -> str | None:
@@ -236,11 +237,3 @@ def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)
     return umask
-
-
-def _machine() -> str:
-    """The running kernel, which containers share as they share its locks."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()

@@ -7,10 +7,11 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -53,7 +54,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, temporary = temporary_file(path.parent, path.name)
         with os.fdopen(descriptor, "wb") as handle:
             yield handle
             handle.flush()
@@ -146,9 +147,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
         EnvironmentFault: the disk is full or not writable.
     """
     temporary: Path | None = None
+    held: int | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_hidden(target.name)))
+        held = os.open(temporary, os.O_RDONLY)
+        _hold(held)
         temporary.chmod(0o755)
         yield temporary
         try:
@@ -161,6 +165,42 @@ def whole_folder(target: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def temporary_file(folder: Path, name: str) -> tuple[int, str]:
+    """Makes a hidden file that is to become `folder/name`: its descriptor and its path.
+
+    As long as the descriptor is open `temporary.sweep_unfinished` leaves it alone.
+    """
+    descriptor, path = tempfile.mkstemp(dir=folder, prefix=_hidden(name))
+    _hold(descriptor)
+    return descriptor, path
+
+
+def machine() -> str:
+    """What tells this machine's processes from others': the running kernel, which containers share as they share its locks."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
+
+def machine_tag() -> str:
+    """`machine` in eight hex digits, for names of files."""
+    return stable_hash(machine())[:8]
+
+
+def _hidden(name: str) -> str:
+    """How the name of what is to become `name` begins; `temporary.UNFINISHED` knows it by that."""
+    return f".{name}.{machine_tag()}."
+
+
+def _hold(descriptor: int) -> None:
+    """Locks an open file or folder of our own, where the file system has locks."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager

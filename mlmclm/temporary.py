@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlmclm.files import disk_fault
+from mlmclm.files import disk_fault, machine_tag
 
 GRACE_SECONDS = 60.0
-"""A folder younger than this is never swept: its owner may be between making it and locking it."""
+"""What is younger than this is never swept: its owner may be between making it and locking it."""
+UNFINISHED = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})\.[a-z0-9_]{8}")
+"""The name of a file or folder that isn't whole yet; see `files.temporary_file`."""
 
 
 @contextmanager
@@ -40,6 +43,28 @@ def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_unfinished(store: Path) -> None:
+    """Removes what killed processes of this machine left half made in a store: what `files.whole_file`, `whole_folder` and
+    `temporary_file` hide until it is whole. What a process works on, and what another machine made, is left alone."""
+    for folder in (store, *store.glob("*/"), *store.glob("*/*/")):
+        for path in folder.glob(".*"):
+            named = UNFINISHED.fullmatch(path.name)
+            if named is None or named["machine"] != machine_tag():
+                continue
+            with suppress(OSError):  # in use, another user's, or just removed by another process
+                if time.time() - path.lstat().st_mtime < GRACE_SECONDS:
+                    continue
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
+                finally:
+                    os.close(descriptor)
 
 
 def _sweep(parent: Path, prefix: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from mlmclm.checksums import sealed, unsealed
 from mlmclm.corpora.blocks import Shard
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
-from mlmclm.files import disk_fault
+from mlmclm.files import disk_fault, temporary_file
 from mlmclm.progress import say
 
 
@@ -255,7 +254,7 @@ class ShardWriter:
         folder = self._shelf.local
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{self._file}.")
+            descriptor, name = temporary_file(folder, self._file)
             os.fchmod(descriptor, 0o644)
         except OSError as error:
             raise disk_fault(error, folder / self._file) from error

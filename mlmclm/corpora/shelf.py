@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO
 
 from mlmclm.checksums import set_aside
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, unknown
-from mlmclm.files import disk_fault, expanded, hash_file, in_turn, readable, write_json
+from mlmclm.files import disk_fault, expanded, hash_file, in_turn, readable, temporary_file, write_json
 
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
@@ -161,8 +160,7 @@ class Shelf:
         system, path = file_system(self.address or "")
         temporary = None
         try:
-            descriptor, temporary = tempfile.mkstemp(dir=self.local, prefix=f".{file}.")
-            os.close(descriptor)
+            descriptor, temporary = temporary_file(self.local, file)
             with _reached(self.where(file)):
                 system.get_file(f"{path}/{file}", temporary)
             with Path(temporary).open("rb") as handle:
@@ -180,6 +178,7 @@ class Shelf:
         finally:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
+                os.close(descriptor)
 
 
 def file_system(address: str) -> tuple[Any, str]:
