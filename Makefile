@@ -11,11 +11,12 @@ STORE ?= store
 quickstart: $(VENV)/.installed
 	$(BIN)/mlmclm study examples/quickstart.yaml --store $(STORE)
 
+# Two files of tests at once: half of a test's time on real Ray is waiting for processes to start.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check mlmclm tests benchmarks

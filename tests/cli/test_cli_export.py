@@ -24,19 +24,15 @@ from small_study import run, start, write_study
 NAME = "1m-clm-10-mlm40-30"
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("study"))
+@pytest.fixture
+def study(finished_study: Any) -> Path:
+    return finished_study.study
 
 
-@pytest.fixture(scope="module")
-def store(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def store(finished_study: Any) -> Path:
     """A store with the study's models."""
-    store = tmp_path_factory.mktemp("store")
-    words = ("pretrain", study, "--store", store, "--data", study.parent / "data")
-    code, _, errors = run(*words, home=store / "home")
-    assert code == 0, errors
-    return store
+    return finished_study.store
 
 
 def weights(store: Path, step: int, legs: int) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,23 +19,20 @@ from mlmclm.tasks.registry import FOLDER
 from small_study import run, start, write_study
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
+@pytest.fixture
+def home(finished_study: Any) -> Path:
+    return finished_study.home
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("study"))
+@pytest.fixture
+def study(finished_study: Any) -> Path:
+    return finished_study.study
 
 
-@pytest.fixture(scope="module")
-def finished(study: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def finished(finished_study: Any) -> Path:
     """The store of an undisturbed run."""
-    store = tmp_path_factory.mktemp("store")
-    code, _, errors = run("study", study, "--store", store, "--data", study.parent / "data", home=home)
-    assert code == 0, errors
-    return store
+    return finished_study.store
 
 
 def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: Path) -> None:
@@ -113,6 +111,7 @@ def test_a_dry_run_says_what_is_there_and_computes_nothing(
     assert (found["steps_to_train"], found["cells_to_compute"]) == (50, 24)
 
 
+@pytest.mark.slow
 def test_killed_in_every_phase_and_started_again_the_report_is_the_same_to_the_last_byte(
     finished: Path, study: Path, home: Path, tmp_path: Path
 ) -> None:

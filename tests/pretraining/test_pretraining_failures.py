@@ -67,6 +67,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step_and_its_block
         assert all(bool(torch.isfinite(tensor).all()) for tensor in state.weights.values())
 
 
+@pytest.mark.slow
 def test_a_validation_loss_that_is_no_number_stops_the_run_too(session: None, study_path: Path, tmp_path: Path) -> None:
     """The first step's loss and gradient are finite, and the weights that it leaves are not fit for anything."""
     made = prepared(study_path, tmp_path, "1m-mlm40-30", peak_learning_rate=1e39, warmup_steps=0, evaluate_every=1)
@@ -84,6 +85,7 @@ def started(folder: Path) -> int:
     return len(list(folder.glob("started-*")))
 
 
+@pytest.mark.slow
 def test_a_worker_without_memory_is_said_at_once_and_what_to_do(
     session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     assert curve(disturbed) == curve(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_stage_under_zero_3_whose_workers_build_no_model_begins_with_the_same_weights(
     undisturbed: Prepared, study_path: Path, tmp_path: Path
 ) -> None:

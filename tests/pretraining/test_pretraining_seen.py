@@ -131,6 +131,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
     assert row["validation_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, wanted)), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tokens_a_second_count_every_step_though_validation_comes_between(tmp_path: Path) -> None:
     from mlmclm.pretraining.launch import prepare_environment
     from mlmclm.service.ray_cluster import ray_session

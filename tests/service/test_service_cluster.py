@@ -125,6 +125,7 @@ def test_a_stage_waits_for_nodes_says_what_for_and_trains_when_they_are_there(
     assert lines[0] == f"pretraining waits for 2 x 1 CPU; {free}"
 
 
+@pytest.mark.slow
 def test_a_stage_on_gpus_that_torch_does_not_see_is_a_fault_at_once_and_not_trained_on_cpus(
     raylets: Raylets, tmp_path: Path
 ) -> None:

@@ -8,12 +8,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from test_service_job_submission import submit
 
 from conftest import RayHead
 from small_study import write_study
 
 
+@pytest.mark.slow
 def test_a_study_runs_as_a_ray_job_streams_its_log_and_is_named_in_the_dashboard(
     ray_head: RayHead, tmp_path: Path
 ) -> None:

@@ -244,6 +244,7 @@ def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_
     assert list((tmp_path / "claims").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_sweep_gives_up_is_computed(cluster: None, tmp_path: Path) -> None:
     cells = make_cells(2)
     ledger = Ledger(tmp_path)
