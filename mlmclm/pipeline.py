@@ -8,8 +8,9 @@ a finished one costs seconds. Nothing heavy (torch, Ray) is imported before some
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -305,10 +306,11 @@ def export_models(prepared: Prepared) -> list[SweepModel]:
         if not noted(folder):
             _mend(folder, prepared)
         link = prepared.place.study_folder(prepared.study) / "models" / str(name)
+        target = Path(os.path.relpath(folder.resolve(), link.parent.resolve()))  # a store may be moved
         link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink() or link.resolve() != folder.resolve():
+        if not link.is_symlink() or link.readlink() != target:
             link.unlink(missing_ok=True)
-            link.symlink_to(folder.resolve(), target_is_directory=True)
+            link.symlink_to(target, target_is_directory=True)
         models.append(exported_model(prepared, name))
     return models
 
@@ -436,8 +438,10 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     space = find_space(study.space, study.tasks, beside=study.folder).at_context(study.recipe.block_length)
 
     def check(task: str) -> None:
-        get_task(task, task_dirs)
-        length = space.protocol_for(task).max_length
+        protocol = space.protocol_for(task)
+        if get_task(task, task_dirs).family == "question-answering":
+            protocol.check_windows(task)
+        length = protocol.max_length
         if length > study.recipe.block_length:
             raise UserError(
                 f"task {task!r}: max_length {length} is longer than the models' sequences (recipe.block_length {study.recipe.block_length})."
@@ -543,18 +547,13 @@ def analyse_study(prepared: Prepared, space: Space, results: Sequence[dict[str, 
 @contextmanager
 def bars() -> Iterator[Callable[[str, int, int | None], None]]:
     """Turns (what, done, total) calls into one bar a `what`."""
-    open_bars: dict[str, Bar] = {}
+    with ExitStack() as stack:
+        current: list[Bar] = []
 
-    def show(what: str, done: int, total: int | None) -> None:
-        if what not in open_bars:
-            for bar in open_bars.values():
-                bar.__exit__(None, None, None)
-            open_bars.clear()
-            open_bars[what] = Bar(what, total).__enter__()
-        open_bars[what].update(done, total)
+        def show(what: str, done: int, total: int | None) -> None:
+            if not current or current[0].title != what:
+                stack.pop_all().close()
+                current[:] = [stack.enter_context(Bar(what, total))]
+            current[0].update(done, total)
 
-    try:
         yield show
-    finally:
-        for bar in open_bars.values():
-            bar.__exit__(None, None, None)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
 
 from mlmclm import progress
+from mlmclm.cli.output import show, show_table
 from mlmclm.progress import Bar
 
 
@@ -44,3 +47,82 @@ def test_the_time_left_is_told_by_the_rate_that_is_given(monkeypatch: pytest.Mon
         now[0] = 100.0
         bar.update(10, rate=99.0)
     assert "100 s, 10 s left" in written.getvalue()
+
+
+def test_what_comes_before_the_first_piece_is_not_in_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress, "console", Console(file=written))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Bar("fine-tuning", 104, unit="cells") as bar:
+        bar.start_at(2)
+        now[0] = 100.0
+        bar.update(3)
+        assert bar.seconds_left() is None
+        now[0] = 110.0
+        bar.update(4)
+        assert bar.seconds_left() == 1000.0
+        now[0] = 115.0
+        assert bar.seconds_left() == 995.0
+    assert written.getvalue().splitlines()[:2] == [
+        "fine-tuning: 3/104 cells, 100 s",
+        "fine-tuning: 4/104 cells, 110 s, 1000 s left",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_work_that_ends_well_is_all_done_and_work_that_fails_is_not(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    for fails in (False, True):
+        written = io.StringIO()
+        monkeypatch.setattr(progress, "console", Console(file=written, force_terminal=terminal, width=160))
+        with suppress(ValueError), Bar("hashing", 40) as bar:
+            bar.update(30)
+            if fails:
+                raise ValueError
+        assert ("40/40" in written.getvalue()) != fails
+        assert "-:--:--" not in written.getvalue().rpartition("hashing")[2]
+
+
+def test_a_line_says_that_work_goes_on_where_nothing_has_happened_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(progress, "console", Console(file=written))
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
+    with Bar("pretraining", 10) as bar:
+        while not written.getvalue():
+            time.sleep(0.01)
+        bar.update(10)
+    assert written.getvalue().startswith("pretraining: 0/10, 0 s")
+
+
+def test_brackets_in_paths_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(progress, "console", Console(file=written, markup=False))
+    with Bar("/br[/x]a/[bold]b") as bar:
+        bar.update(1, note="[/y]")
+    progress.say("/br[/x]a/[bold]b")
+    show("/br[/x]a/[bold]b")
+    show_table(("a", "b"), [("/br[/x]a", "[bold]")])
+    assert written.getvalue().count("/br[/x]a/[bold]b") == 2
+    printed = capsys.readouterr().out
+    assert "/br[/x]a/[bold]b" in printed and "[bold]" in printed.rpartition("/br[/x]a")[2]
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_a_table_leaves_columns_out_before_it_cuts_a_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    name = "2m-clm-150-mlm40-600"
+    columns, rows = ("model", "metric", "spread"), [(name, "accuracy", "0.1234")]
+    for forced in (None, "1"):
+        monkeypatch.setenv("COLUMNS", str(width))
+        if forced:
+            monkeypatch.setenv("FORCE_COLOR", forced)
+        show_table(columns, rows, drop=("spread", "metric"))
+        printed = capsys.readouterr().out
+        assert name in printed
+        if not forced:
+            assert "0.1234" in printed, "in a file or a pipe all columns are there"
+        else:
+            assert ("accuracy" in printed, "0.1234" in printed) == (width >= 40, width >= 200)
+            assert ("left out for want of room: spread" in printed) == (width < 200)

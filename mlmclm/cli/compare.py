@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, RuleOption, StoreOption, TaskDirOption, print_json
+from mlmclm.cli.options import DataOption, JsonOption, RuleOption, StoreOption, TaskDirOption
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -167,31 +167,27 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]) -> None:
-    from rich.table import Column, Table
-
     from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text
 
-    output = Console(highlight=False)
     confidence = f"{rows[0]['confidence']:.0%}".replace("%", " %")
-    table = Table(
-        Column("task", no_wrap=True), "score", "first", "second", f"difference [{confidence}]", "p", "examples"
-    )
-    for row in rows:
-        bounds = text.interval(row["low"], row["high"], sign=True)
-        table.add_row(
+    lines = [
+        (
             row["task"],
             text.metric(row["metric"]),
             *(f"{text.points(row[side])} ({rates_text(row[f'{side}_rates'])})" for side in ("first", "second")),
-            f"{text.difference(row['difference'])} {bounds}",
+            f"{text.difference(row['difference'])} {text.interval(row['low'], row['high'], sign=True)}",
             text.probability(row["p"]),
             f"{row['examples']:,}",
         )
-    output.print(f"first:  {first}\nsecond: {second}", soft_wrap=True)
-    output.print(table)
+        for row in rows
+    ]
+    show(f"first:  {first}\nsecond: {second}")
+    columns = ("task", "score", "first", "second", f"difference [{confidence}]", "p", "examples")
+    show_table(columns, lines, drop=("score", "examples"))
     for test, seeds in sorted({(row["test"], row["seeds"]) for row in rows}):
         tasks = ", ".join(row["task"] for row in rows if (row["test"], row["seeds"]) == (test, seeds))
         how = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}[test]
-        output.print(f"p by {how}, seeds of each model {seeds}: {tasks}", soft_wrap=True)
+        show(f"p by {how}, seeds of each model {seeds}: {tasks}")
     for task, reason in left_out.items():
-        output.print(f"{task} is left out: {reason}", soft_wrap=True)
+        show(f"{task} is left out: {reason}")

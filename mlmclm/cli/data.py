@@ -6,8 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 from typer.core import TyperGroup
 
 from mlmclm.cli import data_order, data_verify, options
@@ -18,8 +17,8 @@ from mlmclm.cli.options import (
     StoreOption,
     StudyArgument,
     TaskDirOption,
-    print_json,
 )
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.cli.study import on_cluster, shared_session
 from mlmclm.files import read_json
 from mlmclm.pipeline import prepare, prepare_tasks, study_space
@@ -86,18 +85,22 @@ def data(
     if as_json:
         print_json({"corpus": corpus, "tasks": described})
         return
-    output = Console(highlight=False)
-    table = Table("corpus", study.corpus.source)
+    facts: list[tuple[str, str]] = []
     for key, value in corpus.items():
         if isinstance(value, dict):
-            table.add_row(key, ", ".join(f"{count:,} {name}" for name, count in value.items()))
+            facts.append((key, ", ".join(f"{count:,} {name}" for name, count in value.items())))
         elif value is not None and not isinstance(value, list):
-            table.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-    output.print(table)
+            facts.append((key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)))
+    show_table(("corpus", Column(study.corpus.source)), facts)
     for text in corpus.get("examples", []):
-        output.print(" ".join(str(text).split())[:160], style="dim", markup=False, soft_wrap=True)
-    table = Table("task", "family", "rows", "labels")
-    for name, facts in described.items():
-        rows = ", ".join(f"{part} {count:,}" for part, count in facts["rows"].items())
-        table.add_row(name, facts["family"], rows, ", ".join(facts["labels"]))
-    output.print(table)
+        show(" ".join(str(text).split())[:160], style="dim")
+    rows = [
+        (
+            name,
+            task["family"],
+            ", ".join(f"{part} {count:,}" for part, count in task["rows"].items()),
+            ", ".join(task["labels"]),
+        )
+        for name, task in described.items()
+    ]
+    show_table(("task", "family", Column("rows"), Column("labels")), rows, drop=("family",))

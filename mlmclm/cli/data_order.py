@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument
+from mlmclm.cli.output import print_json, show
 from mlmclm.errors import UserError, unknown
 from mlmclm.pipeline import Prepared, prepare
 from mlmclm.pretraining.seen import FORMATS, Seen, export, seen
-from mlmclm.progress import say
 from mlmclm.study_file import StudyFile, load_study
 
 _SHOWN_TOKENS = 32
@@ -73,7 +73,7 @@ def order(
                 }
             )
         else:
-            say(f"{to}: {rows:,} rows of {study.recipe.block_length:,} tokens")
+            show(f"{to}: {rows:,} rows of {study.recipe.block_length:,} tokens")
     elif as_json:
         for batch in batches:
             for record in batch.records():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import typer
-
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument, print_json
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument
+from mlmclm.cli.output import print_json, show
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.study_file import load_study
 
@@ -42,4 +41,4 @@ def verify(
     if not as_json:
         unknown = sum(shard.sha256 is None for shard in shards)
         note = f" ({unknown} of an earlier version have no checksum: their sizes are right)" if unknown else ""
-        typer.echo(f"{len(shards)} shards of corpus {corpus.key} are what was written{note}")
+        show(f"{len(shards)} shards of corpus {corpus.key} are what was written{note}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-
-from mlmclm.cli.options import print_json
+from mlmclm.cli.output import print_json, show
 from mlmclm.pipeline import Place, Prepared, check_models_to_continue, find_prepared, study_space
 from mlmclm.pretraining.launch import missing_states
 from mlmclm.studies.plans import Plan, make_plan
@@ -42,21 +40,20 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
     if as_json:
         print_json(found)
         return
-    output = Console(highlight=False)
-    output.print(f"study {study.name}: nothing is computed now (--dry-run)")
-    output.print(f"corpus {study.corpus.source}: {found['corpus']}")
+    show(f"study {study.name}: nothing is computed now (--dry-run)")
+    show(f"corpus {study.corpus.source}: {found['corpus']}")
     for size, source in study.initial.items():
-        output.print(f"models {size}: continue from {source}")
+        show(f"models {size}: continue from {source}")
     for stage in stages:
         left = (
             f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train" if stage["steps_to_train"] else "done"
         )
-        output.print(f"stage {stage['title']}: {left}")
+        show(f"stage {stage['title']}: {left}")
     if sweep:
-        output.print(f"cells: {found['cells_to_compute']:,} of {found['cells']:,} to compute")
+        show(f"cells: {found['cells_to_compute']:,} of {found['cells']:,} to compute")
         if found.get("cells_waiting"):
             starts = ", ".join(f"{task} from {source}" for task, source in space.start_from.items())
-            output.print(
+            show(
                 f"{found['cells_waiting']:,} of them wait for the cell with the best validation score to start from ({starts})"
             )
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, print_json
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption
+from mlmclm.cli.output import print_json, show
 from mlmclm.errors import UserError
 from mlmclm.pipeline import find_prepared
 from mlmclm.progress import say
@@ -79,9 +80,12 @@ def export(
     if step is None and found.state.step < name.steps:
         say(f"{name} has come to step {found.state.step:,} of {name.steps:,}; that is exported.")
     export_state(found, place.store, to)
-    say(f"{found.name} (from {found.folder}): {to}")
     uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else None
-    if as_json:
+    if not as_json:
+        show(f"{found.name} (from {found.folder}): {to}")
+        if uploaded is not None and uploaded["commit"] is not None:
+            show(f"uploaded: {uploaded['commit']}")
+    else:
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
 
 
@@ -94,8 +98,5 @@ def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[st
     for path, size in files.items():
         say(f"  {path} ({size:,} bytes)")
     say(f"  {len(files)} files, {sum(files.values()):,} bytes; a file of the same name there is replaced, others stay")
-    address = None
-    if not dry_run:
-        address = push(folder, repository, f"{name}, exported by mlmclm")
-        say(f"uploaded: {address}")
+    address = None if dry_run else push(folder, repository, f"{name}, exported by mlmclm")
     return {"repository": repository, "files": files, "commit": address}

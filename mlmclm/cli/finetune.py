@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, print_json
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def finetune(
     ] = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
+    task_dir: TaskDirOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the data, show the cell and its key, and train nothing.")
     ] = False,
@@ -114,14 +116,14 @@ def finetune(
 
     if not 0 < learning_rate < 1:
         raise UserError(f"--lr {learning_rate:g}: a learning rate is between 0 and 1.")
-    place = options.place(store, data)
-    declared = get_task(task)
+    place = options.place(store, data, task_dir)
+    declared = get_task(task, place.task_dirs)
     found = find_model(model, place.store)
     changes = _changes(changed or (), causal=causal, pooling=pooling)
     chosen = _protocols(protocol, space)
     settings = _settings(chosen, task, found.folder, changes)
     ledger = Ledger(place.store)
-    source = _source(start_from, chosen.start_from.get(task), found, ledger)
+    source = _source(start_from, chosen.start_from.get(task), found, ledger, place.task_dirs)
     task_data, recut = _task_data(declared, found.folder, settings, place.store, place.data_root, dry_run=dry_run)
     streams = [seed if own is None else own for own in (head_seed, order_seed, dropout_seed)]
     cell = Cell(
@@ -174,7 +176,9 @@ def _protocols(protocol: str | None, space: str | None) -> TaskProtocols:
     return find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
 
 
-def _source(start_from: str | None, wanted: str | None, model: SweepModel, ledger: Ledger) -> Cell | None:
+def _source(
+    start_from: str | None, wanted: str | None, model: SweepModel, ledger: Ledger, task_dirs: Sequence[Path]
+) -> Cell | None:
     """The cell to start from, by its result; None for the model's own weights.
 
     Args:
@@ -183,6 +187,7 @@ def _source(start_from: str | None, wanted: str | None, model: SweepModel, ledge
     from mlmclm.finetuning.cell import Cell, cell_key
     from mlmclm.finetuning.protocol import Protocol
     from mlmclm.seeds import read_seed
+    from mlmclm.tasks.registry import get_task
 
     if start_from is None and wanted is not None:
         raise UserError(
@@ -211,6 +216,7 @@ def _source(start_from: str | None, wanted: str | None, model: SweepModel, ledge
         protocol=Protocol.of_result(result["protocol"]),
         learning_rate=result["learning_rate"],
         seed=read_seed(result["seed"]),
+        declaration=get_task(result["task"], task_dirs),
         recut="pair_truncation" in result["protocol"],
     )
     if cell_key(cell) != key:
@@ -332,19 +338,16 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
             }
         )
         return
-    output = Console(highlight=False)
-    output.print(f"{cell_name(cell)}: nothing is trained now (--dry-run)", soft_wrap=True)
-    output.print(f"key: {key}", soft_wrap=True)
-    output.print(f"result: {ledger.path(key)} ({'there' if there else 'to be computed'})", soft_wrap=True)
-    output.print(f"model: {cell.model_folder} (weights {cell.weights})", soft_wrap=True)
-    output.print(f"task: {cell.task} (data {cell.task_data})", soft_wrap=True)
+    show(f"{cell_name(cell)}: nothing is trained now (--dry-run)")
+    show(f"key: {key}")
+    show(f"result: {ledger.path(key)} ({'there' if there else 'to be computed'})")
+    show(f"model: {cell.model_folder} (weights {cell.weights})")
+    show(f"task: {cell.task} (data {cell.task_data})")
     for name, value in cell.identity().items():
-        output.print(f"protocol.{name}: {value}", soft_wrap=True, markup=False)
+        show(f"protocol.{name}: {value}")
 
 
 def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as_json: bool) -> None:
-    from rich.table import Table
-
     from mlmclm.scores import metric_parts
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.ledger import named
@@ -357,15 +360,15 @@ def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as
             {**result, "file": str(path), "examples_file": str(examples) if kept else None, "computed": computed}
         )
         return
-    output = Console(highlight=False)
     if result["status"] == "diverged":
-        output.print(f"{cell_name(cell)}: diverged at step {result['diverged_step']}", soft_wrap=True)
+        show(f"{cell_name(cell)}: diverged at step {result['diverged_step']}")
     else:
-        table = Table("metric", "validation", "test", title=cell_name(cell))
-        for name, value in result["scores"]["test"].items():
-            marked = f"[bold]{name}[/bold]" if name in metric_parts(result["metric"]) else name
-            table.add_row(marked, f"{result['scores']['validation'][name]:.4f}", f"{value:.4f}")
-        output.print(table)
-    output.print(f"result: {path} ({'computed now' if computed else 'was there'})", soft_wrap=True)
+        main, validation = metric_parts(result["metric"]), result["scores"]["validation"]
+        rows = [
+            (Text(name, style="bold" if name in main else ""), f"{validation[name]:.4f}", f"{value:.4f}")
+            for name, value in result["scores"]["test"].items()
+        ]
+        show_table(("metric", "validation", "test"), rows, title=cell_name(cell))
+    show(f"result: {path} ({'computed now' if computed else 'was there'})")
     if kept:
-        output.print(f"examples: {examples}", soft_wrap=True)
+        show(f"examples: {examples}")

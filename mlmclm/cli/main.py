@@ -25,7 +25,7 @@ app = typer.Typer(
     help="How should this text encoder be pretrained, and how surely do we know? Pretrains models that differ in their objective only, "
     "fine-tunes each over a grid of learning rate x seed x task, and reports best rate, score with interval, and stability.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -78,5 +78,5 @@ def _os_message(error: OSError) -> str:
 def _failed(error: BaseException, text: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
-    console.print(f"mlmclm: {text}", markup=False, soft_wrap=True)
+    console.print(f"mlmclm: {text}", soft_wrap=True)
     return code

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -88,8 +87,3 @@ def by_rule(space: Space, rule: str | None) -> Space:
     from mlmclm.analysis.selection import check_rule
 
     return space if rule is None else space.model_copy(update={"rule": check_rule(rule)})
-
-
-def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))

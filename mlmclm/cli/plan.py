@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
-from mlmclm.cli.options import JsonOption, SuiteOption, print_json
+from mlmclm.cli.options import JsonOption, SuiteOption
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.files import write_atomic
 from mlmclm.models.sizes import SIZES, TITLES, Size, parameters
@@ -158,47 +158,40 @@ def _describe(made: Plan, stage: Stage, pricing: Pricing) -> dict[str, Any]:
     }
 
 
-WIDE = 100
-"""Columns of a terminal from which the table says the shared steps too."""
-
-
 def _show(made: Plan, pricing: Pricing) -> None:
-    output = Console(highlight=False)
-    wide = output.width >= WIDE
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("stage", no_wrap=True)
-    table.add_column("leaves behind", max_width=16)
-    if wide:
-        table.add_column("shared steps", no_wrap=True)
-    for column in ("tokens", "FLOPs", "time"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("for", overflow="fold")
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("tokens", "FLOPs", "time")]
+    columns: list[str | Column] = ["stage", Column("leaves behind"), "shared steps", *numbers, "for"]
+    rows = []
     for stage in made.tree():
         cost = pricing.stage(stage)
         shared = [part for part in made.stretches(stage) if len(part.models) > 1]
-        table.add_row(
-            "  " * made.depth(stage) + stage.title,
-            ", ".join(f"{state.step:,}" for state in stage.states),
-            *([f"{shared[0].start:,}-{shared[-1].stop:,}" if shared else ""] if wide else []),
-            *_cells(cost),
-            _shortened(stage.models),
+        rows.append(
+            (
+                "  " * made.depth(stage) + stage.title,
+                ", ".join(f"{state.step:,}" for state in stage.states),
+                f"{shared[0].start:,}-{shared[-1].stop:,}" if shared else "",
+                *_cells(cost),
+                _shortened(stage.models),
+            )
         )
-    output.print(table)
+    drop = ("shared steps", "leaves behind", "FLOPs", "tokens")
+    show_table(columns, rows, drop=drop, lines=box.SIMPLE_HEAD)
     for size in _sizes(made):
         count = parameters(pricing.sizes[size], pricing.rows(size))
-        output.print(
+        show(
             f"{size}: {count / 1e6:,.0f} M parameters without LM head at a vocabulary of {pricing.rows(size):,} "
             f"({_whose(size, pricing)})"
         )
-    totals = Table("", "steps", "tokens", "FLOPs", "time")
-    for title, cost in (("as planned", pricing.plan(made)), ("each model alone", pricing.states(made.alone))):
-        totals.add_row(title, f"{cost.steps:,}", *_cells(cost))
-    output.print(totals)
-    output.print(
+    totals = [
+        (title, f"{cost.steps:,}", *_cells(cost))
+        for title, cost in (("as planned", pricing.plan(made)), ("each model alone", pricing.states(made.alone)))
+    ]
+    show_table(("", "steps", "tokens", "FLOPs", "time"), totals)
+    show(
         f"{len(made.models)} models, {len(made.stages)} stages; {made.steps_shared:,} steps are trained once for several models, "
         f"{made.steps_alone - made.steps:,} saved."
     )
-    output.print(
+    show(
         f"Time of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.0f} TFLOP/s in bf16 "
         f"({pricing.device.source})."
     )

@@ -17,13 +17,11 @@ from mlmclm.cli.options import (
     StudyArgument,
     SuiteOption,
     TaskDirOption,
-    print_json,
 )
-from mlmclm.cli.study import on_cluster, shared_session
+from mlmclm.cli.output import print_json, show
+from mlmclm.cli.study import at_work, on_cluster, shared_session
 from mlmclm.errors import unknown
-from mlmclm.files import only_one
 from mlmclm.pipeline import export_models, prepare, pretrain
-from mlmclm.progress import say
 from mlmclm.studies.suite import find_suite
 from mlmclm.study_file import StudyFile, load_study
 
@@ -71,7 +69,7 @@ def pretrain_models(
 
         show_dry_run(study, place, as_json=as_json, sweep=False)
         return
-    with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"), ExitStack() as stack:
+    with at_work(study, place), ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place))
         session = shared_session(stack, place, ray)
         prepared = prepare(study, place, session=session if on_cluster(ray) else None)
@@ -84,7 +82,7 @@ def pretrain_models(
         print_json({model.name: {"folder": str(model.folder), "weights": model.weights} for model in exported})
     else:
         for model in exported:
-            say(f"{model.name}: {model.folder}")
+            show(f"{model.name}: {model.folder}")
 
 
 def with_suite(study: StudyFile, suite: str) -> StudyFile:

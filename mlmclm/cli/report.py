@@ -15,7 +15,6 @@ from mlmclm.cli.options import (
     StoreOption,
     StudyArgument,
     TaskDirOption,
-    print_json,
 )
 from mlmclm.cli.study import write_study_report
 from mlmclm.errors import UserError
@@ -61,6 +60,4 @@ def report(
             for result in results:
                 tracking.cell(result)
         command = f"mlmclm study {file}"
-        found = write_study_report(stored.prepared, space, stored.tasks, results, command, tracking)
-    if as_json:
-        print_json(found)
+        write_study_report(stored.prepared, space, stored.tasks, results, command, tracking, as_json=as_json)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from mlmclm.cli import options
 from mlmclm.cli.options import (
@@ -19,8 +18,8 @@ from mlmclm.cli.options import (
     StoreOption,
     StudyArgument,
     TaskDirOption,
-    print_json,
 )
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.files import only_one
 from mlmclm.pipeline import (
     Place,
@@ -35,7 +34,9 @@ from mlmclm.pipeline import (
     sweep,
 )
 from mlmclm.progress import say
+from mlmclm.service.ray_cluster import cluster_address
 from mlmclm.study_file import StudyFile, load_study
+from mlmclm.temporary import sweep_unfinished
 
 
 def register(app: typer.Typer) -> None:
@@ -67,14 +68,12 @@ def study(
 
         show_dry_run(loaded, place, as_json=as_json)
         return
-    with only_one(place.study_folder(loaded) / ".lock", f"study {loaded.name!r}"):
-        outcome = run_study(loaded, place, command=command, address=ray)
-    if as_json:
-        print_json(outcome)
+    with at_work(loaded, place):
+        _run(loaded, place, command=command, address=ray, as_json=as_json)
 
 
-def run_study(loaded: StudyFile, place: Place, *, command: str, address: str | None = None) -> dict[str, Any]:
-    """The study from its first missing piece to its report; returns the outcome as plain values."""
+def _run(loaded: StudyFile, place: Place, *, command: str, address: str | None, as_json: bool) -> None:
+    """The study from its first missing piece to its report."""
     from mlmclm.study_tracking import StudyTracking
 
     space = study_space(loaded, place.task_dirs)
@@ -91,28 +90,46 @@ def run_study(loaded: StudyFile, place: Place, *, command: str, address: str | N
         tracking.sweep_begins(prepared, space)
         plan = partial(plan_sweep, space, models, tasks, place)
         outcome = sweep(prepared, space, plan, session=session, on_result=tracking.cell)
-        return write_study_report(prepared, space, tasks, outcome.results, command, tracking)
+        write_study_report(prepared, space, tasks, outcome.results, command, tracking, as_json=as_json)
+
+
+@contextmanager
+def at_work(study: StudyFile, place: Place) -> Iterator[None]:
+    """Keeps other processes from the same study for the time of a block, and removes what killed ones left half made in the store.
+
+    Raises:
+        UserError: another process works on it.
+    """
+    with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"):
+        sweep_unfinished(place.store)
+        yield
 
 
 def on_cluster(address: str | None) -> bool:
     """Whether there is a Ray cluster already: named by `--ray`, the surrounding Ray job or RAY_ADDRESS."""
-    return bool(address or os.environ.get("RAY_ADDRESS"))
+    return cluster_address(address) is not None
 
 
 def shared_session(stack: ExitStack, place: Place, address: str | None) -> Any:
-    """A function that opens a Ray session the first time that it is called and leaves it open until `stack` ends."""
-    from mlmclm.pretraining.launch import prepare_environment
-    from mlmclm.service.ray_cluster import ray_session
+    """A function that opens a Ray session the first time that it is called and leaves it open until `stack` ends.
 
+    The address of a cluster is looked at now, before anything is prepared; raises as `check_cluster`.
+    """
+    from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.service.ray_cluster import check_cluster, ray_session
+
+    running = cluster_address(address)
+    if running is not None:
+        check_cluster(running)
     opened = False
 
     def session() -> AbstractContextManager[None]:
         nonlocal opened
         if not opened:
             prepare_environment()
-            running = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
-            if running.dashboard is not None:
-                say(f"Ray dashboard: {running.dashboard}")
+            found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
+            if found.dashboard is not None:
+                say(f"Ray dashboard: {found.dashboard}")
             opened = True
         return nullcontext()
 
@@ -120,8 +137,15 @@ def shared_session(stack: ExitStack, place: Place, address: str | None) -> Any:
 
 
 def write_study_report(
-    prepared: Prepared, space: Any, tasks: Any, results: list[dict[str, Any]], command: str, tracking: Any = None
-) -> dict[str, Any]:
+    prepared: Prepared,
+    space: Any,
+    tasks: Any,
+    results: list[dict[str, Any]],
+    command: str,
+    tracking: Any = None,
+    *,
+    as_json: bool = False,
+) -> None:
     """Analyses results, writes tables and report, tells MLflow, and prints what was found."""
     from mlmclm.analysis.summary import summary
     from mlmclm.facts import study_facts
@@ -134,31 +158,32 @@ def write_study_report(
     )
     if tracking is not None:
         tracking.reported(prepared, space, analysis, paths)
-    output = Console(highlight=False, stderr=True)
+    if as_json:
+        print_json({"report": str(paths["report"]), **summary(analysis)})
+        return
     found = headline(analysis)
-    output.print(f"\n[bold]{found.verdict}[/bold]\n{found.detail}", soft_wrap=True)
+    show(found.verdict, style="bold")
+    show(found.detail)
     if prepared.study.baseline is not None:
-        output.print(baseline_sentence(analysis), soft_wrap=True)
-    show_best(analysis, output)
-    output.print(f"report:  {paths['report']}", soft_wrap=True)
+        show(baseline_sentence(analysis))
+    show_best(analysis)
+    show(f"report:  {paths['report']}")
     elsewhere = tracking.elsewhere if tracking is not None else None
-    output.print(f"compare: {elsewhere or f'mlmclm ui --store {prepared.place.store}'}", soft_wrap=True)
-    return {"report": str(paths["report"]), **summary(analysis)}
+    show(f"compare: {elsewhere or f'mlmclm ui --store {prepared.place.store}'}")
 
 
-def show_best(analysis: Any, output: Console) -> None:
+def show_best(analysis: Any) -> None:
     """The model-by-task table."""
-    from rich.table import Table
-
     from mlmclm.analysis.results import records
     from mlmclm.reports import text
 
     rates = "best rate" if analysis.rule == "mean" else "rates (seeds)"
-    table = Table("model", "task", "metric", rates, "test [95 %]", "sd over seeds")
+    rows = []
     for row in records(analysis.best):
         known = row["n"] > 0
         score = f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}" if known else "–"
         spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
         rate = ", ".join(filter(None, (row["learning_rates"], row["setting"])))
-        table.add_row(row["model"], row["task"], text.metric(row["metric"]), rate, score, spread)
-    output.print(table)
+        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread))
+    columns = ("model", "task", "metric", rates, "test [95 %]", "sd over seeds")
+    show_table(columns, rows, drop=("metric", "sd over seeds", rates))

@@ -16,10 +16,8 @@ from mlmclm.cli.options import (
     StoreOption,
     StudyArgument,
     TaskDirOption,
-    print_json,
 )
-from mlmclm.cli.study import on_cluster, shared_session, write_study_report
-from mlmclm.files import only_one
+from mlmclm.cli.study import at_work, on_cluster, shared_session, write_study_report
 from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space, sweep
 from mlmclm.study_file import load_study
 
@@ -54,7 +52,7 @@ def sweep_study(
         show_dry_run(study, place, as_json=as_json)
         return
     space = study_space(study, place.task_dirs)
-    with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"), ExitStack() as stack:
+    with at_work(study, place), ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place))
         session = shared_session(stack, place, ray)
         prepared = prepare(study, place, session=session if on_cluster(ray) else None)
@@ -63,6 +61,4 @@ def sweep_study(
         tracking.sweep_begins(prepared, space)
         plan = partial(plan_sweep, space, models, tasks, place)
         outcome = sweep(prepared, space, plan, session=session, on_result=tracking.cell)
-        found = write_study_report(prepared, space, tasks, outcome.results, f"mlmclm study {file}", tracking)
-    if as_json:
-        print_json(found)
+        write_study_report(prepared, space, tasks, outcome.results, f"mlmclm study {file}", tracking, as_json=as_json)

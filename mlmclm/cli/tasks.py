@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption, print_json
+from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 
@@ -57,12 +57,9 @@ def tasks(context: typer.Context, task_dir: TaskDirOption = None, as_json: JsonO
         return
     for each in broken:
         say(f"left out: {each.reason}")
-    table = Table()
-    for column in ("task", "family", "metric", "source", "licence"):
-        table.add_column(column, no_wrap=column in ("task", "family", "metric"))
-    for task in found:
-        table.add_row(*(str(task[key]) for key in ("name", "family", "metric", "source", "licence")))
-    Console(highlight=False).print(table)
+    rows = [[str(task[key]) for key in ("name", "family", "metric", "source", "licence")] for task in found]
+    columns = ("task", "family", "metric", Column("source", overflow="fold"), Column("licence"))
+    show_table(columns, rows, drop=("licence", "source"))
 
 
 def check(
@@ -121,31 +118,35 @@ def check(
     if as_json:
         print_json({**found.plain(), "max_length": max_length, "fingerprint": loaded.fingerprint})
         return
-    output = Console(highlight=False)
-    output.print(f"{task.name}: {task.title} ({task.family}, {task.metric})", markup=False, soft_wrap=True)
-    output.print(", ".join(f"{split} {rows:,}" for split, rows in found.rows.items()), soft_wrap=True)
+    show(f"{task.name}: {task.title} ({task.family}, {task.metric})")
+    show(", ".join(f"{split} {rows:,}" for split, rows in found.rows.items()))
     for example in found.examples:
-        output.print()
+        show()
         for part, value in example.items():
             words = " ".join(f"{token}/{tag}" for token, tag in value) if part == "tags" else str(value)
             shown = words if len(words) <= _SHOWN else f"{words[:_SHOWN]} ..."
-            output.print(f"{part}: {shown}", markup=False, soft_wrap=True)
-    output.print()
+            show(f"{part}: {shown}")
+    show()
     for split, counts in found.labels.items():
         shares = ", ".join(
             f"{label} {count:,g}" if isinstance(count, float) else f"{label} {count:,}"
             for label, count in counts.items()
         )
-        output.print(f"{split}: {shares}", markup=False, soft_wrap=True)
+        show(f"{split}: {shares}")
     if found.lengths:
         first = next(iter(found.lengths.values()))
         cut = "in windows" if task.family == "question-answering" else "cut"
-        table = Table("tokens", "of", *first.quantiles, f"{cut} at {max_length}")
-        for split, lengths in found.lengths.items():
-            quantiles = (f"{tokens:,}" for tokens in lengths.quantiles.values())
-            table.add_row(split, f"{lengths.sequences:,}", *quantiles, f"{lengths.truncated:.1%}")
-        output.print(table)
+        rows = [
+            [
+                split,
+                f"{lengths.sequences:,}",
+                *(f"{tokens:,}" for tokens in lengths.quantiles.values()),
+                f"{lengths.truncated:.1%}",
+            ]
+            for split, lengths in found.lengths.items()
+        ]
+        show_table(("tokens", "of", *first.quantiles, f"{cut} at {max_length}"), rows)
         for split, lengths in found.lengths.items():
             if lengths.lost is not None:
                 shares = ", ".join(f"{share:.1%} with pair_truncation {cut}" for cut, share in lengths.lost.items())
-                output.print(f"{split}: pairs that lose one of their texts wholly: {shares}", soft_wrap=True)
+                show(f"{split}: pairs that lose one of their texts wholly: {shares}")

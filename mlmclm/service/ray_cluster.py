@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from mlmclm.errors import EnvironmentFault
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import write_atomic
 from mlmclm.home import find_home
 from mlmclm.progress import say
@@ -51,6 +51,8 @@ START_LIMITS = {
 }
 """Limits of a start on this machine, with Ray's own behind them: a loaded machine needs longer. Variables of `_private/node.py`,
 `_private/ray_constants.py` and `src/ray/common/ray_config_def.h`."""
+OWN_CLUSTER = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+"""This machine is not taken away: an actor of each training run less, 5 s of a processor."""
 STARTS = 3
 """How often the start of a cluster of our own is tried."""
 SECONDS_A_START = 300.0
@@ -95,14 +97,15 @@ def ray_session(
         object_store_bytes: shared memory of a new cluster.
 
     Raises:
+        UserError: the address is of another kind.
         EnvironmentFault: the cluster doesn't answer, or none can be started in `STARTS` tries.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # The coming default, that a worker with no GPUs still sees them; without a choice Ray warns at every start.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    address = address or os.environ.get("RAY_ADDRESS") or None
+    address = cluster_address(address)
     if not address:
-        for name, value in START_LIMITS.items():  # before the import, which reads some of them
+        for name, value in (START_LIMITS | OWN_CLUSTER).items():  # before the import, which reads some of them
             os.environ.setdefault(name, value)
     import ray
 
@@ -117,7 +120,7 @@ def ray_session(
     with ExitStack() as stack:
         token_file = None
         if address:
-            _check_port(address)
+            check_cluster(address)
             _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store)
@@ -149,8 +152,24 @@ def computes_here() -> bool:
     return any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes() if node["Alive"])
 
 
-def _check_port(address: str) -> None:
-    """Fails at once where nothing listens: Ray itself tries for minutes and then ends the process."""
+def cluster_address(given: str | None) -> str | None:
+    """The address of the running cluster to use: `--ray`, else RAY_ADDRESS, which is set inside a Ray job. None for none."""
+    return given or os.environ.get("RAY_ADDRESS") or None
+
+
+def check_cluster(address: str) -> None:
+    """Fails at once where nothing listens: Ray itself tries for minutes and then ends the process.
+
+    Raises:
+        UserError: the address of a dashboard, which takes jobs and no drivers.
+        EnvironmentFault: nothing answers there.
+    """
+    if "://" in address and not address.startswith("ray://"):
+        raise UserError(
+            f"{address!r} is no address of a Ray cluster that --ray or RAY_ADDRESS can have: write HOST:PORT of its head (usually port 6379), "
+            "ray://HOST:PORT (usually 10001), or auto on one of its nodes. An http:// address is its dashboard's, for "
+            "`ray job submit --address`."
+        )
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return  # "auto", or another form that Ray looks up itself

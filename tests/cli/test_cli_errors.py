@@ -255,6 +255,20 @@ def test_an_mlflow_server_that_does_not_answer_is_the_environment_s_fault_and_fo
     assert not (tmp_path / "store" / "corpora").exists()
 
 
+@pytest.mark.parametrize("verb", ["study", "pretrain", "sweep", "data"])
+def test_a_ray_cluster_that_does_not_answer_is_found_before_anything_is_prepared(
+    template: Path, tmp_path: Path, run: Run, verb: str
+) -> None:
+    words = (verb, template, "--store", tmp_path / "store", "--data", template.parent / "data")
+    code, printed = run(*words, "--ray", "127.0.0.1:1")
+    assert code == 1, printed
+    assert "The Ray cluster at 127.0.0.1:1 doesn't answer" in printed
+    code, printed = run(*words, "--ray", "http://127.0.0.1:8265")
+    assert code == 2, printed
+    assert "An http:// address is its dashboard's" in printed
+    assert not (tmp_path / "store" / "corpora").exists()
+
+
 def test_a_sweep_of_models_that_are_not_trained_says_what_to_run(template: Path, tmp_path: Path, run: Run) -> None:
     code, printed = run("sweep", template, "--store", tmp_path / "store", "--data", template.parent / "data")
     assert code == 2, printed

@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray._private.node import Node
 
-from mlmclm.errors import EnvironmentFault
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.service.ray_cluster import START_LIMITS, STARTS, ray_session
 from mlmclm.temporary import swept_folder
 from mlmclm.workers import runtime_environment, worker_environment
@@ -105,6 +105,15 @@ def test_a_cluster_that_does_not_answer_is_a_fault_at_once(tmp_path: Path) -> No
     with pytest.raises(EnvironmentFault, match=message), ray_session(tmp_path, address="127.0.0.1:1"):
         raise AssertionError("connected to nothing")
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "https://ray.example"])
+def test_the_address_of_a_dashboard_is_the_users_error(tmp_path: Path, address: str) -> None:
+    with (
+        pytest.raises(UserError, match=r"HOST:PORT of its head.*ray job submit"),
+        ray_session(tmp_path, address=address),
+    ):
+        raise AssertionError("connected to nothing")
 
 
 def test_a_start_that_fails_leaves_no_process_and_is_tried_again(

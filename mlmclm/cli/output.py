@@ -1,0 +1,75 @@
+"""What a verb has found, on standard output. What it says while it works goes to standard error (`mlmclm.progress`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Column, Table
+from rich.text import Text
+
+ENDLESS = 100_000
+"""Columns of a console on which nothing is ever wrapped."""
+
+
+def show(text: str = "", *, style: str | None = None) -> None:
+    """Prints text as it is: nothing is wrapped, and brackets in paths and names are no markup."""
+    Console(highlight=False, markup=False, soft_wrap=True).print(text, style=style)
+
+
+def show_table(
+    columns: Sequence[str | Column],
+    rows: Sequence[Sequence[str | Text]],
+    *,
+    title: str | None = None,
+    drop: Sequence[str] = (),
+    lines: box.Box = box.HEAVY_HEAD,
+) -> None:
+    """Prints a table whose names are never cut.
+
+    In a terminal that is too narrow, columns are left out, and it says which. In a file or a pipe all are there.
+
+    Args:
+        columns: headers. A column of its own kind may be wrapped; one given by its header never is.
+        drop: headers of columns that may be left out, the least important first.
+        title: stands above the table.
+        lines: the table's frame.
+    """
+    headers = [column if isinstance(column, str) else str(column.header) for column in columns]
+    console = Console(highlight=False, markup=False)
+    dropped: list[str] = []
+    while True:
+        table = Table(title=title, title_justify="left", box=lines)
+        kept = [number for number, header in enumerate(headers) if header not in dropped]
+        for number in kept:
+            column = columns[number]
+            if isinstance(column, str):
+                table.add_column(column, no_wrap=True)
+            else:
+                table.add_column(
+                    column.header, justify=column.justify, overflow=column.overflow, no_wrap=column.no_wrap
+                )
+        for row in rows:
+            table.add_row(*(row[number] for number in kept))
+        endless = Console(width=ENDLESS, markup=False)
+        needed = Measurement.get(endless, endless.options, table)
+        if not console.is_terminal:
+            width = max(console.width, needed.maximum)
+            break
+        width = max(console.width, needed.minimum)
+        if needed.minimum <= console.width or len(dropped) == len(drop):
+            break
+        dropped.append(drop[len(dropped)])
+    Console(highlight=False, markup=False, width=width).print(table)
+    if dropped:
+        show(f"(left out for want of room: {', '.join(dropped)})", style="dim")
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON object."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
