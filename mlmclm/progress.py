@@ -43,7 +43,7 @@ class Bar:
         self._already = 0
         self._first: tuple[int, float] | None = None
         """How much was done when the first piece was, and when that was."""
-        self._note = ""
+        self._note = self._said = ""
         self._rate: float | None = None
         self._started = self._printed = self._updated = time.monotonic()
         self._over = threading.Event()
@@ -132,7 +132,10 @@ class Bar:
         seconds, left = self._printed - self._started, self.seconds_left()
         time_left = f", {left:.0f} s left" if left is not None and self.done < (self.total or 0) else ""
         note = f", {self._note}" if self._note else ""
-        console.print(f"{self.title}: {self._count()}, {seconds:.0f} s{time_left}{note}", soft_wrap=True)
+        line = f"{self.title}: {self._count()}, {seconds:.0f} s{time_left}{note}"
+        if line != self._said:
+            self._said = line
+            console.print(line, soft_wrap=True)
 
 
 class _Left(ProgressColumn):

@@ -126,6 +126,7 @@ def shared_session(stack: ExitStack, place: Place, address: str | None) -> Any:
     def session() -> AbstractContextManager[None]:
         nonlocal opened
         if not opened:
+            say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
             prepare_environment()
             found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
             if found.dashboard is not None:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
@@ -217,12 +218,23 @@ def _end_daemons(folder: Path) -> None:
         with suppress(psutil.Error):
             if any(str(folder) in argument for argument in child.cmdline()):
                 daemons += [child, *child.children(recursive=True)]
+    left = {place for daemon in daemons for place in _listening_in(daemon)}
     for daemon in daemons:
         with suppress(psutil.Error):
             daemon.terminate()
     for daemon in psutil.wait_procs(daemons, SECONDS_TO_END)[1]:
         with suppress(psutil.Error):
             daemon.kill()
+    for place in left:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _listening_in(daemon: psutil.Process) -> list[Path]:
+    """Temporary folders of Python's multiprocessing (the dashboard's fork server), which stay behind when their process is ended."""
+    with suppress(psutil.Error):
+        sockets = [Path(str(found.laddr)) for found in daemon.net_connections("unix")]
+        return [path.parent for path in sockets if path.parent.name.startswith("pymp-")]
+    return []
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import ray
 from ray._private.node import Node
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.service.ray_cluster import START_LIMITS, STARTS, ray_session
+from mlmclm.service.ray_cluster import START_LIMITS, STARTS, _listening_in, ray_session
 from mlmclm.temporary import swept_folder
 from mlmclm.workers import runtime_environment, worker_environment
 
@@ -76,6 +76,17 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
     assert not (Path.home() / ".ray").exists()
     psutil.wait_procs(daemons, timeout=10)
     assert [daemon for daemon in daemons if is_alive(daemon)] == []
+
+
+def test_a_session_with_a_dashboard_leaves_no_temporary_folder_of_its_processes(tmp_path: Path) -> None:
+    with ray_session(tmp_path, num_cpus=1, dashboard=True):
+        deadline = time.monotonic() + 120
+        while not (
+            folders := {place for each in psutil.Process().children(recursive=True) for place in _listening_in(each)}
+        ):
+            assert time.monotonic() < deadline, "the dashboard has no fork server: what this is about is gone"
+            time.sleep(0.2)
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> None:
