@@ -212,7 +212,7 @@ def profile(work: Work) -> dict[str, Any]:
     """Of each task the shares of training's time by class (`CLASSES`), on one thread, and the loops' share of evaluation."""
     import torch
 
-    from mlmclm.finetuning.cell import run_cell
+    from mlmclm.finetuning.run import run_cell
 
     torch.set_num_threads(1)
     store, cache, shares = work.place / "profile", {}, {}
@@ -233,7 +233,7 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
     import torch
     from torch.profiler import ProfilerActivity
 
-    from mlmclm.finetuning import cell, loop
+    from mlmclm.finetuning import loop, run
     from mlmclm.models.packing import Packing
 
     def watched(encoder: Any, head: Any, family: Any, *arguments: Any, **named: Any) -> Any:
@@ -253,9 +253,9 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
             setattr(optimizer, name, ranged("optimizer", getattr(optimizer, name)))
         return optimizer
 
-    train, optimizer_for = cell.train, loop.optimizer_for
+    train, optimizer_for = run.train, loop.optimizer_for
     with ExitStack() as stack:
-        stack.enter_context(patch.object(cell, "train", watched))
+        stack.enter_context(patch.object(run, "train", watched))
         stack.enter_context(patch.object(loop, "optimizer_for", watched_optimizer))
         stack.enter_context(patch.object(Packing, "of", staticmethod(ranged("data", Packing.of))))
         stack.enter_context(own_ranges())

@@ -24,7 +24,7 @@ from mlmclm.studies.recipe import Recipe
 if TYPE_CHECKING:
     from mlmclm.corpora.prepared import PreparedCorpus
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.family import Prepared as PreparedTask
+    from mlmclm.tasks.prepared import Prepared as PreparedTask
 
 SAMPLED_BLOCKS = 1024
 """Blocks of a corpus whose documents stand for all where FLOPs are counted."""

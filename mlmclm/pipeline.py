@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.launch import SweepOutcome
     from mlmclm.sweeps.space import Space
     from mlmclm.sweeps.starts import Planned
-    from mlmclm.tasks.family import Prepared as PreparedTask
+    from mlmclm.tasks.prepared import Prepared as PreparedTask
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mlmclm.study_file import StudyFile
 if TYPE_CHECKING:
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.family import Prepared as PreparedTask
+    from mlmclm.tasks.prepared import Prepared as PreparedTask
 
 Item = TypeVar("Item")
 
@@ -56,7 +56,7 @@ def find_models(prepared: Prepared) -> dict[str, SweepModel | None]:
 
 def find_tasks(prepared: Prepared, space: Space) -> dict[str, PreparedTask | None]:
     """Return what `pipeline.prepare_tasks` would without any work but reading; None for those that are not there."""
-    from mlmclm.tasks.prepare import find_task
+    from mlmclm.tasks.prepared import find_task
     from mlmclm.tasks.registry import get_task
 
     place, tokenizer = prepared.place, prepared.corpus.tokenizer

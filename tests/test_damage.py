@@ -17,8 +17,9 @@ import torch
 import yaml
 
 from mlmclm.errors import MlmclmError
-from mlmclm.finetuning.cell import Cell, cell_key, keep_encoder, run_cell
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import kept_folder, load_kept, set_aside_damaged
+from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.initial import read_written
 from mlmclm.pipeline import (

@@ -19,8 +19,9 @@ import sklearn.metrics
 from mlmclm.analysis.measures import measures
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.examples import KeptExamples, to_parquet
-from mlmclm.finetuning.cell import Cell, cell_key, run_cell
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.families import FAMILIES

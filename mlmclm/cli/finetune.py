@@ -228,8 +228,9 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
     """Keeps the encoder of the cell to start from, where it isn't kept yet."""
     import torch
 
-    from mlmclm.finetuning.cell import CELL_THREADS, cell_key, keep_encoder, loops_of
+    from mlmclm.finetuning.cell import CELL_THREADS, cell_key
     from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
+    from mlmclm.finetuning.run import keep_encoder, loops_of
     from mlmclm.loops_ready import prepare
     from mlmclm.progress import Bar, say, say_once
     from mlmclm.sweeps.cells import cell_name
@@ -294,7 +295,8 @@ def _task_data(
 def _compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
     import torch
 
-    from mlmclm.finetuning.cell import CELL_THREADS, loops_of, run_cell
+    from mlmclm.finetuning.cell import CELL_THREADS
+    from mlmclm.finetuning.run import loops_of, run_cell
     from mlmclm.loops_ready import prepare
     from mlmclm.progress import Bar, say_once
     from mlmclm.sweeps.cells import cell_name

@@ -7,16 +7,15 @@ written whole or not at all.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from mlmclm.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import hash_file
 from mlmclm.progress import say
+
+if TYPE_CHECKING:
+    from torch import nn
 
 WEIGHTS, RESULT = "encoder.safetensors", "result.json"
 
@@ -32,6 +31,9 @@ def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None
     Raises:
         EnvironmentFault: the disk is full or not writable.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     weights = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
     try:
         save_file(weights, folder / WEIGHTS)
@@ -64,6 +66,8 @@ def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
     Raises:
         UserError: they are not there, or altered.
     """
+    from safetensors.torch import load_file
+
     folder = kept_folder(store, key)
     if not (folder / RESULT).is_file():
         raise UserError(

@@ -6,22 +6,19 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.utils import logging
 
 from mlmclm.checksums import CHECKSUMS, checked, noted
 from mlmclm.errors import UserError
 from mlmclm.files import hash_file, read_json
-from mlmclm.models.directions import use_either_direction
 from mlmclm.models.exported_tokenizer import original_text
 from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, read_remembered, tokenizer_file_hash
 from mlmclm.models.sources import TOKENIZER_FILES, longest, weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 POOLED = ("bert", "roberta")
@@ -43,6 +40,8 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     Raises:
         UserError: something is missing, damaged, a pickle, or would need remote code.
     """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder.")
     if not (path / "config.json").is_file():
@@ -118,17 +117,21 @@ def tokenizer_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(folder: Path, reader: Any = AutoTokenizer, *, own_template: bool = False) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = False) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a folder, with truncation and padding off.
 
     Args:
-        reader: the class that reads it; `PreTrainedTokenizerFast` takes what the files say, without what transformers
-            adds to the tokenizers of some architectures.
+        reader: the class that reads it, `AutoTokenizer` by default; `PreTrainedTokenizerFast` takes what the files say,
+            without what transformers adds to the tokenizers of some architectures.
         own_template: of an exported folder, add to a text what the corpus's tokenizer does.
 
     Raises:
         UserError: it can't be read.
     """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    reader = reader or AutoTokenizer
     try:
         tokenizer = reader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, use_fast=True)
     except Exception as error:
@@ -173,6 +176,8 @@ def context_of(folder: Path) -> int | None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' progress bar and its report of weights that a class has no place for."""
+    from transformers.utils import logging
+
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -190,6 +195,8 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
     Args:
         more: for the class's `from_pretrained`.
     """
+    import torch
+
     with quiet(), torch.random.fork_rng(devices=[]):
         model, info = kind.from_pretrained(
             str(folder),
@@ -212,6 +219,10 @@ def load_encoder(folder: Path) -> PreTrainedModel:
     Raises:
         UserError: the folder is not a model, weights of the base model are missing, or it can't attend in both directions.
     """
+    from transformers import AutoModel
+
+    from mlmclm.models.directions import use_either_direction
+
     kind = check_model_folder(folder)["model_type"]
     model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if kind in POOLED else {}))
     if info["missing_keys"]:

@@ -18,7 +18,8 @@ from typing import Any
 
 from mlmclm.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
-from mlmclm.finetuning.cell import Cell, cell_key, loops_of
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.run import loops_of
 from mlmclm.loops_ready import prepare
 from mlmclm.placement import Choice, Cluster, Resources, cell_bundle, check_place
 from mlmclm.progress import say_once

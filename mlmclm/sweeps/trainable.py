@@ -12,7 +12,8 @@ from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, keep_encoder, loops_of, run_cell
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
+from mlmclm.finetuning.run import keep_encoder, loops_of, run_cell
 from mlmclm.loops_ready import prepare
 from mlmclm.placement import Device, no_gpu
 from mlmclm.sweeps.cells import cell_name

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from mlmclm.errors import UserError
 from mlmclm.models.packing import Packing
 from mlmclm.tasks.load import TaskData
+from mlmclm.tasks.prepared import Prepared
 from mlmclm.tasks.settings import TaskSettings
 
 Array = np.ndarray[Any, Any]
@@ -51,38 +51,6 @@ class Lists:
     def lengths(self) -> Array:
         """int [rows]."""
         return np.diff(self.offsets)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A task's tokenised data: a folder of Arrow files, memory-mapped."""
-
-    key: str
-    folder: Path
-    family: str
-    task_data: str
-    label_names: tuple[str, ...]
-    unanswerable: bool = False
-    """Question answering: the empty answer can be the right one."""
-    recut: bool = False
-    """Pairs: cutting the longer text gave other sequences than cutting the joined text (`texts.encode_texts`)."""
-    starts: bool = False
-    """A token stands before each text."""
-
-    def table(self, name: str) -> pa.Table:
-        """One of the tables that the family's `encode` returned.
-
-        Raises:
-            UserError: its file is damaged.
-        """
-        try:
-            with pa.memory_map(str(self.folder / f"{name}.arrow")) as source:
-                return pa.ipc.open_file(source).read_all()
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(
-                f"{self.folder / name}.arrow cannot be read; is it cut short? ({' '.join(str(error).split())}) Delete {self.folder}: "
-                "the same command makes it again."
-            ) from error
 
 
 @dataclass(frozen=True)

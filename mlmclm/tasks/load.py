@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-import torch
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.files import canonical_json
@@ -299,6 +298,8 @@ def _pairs(task: Task, source: Judged, read: Callable[[str | Part], Raw]) -> Raw
 
 def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table | RetrievalSet]:
     """Cuts validation out of train: `validation_fraction` of the rows, in whole groups where there are groups."""
+    import torch
+
     splits = task.splits
     assert splits.validation_fraction is not None
     generator = torch.Generator().manual_seed(splits.validation_seed)

@@ -9,45 +9,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.checksums import whole_cache, write_checksums
+from mlmclm.checksums import write_checksums
 from mlmclm.errors import UserError
-from mlmclm.files import read_json, stable_hash, whole_folder, write_json
+from mlmclm.files import read_json, whole_folder, write_json
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
 from mlmclm.progress import say
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import Prepared
 from mlmclm.tasks.load import TaskData, load_task
+from mlmclm.tasks.prepared import Prepared, open_prepared, prepared_key
 from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import Frame
 
-PREPARATION = 2
-"""Raised whenever the same data and settings give other examples."""
 TOKEN_COLUMNS = ("input_ids", "query", "positive")
 """Of the families' tables, what is made of tokens."""
-
-
-def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
-    """Hex; `task_data` is the data's fingerprint, `tokenizer` the tokenizer's hash."""
-    encoding = settings.encoding(pairs=task.pair_template is not None)
-    return stable_hash([PREPARATION, task.family, task_data, tokenizer, encoding])
-
-
-def open_prepared(store: Path, key: str) -> Prepared | None:
-    """Return what is there under this key, if anything; what is not as it was written is set aside, which a line says."""
-    folder = store / "prepared" / key
-    if not whole_cache(folder, "meta.json"):
-        return None
-    try:
-        meta = read_json(folder / "meta.json")
-        facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
-        more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
-        return Prepared(key, folder, *facts, **more)
-    except (UserError, KeyError, TypeError) as error:  # of an earlier version, which noted no checksums
-        raise UserError(
-            f"{folder / 'meta.json'}: damaged ({error}). Delete {folder}: the same command makes it again."
-        ) from error
 
 
 def prepare_task(
@@ -72,19 +48,6 @@ def prepare_task(
     check_length(tokenizer_folder, settings.max_length)
     data = load_task(task, store=store, data_root=data_root, progress=progress)
     return prepare_data(data, tokenizer_folder, settings, store)
-
-
-def find_task(
-    task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
-) -> Prepared | None:
-    """Return what `prepare_task` would without any work but reading the data; None where there is some to do."""
-    if task.source == "pydocs":
-        from mlmclm.tasks.pydocs import find_pydocs_task
-
-        if find_pydocs_task(task.name, store) is None:
-            return None
-    data = load_task(task, store=store, data_root=data_root)
-    return open_prepared(store, prepared_key(task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
 
 
 def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> Prepared:

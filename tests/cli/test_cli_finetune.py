@@ -13,8 +13,9 @@ import yaml
 from transformers import DebertaV2Config, DebertaV2Model
 
 from mlmclm.cli.main import main
-from mlmclm.finetuning.cell import cell_key, run_cell
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
@@ -91,7 +92,7 @@ def test_what_a_sweep_has_computed_is_printed_and_not_computed_again(
     cell = next(cell for cell in sweep_cells(place, tmp_path / "store") if cell.task == "sst2" and cell.seed == 0)
     result = run_cell(cell, store=tmp_path / "store", data_root=place / "data")
     Ledger(tmp_path / "store").write(result)
-    monkeypatch.setattr("mlmclm.finetuning.cell.run_cell", None)
+    monkeypatch.setattr("mlmclm.finetuning.run.run_cell", None)
     code, output, errors = run(place / "model", "sst2", "--lr", "0.001", "--space", place / "space.yaml")
     assert code == 0, errors
     assert f"{result['scores']['test']['accuracy']:.4f}" in output

@@ -19,13 +19,14 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, processors
 from transformers import BertConfig, BertModel
 
-import mlmclm.finetuning.cell
 import mlmclm.finetuning.forward
+import mlmclm.finetuning.run
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json
 from mlmclm.finetuning.batching import batches_by_length, stream, training_rows
-from mlmclm.finetuning.cell import Cell, cell_key, run_cell
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
+from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.seeds import Seeds
 from mlmclm.tasks.family import Examples
@@ -144,7 +145,7 @@ def test_another_seed_or_rate_gives_another_result_and_the_streams_are_recorded(
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What the cells of a test drew: the heads as they begin, the rows of all steps, what dropout hid first."""
     found: dict[str, list[Any]] = {"head": [], "order": [], "dropout": []}
-    original = mlmclm.finetuning.cell.train
+    original = mlmclm.finetuning.run.train
 
     def watched(encoder: Any, head: Any, family: Any, *arguments: Any, **named: Any) -> Any:
         found["head"].append({name: value.clone() for name, value in head.state_dict().items()})
@@ -157,7 +158,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         torch.set_rng_state(state)
         return original(encoder, head, family, *arguments, **named)
 
-    monkeypatch.setattr(mlmclm.finetuning.cell, "train", watched)
+    monkeypatch.setattr(mlmclm.finetuning.run, "train", watched)
     return found
 
 
@@ -405,12 +406,12 @@ def test_a_reused_worker_reads_a_model_once_and_every_cell_begins_from_its_weigh
     place: Path, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    original = mlmclm.finetuning.cell.load_encoder
+    original = mlmclm.finetuning.run.load_encoder
     monkeypatch.setattr(
-        mlmclm.finetuning.cell, "load_encoder", lambda folder: (read.append(folder), original(folder))[1]
+        mlmclm.finetuning.run, "load_encoder", lambda folder: (read.append(folder), original(folder))[1]
     )
     began: list[dict[str, torch.Tensor]] = []
-    monkeypatch.setattr(mlmclm.finetuning.cell, "train", began_with(mlmclm.finetuning.cell.train, began))
+    monkeypatch.setattr(mlmclm.finetuning.run, "train", began_with(mlmclm.finetuning.run.train, began))
     protocol = Protocol.model_validate({**SHORT.model_dump(), "precision": precision})
     cache: dict[Any, Any] = {}
     for task, rate in (("sst2", 1e-2), ("sst2", 1e38), ("conll2003", 1e-2), ("reqa_squad", 1e-2), ("sst2", 1e-2)):

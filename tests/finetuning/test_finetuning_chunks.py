@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, EuroBertConfig, EuroBertModel, PreTrainedModel
 
 from mlmclm.finetuning.batching import batches_by_length
-from mlmclm.finetuning.cell import Cell, cell_key, run_cell
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.forward import forward
 from mlmclm.finetuning.loop import train
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder, weights_hash

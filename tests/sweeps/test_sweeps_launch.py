@@ -19,8 +19,9 @@ import torch
 from sweep_cells import FakeWorker, WatchedWorker, make_cell, make_cells, make_result
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.finetuning.cell import cell_key, run_cell
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.cells import SweepModel, expand

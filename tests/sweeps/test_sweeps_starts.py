@@ -21,9 +21,10 @@ import mlmclm.sweeps.layers
 from mlmclm.checksums import sealed, unsealed
 from mlmclm.errors import UserError
 from mlmclm.files import canonical_json
-from mlmclm.finetuning.cell import Cell, Start, cell_key, keep_encoder, run_cell, streams_of
+from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, kept_folder
 from mlmclm.finetuning.loop import evaluate, train
+from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.launch import SweepOutcome

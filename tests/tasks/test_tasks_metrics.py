@@ -169,7 +169,7 @@ def tagger(monkeypatch: pytest.MonkeyPatch) -> TokenClassification:
     """A tagger without data, whose `score_of` scores given tags."""
     from pathlib import Path
 
-    from mlmclm.tasks.family import Prepared
+    from mlmclm.tasks.prepared import Prepared
     from mlmclm.tasks.registry import get_task
 
     names = get_task("conll2003").label_names

@@ -19,8 +19,9 @@ import seqeval.metrics
 import sklearn.metrics
 from test_tasks_metrics import official_f1, official_normalise, official_v2
 
-from mlmclm.finetuning.cell import Cell, run_cell
+from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Examples, Family

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from mlmclm.errors import UserError
-from mlmclm.finetuning.cell import Cell, cell_key, run_cell
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.tasks import registry
 from mlmclm.tasks.load import load_task

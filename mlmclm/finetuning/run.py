@@ -1,0 +1,224 @@
+"""Computes a cell of a sweep: model, task, learning rate, seed -> scores. No Ray in it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.examples import SPLIT, to_parquet
+from mlmclm.files import whole_folder
+from mlmclm.finetuning.batching import stream
+from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
+from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
+from mlmclm.finetuning.loop import evaluate, train
+from mlmclm.loops_ready import Shape
+from mlmclm.models.folder import check_length, load_encoder, weights_hash
+from mlmclm.placement import Device
+from mlmclm.seeds import Seed, Seeds, seed_value
+from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.family import Family, fresh_layers
+from mlmclm.tasks.prepare import find_or_prepare
+from mlmclm.tracking.system import processor, software
+
+SCHEMA = 1
+"""Of the result's form."""
+MODELS_KEPT = 2
+"""Base models that a worker keeps in memory."""
+
+
+def loops_of(cells: Iterable[Cell]) -> list[Shape | None]:
+    """Return the shapes that `loops_ready.prepare` takes, for computing these cells on the CPU."""
+    return [Shape.of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
+
+
+def streams_of(seed: Seed) -> dict[str, int]:
+    """What each stream of a cell is seeded with (63 bits); each depends on its own number alone."""
+    return {name: stream(number, name) for name, number in asdict(Seeds.of(seed)).items()}
+
+
+def run_cell(
+    cell: Cell,
+    *,
+    store: Path,
+    data_root: Path | None,
+    cache: dict[Any, Any] | None = None,
+    on_step: Callable[[int, int, float], None] | None = None,
+    on_end: Callable[[nn.Module, dict[str, Any]], None] | None = None,
+    on_examples: Callable[[dict[str, Any], bytes], None] | None = None,
+    device: Device | None = None,
+) -> dict[str, Any]:
+    """Fine-tunes and evaluates; a cell's result is the same, but for `cost` (which says how long it took, where, and with which
+    software), in a fresh process and in a reused one.
+
+    For a given number of torch threads, that is: sums are taken in another order with another. Torch's global random
+    state is left as it was.
+
+    Args:
+        cache: a dictionary that a worker keeps between cells: base weights and opened data stay in it.
+        on_step: called with step (from 1), steps, loss.
+        on_end: called with the fine-tuned encoder and the result.
+        on_examples: called with the result and the file of its examples (`examples.to_parquet`), unless it diverged.
+        device: None for the GPU where torch sees one, else the CPU.
+
+    Returns:
+        The result's JSON object.
+
+    Raises:
+        UserError: the model folder, the data or a length is not what the cell says.
+    """
+    began = time.perf_counter()
+    cache = {} if cache is None else cache
+    torch.set_flush_denormal(True)
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    family = _family(cell, store, data_root, cache)
+    streams = streams_of(cell.seed)
+    with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
+        torch.manual_seed(streams["dropout"])
+        encoder = copy.deepcopy(_base(cell, cache))
+        if cell.start is not None:
+            load_kept(encoder, store, cell.start.key)
+        # As transformers draws the heads of a model of this configuration.
+        deviation = getattr(encoder.config, "initializer_range", 0.02)
+        chance = torch.Generator().manual_seed(streams["head"])
+        head = family.head(encoder.config.hidden_size, fresh_layers(chance, deviation))
+        if cell.protocol.precision == "bf16":
+            encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
+        encoder, head = encoder.to(chosen), head.to(chosen)
+        started = time.perf_counter()
+        trained = train(
+            encoder,
+            head,
+            family,
+            cell.protocol,
+            learning_rate=cell.learning_rate,
+            order=streams["order"],
+            on_step=on_step,
+        )
+        ended = time.perf_counter()
+        examples = None
+        diverged_step = trained.diverged_step
+        if diverged_step is None:
+            examples = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
+            if examples is None:
+                diverged_step = trained.steps
+        scores = None if examples is None else {split: family.scores(rows) for split, rows in examples.items()}
+    finished = time.perf_counter()
+    task = cell.declared
+    result = {
+        "schema": SCHEMA,
+        "key": cell_key(cell),
+        "model": cell.model,
+        "weights": cell.weights,
+        "task": cell.task,
+        "family": task.family,
+        "task_data": cell.task_data,
+        "protocol": cell.identity(),
+        "learning_rate": float(cell.learning_rate),
+        "seed": seed_value(cell.seed),
+        "streams": streams,
+        **({"start": {"cell": cell.start.key, "task": cell.start.task}} if cell.start else {}),
+        "engine": ENGINE_VERSION,
+        "status": "ok" if scores is not None else "diverged",
+        "metric": task.metric,
+        "scores": scores,
+        "diverged_step": diverged_step,
+        "curve": trained.curve,
+        "steps": trained.steps,
+        "examples": trained.examples,
+        "tokens": trained.tokens,
+        "parameters": sum(p.numel() for module in (encoder, head) for p in module.parameters()),
+        "cost": {
+            "seconds": finished - began,
+            "start_up": started - began,
+            "train": ended - started,
+            "evaluate": finished - ended,
+            "worker": f"{socket.gethostname()}/{os.getpid()}",
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else processor(),
+            **software(),
+        },
+    }
+    if on_end is not None:
+        on_end(encoder, result)
+    if on_examples is not None and examples is not None:
+        on_examples(result, to_parquet(result, examples[SPLIT], family.prepared.label_names))
+    return result
+
+
+def keep_encoder(
+    cell: Cell,
+    *,
+    store: Path,
+    data_root: Path | None,
+    cache: dict[Any, Any] | None = None,
+    on_step: Callable[[int, int, float], None] | None = None,
+    device: Device | None = None,
+) -> dict[str, Any]:
+    """Computes a cell, keeps its encoder for others to start from (`kept`), and returns its result. Arguments as `run_cell`'s.
+
+    Raises:
+        EnvironmentFault: it diverged, which it hadn't before.
+    """
+    target = kept_folder(store, cell_key(cell))
+    if not (target / RESULT).is_file():  # without it weights are not to be trusted
+        shutil.rmtree(target, ignore_errors=True)
+    with whole_folder(target) as folder:
+        result = run_cell(
+            cell,
+            store=store,
+            data_root=data_root,
+            cache=cache,
+            on_step=on_step,
+            device=device,
+            on_end=lambda encoder, result: write_kept(folder, encoder, result),
+        )
+        if result["status"] != "ok":
+            raise EnvironmentFault(
+                f"the cell {cell_key(cell)} ended well before and diverged now, at step {result['diverged_step']}: this "
+                "machine computes something else than the one before, or is broken."
+            )
+    return result
+
+
+def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]) -> Family:
+    """The task, tokenised and opened."""
+    key = ("task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol)
+    if key not in cache:
+        if cell.protocol.length_share is not None:
+            raise UserError("length_share is not settled: make the cell with `protocol.at_context(context)`.")
+        check_length(cell.model_folder, cell.protocol.max_length)
+        prepared = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
+        cache[key] = FAMILIES[prepared.family](prepared, cell.protocol)
+    family: Family = cache[key]
+    return family
+
+
+def _base(cell: Cell, cache: dict[Any, Any]) -> PreTrainedModel:
+    """The base model, which must not be trained itself: the cell trains a copy."""
+    key = ("model", cell.weights)
+    if key not in cache:
+        kept = [name for name in cache if name[0] == "model"]
+        for name in kept[: len(kept) - MODELS_KEPT + 1]:
+            del cache[name]
+        found = weights_hash(cell.model_folder)
+        if found != cell.weights:
+            raise UserError(
+                f"{cell.model_folder}: the model {cell.model} has changed since this sweep was planned (its hash is "
+                f"{found[:12]}, planned {cell.weights[:12]}). Start the sweep again: it plans with what is there now."
+            )
+        cache[key] = load_encoder(cell.model_folder)
+    model: PreTrainedModel = cache[key]
+    return model
