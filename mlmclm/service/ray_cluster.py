@@ -138,9 +138,12 @@ def ray_session(
                 },
                 stack,
             )
+        left: list[Path] = []
+        stack.callback(_remove, left)
         stack.callback(ray.shutdown)
         if not address:
             stack.callback(_write_discovery(private).unlink, missing_ok=True)
+            stack.callback(lambda: left.extend(_left_behind(private)))
         gcs_address = ray.get_runtime_context().gcs_address
         yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file)
 
@@ -213,20 +216,33 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
 def _end_daemons(folder: Path) -> None:
     """Ends the processes of a start in `folder`: `ray.shutdown` doesn't wait for them, and doesn't know of them where `ray.init`
     failed."""
-    daemons: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if any(str(folder) in argument for argument in child.cmdline()):
-                daemons += [child, *child.children(recursive=True)]
-    left = {place for daemon in daemons for place in _listening_in(daemon)}
+    daemons = _daemons(folder)
     for daemon in daemons:
         with suppress(psutil.Error):
             daemon.terminate()
     for daemon in psutil.wait_procs(daemons, SECONDS_TO_END)[1]:
         with suppress(psutil.Error):
             daemon.kill()
-    for place in left:
-        shutil.rmtree(place, ignore_errors=True)
+
+
+def _daemons(folder: Path) -> list[psutil.Process]:
+    """Our processes that were started for a cluster in `folder`."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(str(folder) in argument for argument in child.cmdline()):
+                found += [child, *child.children(recursive=True)]
+    return found
+
+
+def _left_behind(folder: Path) -> set[Path]:
+    """What the daemons, which Ray kills, would leave in the system's temporary folder."""
+    return {place for daemon in _daemons(folder) for place in _listening_in(daemon)}
+
+
+def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _listening_in(daemon: psutil.Process) -> list[Path]:
