@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 TABLES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 """Kinds of files that hold a table, the first before the others where a split is there as several."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_PART = r"(-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?)?"
-"""What the Hub's own files of a split have behind its name, such as `train-00000-of-00002.parquet`."""
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+"""Those that pyarrow reads, by its names."""
+_PART = re.compile(r"(?P<split>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?")
+"""The Hub's own files of a split, such as `train-00000-of-00002.parquet`, without their suffix."""
+NO_TABLES = ("dataset_info.json", "dataset_infos.json", "state.json")
+"""Files about a data set that lie beside it."""
+_CLOSED = r"\"(?:[^\"]++|\"\")*+"
+"""A quoted field up to its closing mark; possessive, because there is nothing to try again."""
 _LONGEST_BLOCK = 2**31 - 1
 """Bytes that pyarrow reads as one block, which a row must not exceed."""
 
@@ -46,15 +52,18 @@ def read_table(path: Path) -> pa.Table:
 
     kind = kind_of(path)
     try:
-        if kind == ".parquet":
+        if kind == ".parquet" and not is_compressed(path):
             return _plain(pyarrow.parquet.read_table(path))
         with open_bytes(path) as file:
-            content = file.read().removeprefix(b"\xef\xbb\xbf")
+            content = file.read()
+        if kind == ".parquet":
+            return _plain(pyarrow.parquet.read_table(pa.BufferReader(content)))
+        content = content.removeprefix(b"\xef\xbb\xbf")
         _check_text(path, content)
         if kind in (".csv", ".tsv"):
             return _plain(_read_separated(content, "," if kind == ".csv" else "\t"))
         return _plain(_read_json(content))
-    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, json.JSONDecodeError) as error:
+    except (pa.ArrowException, OSError, EOFError, OverflowError, lzma.LZMAError, json.JSONDecodeError) as error:
         raise UserError(f"{path} cannot be read; is it cut short? ({' '.join(str(error).split())})") from error
 
 
@@ -67,7 +76,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         with lzma.open(path) as file:
             yield file
     else:
-        with pa.input_stream(str(path), compression="detect") as stream:
+        with pa.input_stream(str(path), compression=_COMPRESSIONS.get(path.suffix.lower())) as stream:
             yield stream
 
 
@@ -81,21 +90,25 @@ def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
 def files_of(folders: Iterable[Path], names: Iterable[str]) -> list[Path]:
     """The files of a split, in order: the first of these names that is there, in the first of these folders.
 
-    A split is a file (`train.csv`), the Hub's parts of one (`train-00000-of-00002.parquet`), or a folder of files (`train/`). A name
-    may begin with a folder (`qrels/test`).
+    A split is a file (`train.csv`), else the Hub's parts of one (`train-00000-of-00002.parquet`), else a folder of files
+    (`train/`). A name may begin with a folder (`qrels/test`).
 
     Raises:
-        UserError: some of the parts are missing.
+        UserError: some of the parts are missing, or there twice.
     """
     there = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for name in names:
-        pattern = re.compile(re.escape(Path(name).name) + _PART)
         for folder in there:
-            beside = _tables_in((folder / name).parent)
-            own = [file for file in beside if pattern.fullmatch(_stem_and_kind(file)[0])]
-            found = _one_kind(own) or _one_kind(_tables_in(folder / name))
+            place = folder / name
+            beside = _tables_in(place.parent)
+            whole = _one_kind([file for file in beside if _stem_and_kind(file)[0] == place.name])
+            if whole:
+                return whole[:1]
+            parts = [file for file in beside if (part := _part_of(file)) and part["split"] == place.name]
+            inside = [file for file in _tables_in(place) if file.name not in NO_TABLES]
+            found = _one_kind(parts) or _one_kind(inside)
             if found:
-                _check_parts(found, pattern)
+                _check_parts(found)
                 return found
     return []
 
@@ -118,14 +131,15 @@ def _one_kind(files: Sequence[Path]) -> list[Path]:
     return [file for file, rank in zip(files, ranks, strict=True) if rank == min(ranks)]
 
 
-def _check_parts(files: Sequence[Path], pattern: re.Pattern[str]) -> None:
-    parts = [match for file in files if (match := pattern.fullmatch(_stem_and_kind(file)[0])) and match["count"]]
-    if not parts:
-        return
-    missing = {*range(int(parts[0]["count"]))} - {int(part["number"]) for part in parts}
-    if missing or len({part["count"] for part in parts}) > 1:
+def _part_of(file: Path) -> re.Match[str] | None:
+    return _PART.fullmatch(_stem_and_kind(file)[0])
+
+
+def _check_parts(files: Sequence[Path]) -> None:
+    parts = [part for part in map(_part_of, files) if part]
+    if parts and sorted(int(part["number"]) for part in parts) != [*range(int(parts[0]["count"]))]:
         names = ", ".join(file.name for file in files)
-        raise UserError(f"{files[0].parent}: parts of a split are missing; there are only {names}.")
+        raise UserError(f"{files[0].parent}: parts of a split are missing, or there twice: {names}.")
 
 
 def _stem_and_kind(path: Path) -> tuple[str, str]:
@@ -154,15 +168,16 @@ def _read_separated(content: bytes, delimiter: str) -> pa.Table:
     if delimiter == "\t" and not _is_quoted(content):
         return _parse(content, delimiter, quoted=False)
     # pyarrow takes the end of a file for the end of a quoted field too.
-    if content[content.rfind(b"\n") + 1 :].count(b'"') % 2:
-        raise pa.ArrowInvalid("a quoted field of the last line has no end")
+    fields = re.finditer(rf"(?:^|[{delimiter}\n])({_CLOSED})(\"?)".encode(), content)
+    if any(not field[2] for field in fields):
+        raise pa.ArrowInvalid("a quoted field has no end")
     return _parse(content, delimiter, quoted=True)
 
 
 def _is_quoted(content: bytes) -> bool:
     """Whether quotation marks around fields of a TSV file mean anything."""
-    begun = re.findall(rb'(?:^|[\t\n])("(?:[^"]|"")*"?)([^\t\r\n]?)', content)
-    return all(field.endswith(b'"') and len(field) > 1 and not rest for field, rest in begun)
+    fields = re.finditer(rf"(?:^|[\t\n]){_CLOSED}(\"?)([^\t\r\n]?)".encode(), content)
+    return all(field[1] and not field[2] for field in fields)
 
 
 def _parse(content: bytes, delimiter: str, *, quoted: bool) -> pa.Table:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-console = Console(stderr=True, highlight=False, markup=False)
+console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 """Where everything goes that isn't a result; results go to standard output. Brackets in paths and names are no markup."""
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -114,7 +114,8 @@ class Bar:
             rate = (self.done - self._first[0]) / (self._updated - self._first[1])
         if not rate or rate < 0:
             return None
-        return max(0.0, (self.total - self.done) / rate - (time.monotonic() - self._updated))
+        left = (self.total - self.done) / rate - (time.monotonic() - self._updated)
+        return left if left >= 0 else None
 
     def _say_that_work_goes_on(self) -> None:
         seconds = SECONDS_BETWEEN_LINES

@@ -11,11 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISDIR
 
 from mlmclm.files import disk_fault, machine_tag
 
 GRACE_SECONDS = 60.0
 """What is younger than this is never swept: its owner may be between making it and locking it."""
+FOREIGN_SECONDS = 7 * 24 * 3600.0
+"""The same for another machine's, whose locks may not be seen here; this machine is another one after it was started again."""
 UNFINISHED = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})\.[a-z0-9_]{8}")
 """The name of a file or folder that isn't whole yet; see `files.temporary_file`."""
 
@@ -46,17 +49,19 @@ def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def sweep_unfinished(store: Path) -> None:
-    """Removes what killed processes of this machine left half made in a store: what `files.whole_file`, `whole_folder` and
-    `temporary_file` hide until it is whole. What a process works on, and what another machine made, is left alone."""
+    """Removes what killed processes left half made in a store: what `files.whole_file`, `whole_folder` and `temporary_file`
+    hide until it is whole. What a process works on is left alone, and for a week what another machine made."""
     for folder in (store, *store.glob("*/"), *store.glob("*/*/")):
         for path in folder.glob(".*"):
             named = UNFINISHED.fullmatch(path.name)
-            if named is None or named["machine"] != machine_tag():
+            if named is None:
                 continue
+            grace = GRACE_SECONDS if named["machine"] == machine_tag() else FOREIGN_SECONDS
             with suppress(OSError):  # in use, another user's, or just removed by another process
-                if time.time() - path.lstat().st_mtime < GRACE_SECONDS:
+                status = path.lstat()
+                if time.time() - status.st_mtime < grace:
                     continue
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+                descriptor = os.open(path, (os.O_RDONLY if S_ISDIR(status.st_mode) else os.O_RDWR) | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if path.is_dir():

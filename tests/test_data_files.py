@@ -132,6 +132,47 @@ def test_of_several_kinds_the_first_is_taken_and_parts_that_are_missing_are_an_e
         (tmp_path / name).touch()
     assert files_of([tmp_path], ["dev", "train"]) == [tmp_path / "train.jsonl"]
     with pytest.raises(
-        UserError, match=r"parts of a split are missing; there are only test-00000-of-00003\.csv, test-"
+        UserError, match=r"parts of a split are missing, or there twice: test-00000-of-00003\.csv, test-"
     ):
         files_of([tmp_path], ["test"])
+
+
+def test_a_split_is_read_once_however_often_it_is_there(tmp_path: Path) -> None:
+    for name in ("train.csv.gz", "train.csv.bz2", "train-00000-of-00001.csv", "train/0.csv", "train/dataset_info.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert files_of([tmp_path], ["train"]) == [tmp_path / "train.csv.bz2"]
+    for name in ("train.csv.gz", "train.csv.bz2"):
+        (tmp_path / name).unlink()
+    assert files_of([tmp_path], ["train"]) == [tmp_path / "train-00000-of-00001.csv"]
+    (tmp_path / "train-00000-of-00001-0a.csv").touch()
+    with pytest.raises(UserError, match="there twice"):
+        files_of([tmp_path], ["train"])
+    for file in tmp_path.glob("train-*"):
+        file.unlink()
+    assert files_of([tmp_path], ["train"]) == [tmp_path / "train" / "0.csv"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_quoted_field_must_have_an_end_wherever_the_file_ends(tmp_path: Path, kind: str) -> None:
+    delimiter = "," if kind == "csv" else "\t"
+    file = tmp_path / f"a.{kind}"
+    file.write_text(f'id{delimiter}text\n1{delimiter}"a\nb"')
+    assert read_table(file)["text"].to_pylist() == ["a\nb"]
+    if kind == "csv":
+        for cut in ('id,text\n1,"a\nb\n', 'id,text\n1,"a', 'id,text\n1,"a""', 'id,text\n1,"a\n2,b\n3,c\n'):
+            file.write_text(cut)
+            with pytest.raises(UserError, match="a quoted field has no end"):
+                read_table(file)
+
+
+def test_numbers_and_suffixes_that_are_out_of_the_ordinary(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(f'[{{"a": {2**70}}}]')
+    with pytest.raises(UserError, match=r"a\.json cannot be read"):
+        read_table(tmp_path / "a.json")
+    (tmp_path / "b.csv.GZ").write_bytes(COMPRESSIONS[".gz"](KINDS["csv"]()))
+    assert read_table(tmp_path / "b.csv.GZ").to_pylist() == ROWS
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), sink)
+    (tmp_path / "c.parquet.gz").write_bytes(COMPRESSIONS[".gz"](sink.getvalue()))
+    assert read_table(tmp_path / "c.parquet.gz").to_pylist() == ROWS

@@ -97,7 +97,9 @@ def test_a_line_says_that_work_goes_on_where_nothing_has_happened_yet(monkeypatc
 
 def test_brackets_in_paths_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     written = io.StringIO()
-    monkeypatch.setattr(progress, "console", Console(file=written, markup=False))
+    monkeypatch.setattr(progress, "console", Console(file=written, markup=False, emoji=False))
+    progress.say(":bug:")
+    show(":bug:")
     with Bar("/br[/x]a/[bold]b") as bar:
         bar.update(1, note="[/y]")
     progress.say("/br[/x]a/[bold]b")
@@ -105,6 +107,7 @@ def test_brackets_in_paths_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys
     show_table(("a", "b"), [("/br[/x]a", "[bold]")])
     assert written.getvalue().count("/br[/x]a/[bold]b") == 2
     printed = capsys.readouterr().out
+    assert ":bug:" in printed and ":bug:" in written.getvalue()
     assert "/br[/x]a/[bold]b" in printed and "[bold]" in printed.rpartition("/br[/x]a")[2]
 
 

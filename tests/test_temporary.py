@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlmclm.files import machine_tag, whole_file, whole_folder
-from mlmclm.temporary import GRACE_SECONDS, UNFINISHED, sweep_unfinished
+from mlmclm.temporary import FOREIGN_SECONDS, GRACE_SECONDS, UNFINISHED, sweep_unfinished
 
 WORK = """
 import sys, time
@@ -54,9 +54,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_works_on_is_n
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ab", "cells", "states"]
 
 
-@pytest.mark.parametrize(
-    "name", [".lock", ".mlflow.db.lock", ".a.json.00000000.abcdefgh", ".a.json.abcdefgh", "a.{tag}.abcdefgh"]
-)
+@pytest.mark.parametrize("name", [".lock", ".mlflow.db.lock", ".a.json.abcdefgh", "a.{tag}.abcdefgh"])
 def test_what_isn_t_known_as_half_made_by_this_machine_is_left_alone(tmp_path: Path, name: str) -> None:
     path = tmp_path / "cells" / name.format(tag=machine_tag())
     path.parent.mkdir()
@@ -64,6 +62,17 @@ def test_what_isn_t_known_as_half_made_by_this_machine_is_left_alone(tmp_path: P
     os.utime(path, (0, 0))
     sweep_unfinished(tmp_path)
     assert path.exists()
+
+
+def test_what_another_machine_left_is_removed_after_a_week(tmp_path: Path) -> None:
+    path = tmp_path / ".a.json.00000000.abcdefgh"
+    path.touch()
+    os.utime(path, (0, time.time() - FOREIGN_SECONDS + 3600))
+    sweep_unfinished(tmp_path)
+    assert path.exists()
+    os.utime(path, (0, time.time() - FOREIGN_SECONDS - 3600))
+    sweep_unfinished(tmp_path)
+    assert not path.exists()
 
 
 def test_files_and_folders_that_become_whole_leave_nothing_behind(tmp_path: Path) -> None:

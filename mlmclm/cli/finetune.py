@@ -305,13 +305,16 @@ def _compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
     if not torch.cuda.is_available():
         prepare(loops_of([cell]), say_once)
     with Bar(cell_name(cell), unit="steps") as bar:
-        return run_cell(
+        result = run_cell(
             cell,
             store=place.store,
             data_root=place.data_root,
             on_step=lambda step, steps, loss: bar.update(step, steps, note=f"loss {loss:.3f}"),
             on_examples=ledger.write_examples,
         )
+        if result["status"] != "ok":
+            bar.total = bar.done  # it ended there
+        return result
 
 
 def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:

@@ -19,7 +19,7 @@ ENDLESS = 100_000
 
 def show(text: str = "", *, style: str | None = None) -> None:
     """Prints text as it is: nothing is wrapped, and brackets in paths and names are no markup."""
-    Console(highlight=False, markup=False, soft_wrap=True).print(text, style=style)
+    Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(text, style=style)
 
 
 def show_table(
@@ -41,7 +41,7 @@ def show_table(
         lines: the table's frame.
     """
     headers = [column if isinstance(column, str) else str(column.header) for column in columns]
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     dropped: list[str] = []
     while True:
         table = Table(title=title, title_justify="left", box=lines)
@@ -56,7 +56,7 @@ def show_table(
                 )
         for row in rows:
             table.add_row(*(row[number] for number in kept))
-        endless = Console(width=ENDLESS, markup=False)
+        endless = Console(width=ENDLESS, markup=False, emoji=False)
         needed = Measurement.get(endless, endless.options, table)
         if not console.is_terminal:
             width = max(console.width, needed.maximum)
@@ -65,7 +65,7 @@ def show_table(
         if needed.minimum <= console.width or len(dropped) == len(drop):
             break
         dropped.append(drop[len(dropped)])
-    Console(highlight=False, markup=False, width=width).print(table)
+    Console(highlight=False, markup=False, emoji=False, width=width).print(table)
     if dropped:
         show(f"(left out for want of room: {', '.join(dropped)})", style="dim")
 

@@ -18,7 +18,7 @@ from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.pydocs_pin import PYDOCS, settled
 from mlmclm.corpora.reading import SUFFIXES, TEXT, check_column, read_documents, text_of
 from mlmclm.corpora.workers import Progress, silent
-from mlmclm.data_files import COMPRESSED, TABLES, is_compressed, kind_of, open_bytes
+from mlmclm.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import first_there, hash_file, places_of, stable_hash
 from mlmclm.progress import say
@@ -178,9 +178,17 @@ class FileSource:
 
     def _of_text(self, there: list[Path]) -> list[Path]:
         """The files that hold the text; see the class."""
-        known = [file for file in there if kind_of(file) in SUFFIXES]
-        known = [file for file in known if not (self._is_document(file) and _hidden(file.relative_to(self._path)))]
+        known = [
+            file
+            for file in there
+            if kind_of(file) in SUFFIXES
+            and not (_hidden(file.relative_to(self._path)) and (self._is_document(file) or file.suffix not in FIRST))
+        ]
+        known = [file for file in known if file.name not in NO_TABLES] or known
         first = [file for file in known if file.suffix in FIRST]
+        tables = any(kind_of(file) in TABLES for file in known)
+        if tables and all(file.suffix == ".md" for file in first):  # the card of a data set in other files
+            first = []
         files = first or known
         tables = any(kind_of(file) in TABLES for file in files)
         return [file for file in files if not (tables and kind_of(file) == ".md")]
@@ -188,6 +196,8 @@ class FileSource:
     def _of_split(self, split: str, parts: dict[Path, str]) -> list[Path]:
         """The files of a split; all files where none is named after any split and the training split is asked for."""
         named = [file for file, part in parts.items() if self._begins(file, part, (split,))]
+        if not named:  # `trainA.jsonl`, `heldout.jsonl` for a split "held"
+            named = [file for file, part in parts.items() if not self._is_document(file) and part.startswith(split)]
         if (
             not named
             and split == "train"

@@ -6,10 +6,11 @@ import difflib
 import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mlmclm.data_files import TABLES, is_compressed, kind_of, open_text, read_table
+from mlmclm.data_files import TABLES, is_compressed, kind_of, open_bytes, open_text, read_table
 from mlmclm.errors import UserError
 
 TEXT = (".txt", ".md")
@@ -78,7 +79,9 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with ExitStack() as stack:
+            source = pyarrow.BufferReader(stack.enter_context(open_bytes(path)).read()) if is_compressed(path) else path
+            file = stack.enter_context(pyarrow.parquet.ParquetFile(source))
             check_column(path, column, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
                 for value in batch.column(0).to_pylist():

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import typer
+
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.temporary import swept_folder
 from mlmclm.tracking.address import default_address
@@ -28,7 +30,7 @@ SERVER_ENVIRONMENT = {
 }
 
 
-def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], None] = print) -> None:
+def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], None] = typer.echo) -> None:
     """Runs the server until it is interrupted (Ctrl-C or SIGTERM); `on_ready` gets a line with a link for each study once it answers.
 
     Raises:

@@ -179,7 +179,7 @@ def check_cluster(address: str) -> None:
         return  # "auto", or another form that Ray looks up itself
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise EnvironmentFault(f"The Ray cluster at {address} doesn't answer ({error}).") from error
 
 
@@ -216,13 +216,14 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
 def _end_daemons(folder: Path) -> None:
     """Ends the processes of a start in `folder`: `ray.shutdown` doesn't wait for them, and doesn't know of them where `ray.init`
     failed."""
-    daemons = _daemons(folder)
+    daemons, left = _daemons(folder), [*_left_behind(folder)]
     for daemon in daemons:
         with suppress(psutil.Error):
             daemon.terminate()
     for daemon in psutil.wait_procs(daemons, SECONDS_TO_END)[1]:
         with suppress(psutil.Error):
             daemon.kill()
+    _remove(left)
 
 
 def _daemons(folder: Path) -> list[psutil.Process]:

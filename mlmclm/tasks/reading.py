@@ -73,7 +73,8 @@ def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
         generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
         names_of |= {"label": generated, "tags": generated}
     try:
-        table = pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+        plain = [table.replace_schema_metadata(None) for table in tables]
+        table = pa.concat_tables(plain, promote_options="default")
     except pa.ArrowException as error:
         raise UserError(
             f"task {task.name}: the parts of {split!r} in {folder} have different columns: {error}."

@@ -67,8 +67,9 @@ def adopt_artifacts(database: Path) -> None:
     here, root = _artifacts(database), f"/{database.parent.name}/{ARTIFACTS}"
     with closing(_connect(database)) as connection, connection:
         for (address,) in connection.execute("SELECT artifact_location FROM experiments").fetchall():
-            old = address[: address.rfind(root) + len(root)] if root in address else here
-            if old == here:
+            begin, found, rest = address.rpartition(root)
+            old = begin + found
+            if not old.startswith("file:") or rest[:1] not in ("", "/") or old == here:
                 continue
             for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
                 connection.execute(

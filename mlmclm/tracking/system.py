@@ -53,7 +53,7 @@ def processor() -> str:
 
 @cache
 def commit() -> str | None:
-    """The commit of the mlmclm that runs, with `+` behind it where files differ; None for a release."""
+    """The commit of the mlmclm that runs, with `+` behind it where files differ, or may; None for a release."""
     try:
         url = json.loads(metadata.distribution("mlmclm").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
@@ -64,12 +64,14 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
-    return None if head is None else head + ("+" if changes else "")
+    return None if head is None else head + ("" if changes == "" else "+")
 
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=GIT_SECONDS)
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, timeout=GIT_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -71,6 +71,24 @@ def test_csv_and_compressed_files_beside_others_are_left_out_and_named(tmp_path:
     assert source.left_out() == "4 (B.TXT, a.jsonl.gz, b.txt.gz, list.csv)"
 
 
+def test_the_card_of_a_data_set_in_csv_files_is_no_text_and_nor_are_hidden_files(tmp_path: Path) -> None:
+    for name in ("README.md", "dataset_infos.json", ".ipynb_checkpoints/train.csv", "._train.csv"):
+        write(tmp_path / "data" / name, ["other"])
+    (tmp_path / "data" / "train.csv").write_text("text\none\ntwo\n")
+    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
+    assert list(source.train()) == ["one", "two"]
+    assert source.left_out() == "2 (README.md, dataset_infos.json)"
+
+
+def test_without_a_file_of_the_split_s_own_name_those_whose_names_begin_with_it_are_read(tmp_path: Path) -> None:
+    for name in ("trainA.jsonl", "trainB.jsonl", "heldout.jsonl", "test.jsonl"):
+        write(tmp_path / "data" / name, [name])
+    config = CorpusConfig(source="x", validation_split="held")
+    source = FileSource(tmp_path / "data", config, tmp_path)
+    assert list(source.train()) == ["trainA.jsonl", "trainB.jsonl"]
+    assert list(source.validation() or []) == ["heldout.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("train", "validation"),
     [

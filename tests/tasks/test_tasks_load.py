@@ -292,6 +292,17 @@ def test_a_folder_may_be_what_the_hub_s_own_download_leaves_or_glue_s(tmp_path: 
     assert found.test["text"].to_pylist() == texts["dev"]
 
 
+def test_parts_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
+    sst2(tmp_path)
+    (tmp_path / "sst2" / "train.parquet").unlink()
+    for part in range(2):
+        items = [{"sentence": f"film {part} {n}", "label": n % 2} for n in range(20)]
+        rows = [dict(reversed(item.items())) if part else item for item in items]
+        file = tmp_path / "sst2" / f"train-0000{part}-of-00002.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(load("sst2", tmp_path).train) == 38
+
+
 def test_a_folder_may_be_beir_s(tmp_path: Path) -> None:
     folder = tmp_path / "msmarco"
     (folder / "qrels").mkdir(parents=True)

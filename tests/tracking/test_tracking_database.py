@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from mlmclm.errors import EnvironmentFault
 from mlmclm.service.mlflow_server import running_server
 from mlmclm.tracking.address import default_address
-from mlmclm.tracking.database import fault, own_fault
+from mlmclm.tracking.database import adopt_artifacts, fault, own_fault
 from mlmclm.tracking.records import RunRecord
 from mlmclm.tracking.tracker import ExportReport, Tracker
 
@@ -133,6 +134,30 @@ def test_an_unusable_database_is_set_aside_and_the_studys_runs_are_written_anew(
     said = capfd.readouterr().err
     assert f"{database} is not used: " in said
     assert "It is kept as mlflow.db.unusable-1, and this study's runs are written anew" in said
+
+
+def test_only_addresses_of_the_store_s_own_files_follow_it_where_it_goes(halves: list[Path], tmp_path: Path) -> None:
+    database = tmp_path / "mlflow" / "mlflow.db"
+    database.parent.mkdir()
+    shutil.copy(halves[-1], database)
+    here = (tmp_path / "mlflow" / "artifacts").as_uri()
+    addresses = {
+        "file:///old/store/mlflow/artifacts": here,
+        "file:///old/store/mlflow/artifacts/1": f"{here}/1",
+        "file:///old/mlflow/artifacts-old/1": "file:///old/mlflow/artifacts-old/1",
+        "s3://bucket/mlflow/artifacts/1": "s3://bucket/mlflow/artifacts/1",
+        "file:///elsewhere": "file:///elsewhere",
+    }
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for number, address in enumerate(addresses, 10):
+            connection.execute(
+                "INSERT INTO experiments (experiment_id, name, artifact_location, lifecycle_stage) VALUES (?, ?, ?, 'active')",
+                (number, address, address),
+            )
+    adopt_artifacts(database)
+    with closing(sqlite3.connect(database)) as connection:
+        found = dict(connection.execute("SELECT name, artifact_location FROM experiments"))
+    assert {name: found[name] for name in addresses} == addresses
 
 
 def test_the_server_names_an_unusable_database_and_what_writes_it_anew(halves: list[Path], tmp_path: Path) -> None:
