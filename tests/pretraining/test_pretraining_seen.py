@@ -79,6 +79,7 @@ def exported(made: Prepared, study: Path, path: Path) -> list[dict[str, Any]]:
     return parquet.read_table(path).to_pylist()
 
 
+@pytest.mark.slow
 def test_while_a_stage_runs_no_process_listens_to_others(trained: SimpleNamespace) -> None:
     assert any("RayTrainWorker" in title for title in trained.listening)
     assert {
@@ -87,6 +88,7 @@ def test_while_a_stage_runs_no_process_listens_to_others(trained: SimpleNamespac
     assert trained.rendezvous == {0o700}
 
 
+@pytest.mark.slow
 def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
     study: Path, made: Prepared, trained: SimpleNamespace, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_stage_that_needs_more_than_the_autoscaler_s_maximum_is_refused(raylet
         pretrain(prepared(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_corpus_is_tokenised_when_the_first_node_is_there_and_refused_where_none_can_come(
     raylets: Raylets, tmp_path: Path, lines: list[str]
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_worker_killed_in_the_middle_of_a_cell_costs_that_cell_another_start_a
     assert starts(tmp_path) == {f"a-sst2-{seed}": 2 if seed == 2 else 1 for seed in range(6)}
 
 
+@pytest.mark.slow
 def test_a_cell_that_always_crashes_fails_alone_after_its_retries_and_is_named(cluster: None, tmp_path: Path) -> None:
     cells = make_cells(5)
     faults(tmp_path, seed1="always raises", seed2="diverges", seed3="always input")
