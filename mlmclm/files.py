@@ -180,7 +180,7 @@ def temporary_file(folder: Path, name: str) -> tuple[int, str]:
 
 
 def machine() -> str:
-    """What tells this machine's processes from others': the running kernel, which containers share as they share its locks."""
+    """The identity of this machine: that of the running kernel, which containers share as they share its locks."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -16,7 +16,7 @@ from stat import S_ISDIR
 from mlmclm.files import disk_fault, machine_tag
 
 GRACE_SECONDS = 60.0
-"""What is younger than this is never swept: its owner may be between making it and locking it."""
+"""The least age of what is swept: its owner may be between making it and locking it."""
 FOREIGN_SECONDS = 7 * 24 * 3600.0
 """The same for another machine's, whose locks may not be seen here; this machine is another one after it was started again."""
 UNFINISHED = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})\.[a-z0-9_]{8}")

@@ -1,4 +1,4 @@
-"""What killed processes leave half made is removed at the next start, and nothing else is."""
+"""The half-made files of killed processes are removed at the next start, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verb has found, on standard output. What it says while it works goes to standard error (`mlmclm.progress`)."""
+"""Results of the verbs, on standard output; messages and progress go to standard error (`mlmclm.progress`)."""
 
 from __future__ import annotations
 

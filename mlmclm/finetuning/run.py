@@ -34,7 +34,7 @@ from mlmclm.tasks.prepare import find_or_prepare
 from mlmclm.tracking.system import processor, software
 
 SCHEMA = 1
-"""Of the result's form."""
+"""Version of the result's form."""
 MODELS_KEPT = 2
 """Base models that a worker keeps in memory."""
 
@@ -45,7 +45,7 @@ def loops_of(cells: Iterable[Cell]) -> list[Shape | None]:
 
 
 def streams_of(seed: Seed) -> dict[str, int]:
-    """What each stream of a cell is seeded with (63 bits); each depends on its own number alone."""
+    """The seed of each stream of a cell (63 bits); each depends on its own number alone."""
     return {name: stream(number, name) for name, number in asdict(Seeds.of(seed)).items()}
 
 

@@ -237,7 +237,7 @@ def _daemons(folder: Path) -> list[psutil.Process]:
 
 
 def _left_behind(folder: Path) -> set[Path]:
-    """What the daemons, which Ray kills, would leave in the system's temporary folder."""
+    """The temporary folders that the daemons, which Ray kills, would leave."""
     return {place for daemon in _daemons(folder) for place in _listening_in(daemon)}
 
 

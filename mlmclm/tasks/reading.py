@@ -83,7 +83,7 @@ def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
 
 
 def _other_names(split: str) -> list[str]:
-    """What else files call a validation split: GLUE's are `dev` and `dev_matched`."""
+    """Other names that files have for a validation split: GLUE's are `dev` and `dev_matched`."""
     if not split.startswith("validation"):
         return []
     return [split.replace("validation", other, 1) for other in ("dev", "valid", "val")]

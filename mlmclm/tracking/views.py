@@ -20,7 +20,7 @@ from mlmclm.tracking.records import Point, RunRecord, Status
 
 KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"
 MADE_WITH = ("device", "versions", "commit")
-"""What a cell's result says of its machine and software; earlier versions' don't."""
+"""The parts of a cell's `cost` that name its machine and software; earlier versions' results have none."""
 LINK_QUERY = "workflowType=machine_learning"
 """Without it a fresh browser lands on MLflow's view for generative AI."""
 
