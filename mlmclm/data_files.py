@@ -165,11 +165,10 @@ def _read_separated(content: bytes, delimiter: str) -> pa.Table:
     """
     import pyarrow as pa
 
-    if delimiter == "\t" and not _is_quoted(content):
-        return _parse(content, delimiter, quoted=False)
+    if delimiter == "\t":
+        return _parse(content, delimiter, quoted=_is_quoted(content))
     # pyarrow takes the end of a file for the end of a quoted field too.
-    fields = re.finditer(rf"(?:^|[{delimiter}\n])({_CLOSED})(\"?)".encode(), content)
-    if any(not field[2] for field in fields):
+    if any(not field[1] for field in re.finditer(rf"(?:^|[,\n]){_CLOSED}(\"?)".encode(), content)):
         raise pa.ArrowInvalid("a quoted field has no end")
     return _parse(content, delimiter, quoted=True)
 
@@ -186,11 +185,16 @@ def _parse(content: bytes, delimiter: str, *, quoted: bool) -> pa.Table:
 
     return pyarrow.csv.read_csv(
         pa.BufferReader(content),
-        read_options=pyarrow.csv.ReadOptions(block_size=min(max(len(content), 1 << 20), _LONGEST_BLOCK)),
+        read_options=pyarrow.csv.ReadOptions(block_size=_block(content)),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted
         ),
     )
+
+
+def _block(content: bytes) -> int:
+    """The size of block in which all of it is read at once, where pyarrow has one so large."""
+    return min(max(len(content), 1 << 20), _LONGEST_BLOCK)
 
 
 def _read_json(content: bytes) -> pa.Table:
@@ -199,8 +203,8 @@ def _read_json(content: bytes) -> pa.Table:
     import pyarrow.json
 
     if not content.lstrip().startswith(b"["):
-        block = pyarrow.json.ReadOptions(block_size=min(max(len(content), 1 << 20), _LONGEST_BLOCK))
-        return pyarrow.json.read_json(pa.BufferReader(content), read_options=block)
+        options = pyarrow.json.ReadOptions(block_size=_block(content))
+        return pyarrow.json.read_json(pa.BufferReader(content), read_options=options)
     rows = json.loads(content)
     if not all(isinstance(row, dict) for row in rows):
         raise pa.ArrowInvalid("an array of objects is expected, one a row")

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -187,6 +188,7 @@ def machine() -> str:
         return platform.node()
 
 
+@cache
 def machine_tag() -> str:
     """`machine` in eight hex digits, for names of files."""
     return stable_hash(machine())[:8]

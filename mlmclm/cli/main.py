@@ -25,7 +25,6 @@ app = typer.Typer(
     help="How should this text encoder be pretrained, and how surely do we know? Pretrains models that differ in their objective only, "
     "fine-tunes each over a grid of learning rate x seed x task, and reports best rate, score with interval, and stability.",
     no_args_is_help=True,
-    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )

@@ -42,6 +42,7 @@ def show_table(
     """
     headers = [column if isinstance(column, str) else str(column.header) for column in columns]
     console = Console(highlight=False, markup=False, emoji=False)
+    endless = Console(width=ENDLESS, markup=False, emoji=False)
     dropped: list[str] = []
     while True:
         table = Table(title=title, title_justify="left", box=lines)
@@ -56,7 +57,6 @@ def show_table(
                 )
         for row in rows:
             table.add_row(*(row[number] for number in kept))
-        endless = Console(width=ENDLESS, markup=False, emoji=False)
         needed = Measurement.get(endless, endless.options, table)
         if not console.is_terminal:
             width = max(console.width, needed.maximum)

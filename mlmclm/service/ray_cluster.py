@@ -143,7 +143,7 @@ def ray_session(
         stack.callback(ray.shutdown)
         if not address:
             stack.callback(_write_discovery(private).unlink, missing_ok=True)
-            stack.callback(lambda: left.extend(_left_behind(private)))
+            stack.callback(lambda: left.extend(_left_behind(_daemons(private))))
         gcs_address = ray.get_runtime_context().gcs_address
         yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file)
 
@@ -216,7 +216,8 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
 def _end_daemons(folder: Path) -> None:
     """Ends the processes of a start in `folder`: `ray.shutdown` doesn't wait for them, and doesn't know of them where `ray.init`
     failed."""
-    daemons, left = _daemons(folder), [*_left_behind(folder)]
+    daemons = _daemons(folder)
+    left = _left_behind(daemons)
     for daemon in daemons:
         with suppress(psutil.Error):
             daemon.terminate()
@@ -236,9 +237,9 @@ def _daemons(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def _left_behind(folder: Path) -> set[Path]:
+def _left_behind(daemons: list[psutil.Process]) -> list[Path]:
     """The temporary folders that the daemons, which Ray kills, would leave."""
-    return {place for daemon in _daemons(folder) for place in _listening_in(daemon)}
+    return [place for daemon in daemons for place in _listening_in(daemon)]
 
 
 def _remove(folders: list[Path]) -> None:

@@ -44,6 +44,12 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.fixture
+def study(finished_study: Finished) -> Path:
+    """The study file of `finished_study`."""
+    return finished_study.study
+
+
+@pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Runs a command line in this process: its exit code and what it printed."""
 

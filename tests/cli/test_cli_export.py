@@ -25,11 +25,6 @@ NAME = "1m-clm-10-mlm40-30"
 
 
 @pytest.fixture
-def study(finished_study: Any) -> Path:
-    return finished_study.study
-
-
-@pytest.fixture
 def store(finished_study: Any) -> Path:
     """A store with the study's models."""
     return finished_study.store

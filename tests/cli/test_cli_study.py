@@ -25,11 +25,6 @@ def home(finished_study: Any) -> Path:
 
 
 @pytest.fixture
-def study(finished_study: Any) -> Path:
-    return finished_study.study
-
-
-@pytest.fixture
 def finished(finished_study: Any) -> Path:
     """The store of an undisturbed run."""
     return finished_study.store
