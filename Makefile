@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STORE ?= store
 
-.PHONY: quickstart test test-all lint bench install
+.PHONY: quickstart test test-all lint bench screenshots install
 
 # The whole study at small scale on this machine's own documentation; run again, it trains nothing again.
 quickstart: $(VENV)/.installed
@@ -29,6 +29,11 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.isolation
 	$(BIN)/python -m benchmarks.pretraining
 	$(BIN)/python -m benchmarks.memory
+
+# The pictures in docs/screenshots, of the quickstart that is in the store; needs Chromium (Debian: apt-get install chromium).
+screenshots: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[screenshots]"
+	$(BIN)/python scripts/screenshots.py $(STORE)
 
 install: $(VENV)/.installed
 

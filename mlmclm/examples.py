@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ class KeptExamples:
 
     result: Mapping[str, Any]
     columns: dict[str, np.ndarray[Any, Any]]
-    """By name (`Family.examples`), each with a value an example."""
+    """The numbers that scores are made of, by name (`Family.examples`), each with a value an example."""
     label_names: tuple[str, ...]
     """What the classes or tags are called, from number 0; empty where there are none."""
+    predictions: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    """Texts and lists, as `columns`; empty where the numbers say all, and in files of earlier versions."""
 
     @property
     def rows(self) -> int:
@@ -97,7 +99,9 @@ def from_parquet(path: Path, result: Mapping[str, Any], sha256: str | None = Non
     if (about["key"], about["scores"]) != (result["key"], result["scores"][SPLIT]):
         raise UserError(f"{path}: the examples are those of another result than the one beside it. {again}")
     columns = {name: table[name].to_numpy() for name in table.column_names}
-    return KeptExamples(result, columns, tuple(about["label_names"]))
+    objects = {name: column for name, column in columns.items() if column.dtype == object}
+    numbers = {name: column for name, column in columns.items() if name not in objects}
+    return KeptExamples(result, numbers, tuple(about["label_names"]), objects)
 
 
 def _small(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

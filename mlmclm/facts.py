@@ -1,9 +1,11 @@
-"""What a study's report and model cards say beside the scores; none of it depends on when, where or how fast anything ran."""
+"""What a study's report and model cards say beside the scores.
+
+None of it depends on when, where or how fast anything ran, but for `StudyFacts.provenance`, which says just that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from mlmclm.models.sizes import Size, parameters
 from mlmclm.pipeline import Prepared
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.reports.facts import Kind, ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.provenance import cell_work, provenance, stage_work
 from mlmclm.studies.costs import leg_flops
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import State
@@ -111,8 +114,18 @@ def _some_documents(corpus: PreparedCorpus) -> NDArray[np.int64]:
     return document_lengths(corpus.train.take(rows), special_ids(corpus.tokenizer)["eos"])
 
 
-def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask], command: str) -> StudyFacts:
-    """What the report says beside the results."""
+def study_facts(
+    prepared: Prepared,
+    space: Space,
+    tasks: dict[str, PreparedTask],
+    results: Sequence[dict[str, Any]],
+    command: str,
+) -> StudyFacts:
+    """What the report says beside the results.
+
+    Args:
+        results: of all cells; only what they say of how they were computed is used.
+    """
     from mlmclm.tasks.registry import get_task
 
     study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
@@ -142,7 +155,13 @@ def study_facts(prepared: Prepared, space: Space, tasks: dict[str, PreparedTask]
             **({"start_from": _plain(space.start_from)} if space.start_from else {}),
             **{key: _plain(value) for key, value in (space.common_settings() | space.axes()).items()},
         },
-        versions={name: metadata.version(name) for name in ("mlmclm", "torch", "transformers", "deepspeed", "ray")},
+        provenance=provenance(
+            [work for stage in prepared.plan.stages if (work := stage_work(*prepared.trained(stage))) is not None],
+            # Two names of the same weights share their cells.
+            [cell_work(result) for result in {result["key"]: result for result in results}.values()],
+            corpus=corpus.key,
+            tasks={name: task.task_data for name, task in tasks.items()},
+        ),
     )
 
 

@@ -24,6 +24,7 @@ from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError, for_each
 from mlmclm.files import first_there, places_of, read_json
+from mlmclm.place import Place
 from mlmclm.placement import check_workers, choose_device, worker_bundle
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import (
@@ -51,20 +52,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a study works: the store it keeps everything in, and the folder that stands in for the hub."""
-
-    store: Path
-    data_root: Path | None = None
-    task_dirs: tuple[Path, ...] = ()
-    """Folders of the user's own declarations of tasks."""
-
-    def study_folder(self, study: StudyFile) -> Path:
-        """The study's own folder: report, tables, links to models."""
-        return self.store / "studies" / study.name
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A study with its corpus on disk and its plan made."""
 
@@ -88,6 +75,13 @@ class Prepared:
         """A trained model's metrics from its first step on, one record a step; empty for an untrained one."""
         state = self.target(name)
         return states.curve(self.place.store, state.key(self.fingerprint)) if state.legs else []
+
+    def trained(self, stage: Stage) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """A finished stage's own metrics, one record a step, and the machine and software that it ended on (`system_facts`)."""
+        key = stage.end.key(self.fingerprint)
+        rows = states.curve(self.place.store, key)
+        system = states.describe(states.state_folder(self.place.store, key)).get("system", {})
+        return [row for row in rows if row["step"] > stage.start.step], system
 
     def unfinished(self) -> list[Stage]:
         """Stages of which something is missing, in the order in which they can run."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from types import TracebackType
 from typing import ClassVar, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 """Where everything goes that isn't a result; results go to standard output. Brackets in paths and names are no markup."""
 
+SECONDS_OF_SILENCE = 3.0
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_QUIET_LINES = 30.0
 """Between lines that only say that work goes on."""
@@ -30,6 +33,12 @@ class Bar:
     once, in several threads too, are drawn below each other. Work that ends without an error is all done.
 
     The time left is told by the rate since the first piece was finished: what comes before it is start-up.
+
+    Args:
+        title: what the work is.
+        total: how much there is of it, where that is known.
+        unit: what is counted.
+        above: what a terminal shows above all bars as long as this one is open.
     """
 
     _drawn: ClassVar[Progress | None] = None
@@ -37,8 +46,10 @@ class Bar:
     _open: ClassVar[int] = 0
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, title: str, total: int | None = None, *, unit: str = "") -> None:
-        self.title, self.total, self.unit = title, total, unit
+    def __init__(
+        self, title: str, total: int | None = None, *, unit: str = "", above: RenderableType | None = None
+    ) -> None:
+        self.title, self.total, self.unit, self.above = title, total, unit, above
         self.done = 0
         self._already = 0
         self._first: tuple[int, float] | None = None
@@ -51,6 +62,7 @@ class Bar:
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
+        spoken()
         self._started = self._printed = self._updated = time.monotonic()
         if console.is_terminal:
             with Bar._lock:
@@ -84,6 +96,11 @@ class Bar:
         elif kind is None:
             self._line()
 
+    @property
+    def over(self) -> bool:
+        """Whether the work has ended, well or not."""
+        return self._over.is_set()
+
     def start_at(self, done: int) -> None:
         """Work that was finished before: it counts as done but not in the rate."""
         self._already = done
@@ -105,13 +122,19 @@ class Bar:
         elif self._updated - self._printed >= SECONDS_BETWEEN_LINES:
             self._line()
 
+    def rate(self) -> float | None:
+        """How many a second since the first piece was finished; None while that cannot be told."""
+        if self._rate is not None:
+            return self._rate
+        if self._first is None or self._updated <= self._first[1]:
+            return None
+        return (self.done - self._first[0]) / (self._updated - self._first[1])
+
     def seconds_left(self) -> float | None:
         """Until all is done; None while that cannot be told."""
         if self.total is None or self._over.is_set():
             return None
-        rate = self._rate
-        if rate is None and self._first is not None and self._updated > self._first[1]:
-            rate = (self.done - self._first[0]) / (self._updated - self._first[1])
+        rate = self.rate()
         if not rate or rate < 0:
             return None
         left = (self.total - self.done) / rate - (time.monotonic() - self._updated)
@@ -147,8 +170,17 @@ class _Left(ProgressColumn):
         return Text("" if seconds is None else f"{timedelta(seconds=round(seconds))} left")
 
 
+class _Display(Progress):
+    """All open bars, and above them what they show besides."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What is drawn, from top to bottom."""
+        yield from (bar.above for task in self.tasks if (bar := task.fields["bar"]).above is not None and not bar.over)
+        yield self.make_tasks_table(self.tasks)
+
+
 def _display() -> Progress:
-    return Progress(
+    return _Display(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[count]}", markup=False),
@@ -156,12 +188,38 @@ def _display() -> Progress:
         _Left(),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
+        refresh_per_second=2,  # a table above the bars takes milliseconds of a core that computes
     )
+
+
+_spoken = threading.Event()
+
+
+def spoken() -> None:
+    """Notes that the command has said something; results on standard output count too."""
+    _spoken.set()
 
 
 def say(text: str) -> None:
     """One line for the person at the terminal."""
+    spoken()
     console.print(text, soft_wrap=True)
+
+
+@contextmanager
+def starting(text: str) -> Iterator[None]:
+    """Says `text` where nothing else was said in the first `SECONDS_OF_SILENCE` of the block: libraries take long to load."""
+    _spoken.clear()
+
+    def wait() -> None:
+        if not _spoken.wait(SECONDS_OF_SILENCE):
+            say(text)
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield
+    finally:
+        spoken()
 
 
 @cache

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mlmclm.errors import UserError, for_each
-from mlmclm.pipeline import Place, Prepared, exported_model, find_prepared
+from mlmclm.pipeline import Prepared, exported_model, find_prepared
+from mlmclm.place import Place
 from mlmclm.study_file import StudyFile
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mlmclm.errors import MlmclmError
-from mlmclm.pipeline import Place, Prepared
-from mlmclm.pretraining import states
+from mlmclm.pipeline import Prepared
+from mlmclm.place import Place
 from mlmclm.progress import say
 from mlmclm.studies.plans import Stage
 from mlmclm.study_file import StudyFile
@@ -68,16 +68,15 @@ class StudyTracking:
             with self._lock:
                 self._rows[key] += rows
                 everything = _last_of_each_step(self._rows[key])
-            self._tracker.put(self._stage(prepared, stage, everything, running=True))
+            self._tracker.put(self._stage(prepared, stage, everything))
 
         return take
 
     def pretrained(self, prepared: Prepared) -> None:
         """All finished stages, from the store's own metrics."""
         for stage in prepared.plan.stages:
-            rows = states.curve(prepared.place.store, stage.end.key(prepared.fingerprint))
-            own = [row for row in rows if row["step"] > stage.start.step]
-            self._tracker.put(self._stage(prepared, stage, own, running=False))
+            rows, system = prepared.trained(stage)
+            self._tracker.put(self._stage(prepared, stage, rows, system))
 
     def sweep_begins(self, prepared: Prepared, space: Space) -> None:
         """The sweep and its groups, so that cells find their parents."""
@@ -91,8 +90,8 @@ class StudyTracking:
         self._results[result["model"], result["task"]].append(result)
         self._tracker.put(cell_record(self.study.name, result))
 
-    def reported(self, prepared: Prepared, space: Space, analysis: Analysis, paths: dict[str, Path]) -> None:
-        """The analysis: numbers of every (model, task), and the report's files at the sweep."""
+    def reported(self, space: Space, analysis: Analysis, paths: dict[str, Path], provenance: Mapping[str, str]) -> None:
+        """The analysis: numbers of every (model, task), and at the sweep the report's files and where its numbers come from."""
         from mlmclm.analysis.results import records
         from mlmclm.analysis.summary import task_metrics
 
@@ -112,11 +111,17 @@ class StudyTracking:
             )
         everything = [result for results in self._results.values() for result in results]
         artifacts = [(path, "") for path in paths.values()]
-        self._tracker.put(self._sweep(space, running=False, artifacts=artifacts, time_ms=last_finished_ms(everything)))
+        self._tracker.put(
+            self._sweep(
+                space,
+                running=False,
+                artifacts=artifacts,
+                provenance=provenance,
+                time_ms=last_finished_ms(everything),
+            )
+        )
 
-    def _sweep(
-        self, space: Space, *, running: bool, artifacts: list[tuple[Path, str]] | None = None, time_ms: int = 0
-    ) -> RunRecord:
+    def _sweep(self, space: Space, *, running: bool, **outcome: Any) -> RunRecord:
         return sweep_record(
             self.study.name,
             models=self.study.models,
@@ -128,19 +133,17 @@ class StudyTracking:
             main_metrics=space.metrics,
             rule=space.rule,
             grid=space.axes(),
-            artifacts=artifacts or (),
-            time_ms=time_ms,
             status="RUNNING" if running else "FINISHED",
+            **outcome,
         )
 
-    def _stage(self, prepared: Prepared, stage: Stage, rows: list[dict[str, Any]], *, running: bool) -> RunRecord:
-        key = stage.end.key(prepared.fingerprint)
-        facts = None
-        if not running:
-            facts = states.describe(states.state_folder(prepared.place.store, key)).get("system")
+    def _stage(
+        self, prepared: Prepared, stage: Stage, rows: list[dict[str, Any]], system: dict[str, Any] | None = None
+    ) -> RunRecord:
+        """The run of a stage, which has ended where `system` is given."""
         return stage_record(
             self.study.name,
-            stage=key,
+            stage=stage.end.key(prepared.fingerprint),
             title=stage.title,
             settings={
                 "objective": str(stage.objective),
@@ -152,9 +155,9 @@ class StudyTracking:
                 **({"initial": prepared.initial[stage.end.size].source} if stage.end.size in prepared.initial else {}),
             },
             rows=rows,
-            facts=facts,
+            facts=system,
             models=stage.models,
-            status="RUNNING" if running else "FINISHED",
+            status="RUNNING" if system is None else "FINISHED",
         )
 
 

@@ -23,7 +23,6 @@ from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.initial import read_written
 from mlmclm.pipeline import (
-    Place,
     Prepared,
     export_models,
     plan_sweep,
@@ -32,6 +31,7 @@ from mlmclm.pipeline import (
     restore_exports,
     study_space,
 )
+from mlmclm.place import Place
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.study_file import load_study
 from mlmclm.sweeps.ledger import Ledger

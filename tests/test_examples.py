@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import resource
 import signal
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import pytrec_eval
 import scipy.stats
+import seqeval.metrics
 import sklearn.metrics
 
 from mlmclm.analysis.measures import measures
@@ -23,8 +27,10 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
+from mlmclm.predictions import write_predictions
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.family import objects
 from mlmclm.tasks.prepare import prepare_task
 from small_models import write_place
 
@@ -114,10 +120,72 @@ def of_means(table: pd.DataFrame) -> dict[str, float]:
 ])  # fmt: skip
 def test_the_rows_give_every_score_of_the_result(kept: Any, task: str, scores_of: Any, rows: int) -> None:
     found = kept(task)
-    table = pd.read_parquet(found.ledger.examples_path(found.result["key"]))
+    table = pd.read_parquet(found.ledger.examples_path(found.result["key"])).select_dtypes(["number", "bool"])
     assert len(table) == rows
     assert found.result["scores"]["test"] == pytest.approx(scores_of(table), abs=1e-12)
     assert 0.05 < found.result["scores"]["test"][found.result["metric"]] < 1, "all right or all wrong tests little"
+
+
+def predictions(kept: Kept, folder: Path) -> list[dict[str, Any]]:
+    write_predictions(kept.examples, folder / "predictions.jsonl")
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+
+
+def raw(kept: Kept, file: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(kept.place / "data" / f"{file}.parquet").to_pylist()
+    return rows
+
+
+def test_other_evaluators_give_the_scores_of_the_exported_predictions(kept: Any, tmp_path: Path) -> None:
+    """Each on the data set's own file, by row or id."""
+    scores = {task: kept(task).result["scores"]["test"] for task in STEPS}
+
+    rows = predictions(kept("sst2"), tmp_path)
+    gold = [("negative", "positive")[row["label"]] for row in raw(kept("sst2"), "sst2/validation")]
+    assert [row["gold"] for row in rows] == gold
+    found = [row["prediction"] for row in rows]
+    assert sklearn.metrics.accuracy_score(gold, found) == pytest.approx(scores["sst2"]["accuracy"])
+
+    rows, gold = predictions(kept("stsb"), tmp_path), [row["label"] for row in raw(kept("stsb"), "stsb/validation")]
+    spearman = scipy.stats.spearmanr(gold, [row["prediction"] for row in rows]).statistic
+    assert spearman == pytest.approx(scores["stsb"]["spearman"])
+
+    rows, names = predictions(kept("conll2003"), tmp_path), kept("conll2003").examples.label_names
+    gold = [[names[tag] for tag in row["ner_tags"]] for row in raw(kept("conll2003"), "conll2003/test")]
+    assert seqeval.metrics.f1_score(gold, [row["prediction"] for row in rows]) == pytest.approx(
+        scores["conll2003"]["f1"]
+    )
+
+    for task, file in (("squad_4k", "squad_4k/validation"), ("squad_v2", "squad_v2/validation")):
+        answers = {row["id"]: row["answers"]["text"] for row in raw(kept(task), file)}
+        found = {row["id"]: row["prediction"] for row in predictions(kept(task), tmp_path)}
+        assert found.keys() == answers.keys()
+        exact = [squad_words(found[key]) in map(squad_words, answers[key] or [""]) for key in answers]
+        assert np.mean(exact) == pytest.approx(scores[task]["exact_match"])
+
+    rows = predictions(kept("reqa_squad"), tmp_path)
+    run = {row["id"]: dict(zip(row["documents"], row["scores"], strict=True)) for row in rows}
+    qrels: dict[str, dict[str, int]] = {}
+    for row in raw(kept("reqa_squad"), "reqa_squad/qrels"):
+        qrels.setdefault(row["query-id"], {})[row["corpus-id"]] = int(row["score"])
+    each = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"}).evaluate(run)
+    assert np.mean([value["ndcg_cut_10"] for value in each.values()]) == pytest.approx(scores["reqa_squad"]["ndcg@10"])
+
+
+def squad_words(text: str) -> list[str]:
+    """SQuAD's normalisation, written anew."""
+    kept = "".join(
+        " " if character.isspace() else character for character in text.lower() if character not in string.punctuation
+    )
+    return [word for word in kept.split() if word not in ("a", "an", "the")]
+
+
+def test_examples_without_predictions_say_what_to_do(kept: Any, tmp_path: Path) -> None:
+    """As an earlier version filed them."""
+    earlier = dataclasses.replace(kept("reqa_squad").examples, predictions={})
+    with pytest.raises(UserError, match="has scores but no predictions"):
+        write_predictions(earlier, tmp_path / "predictions.jsonl")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_rows_are_the_test_split_s_in_its_order(kept: Any) -> None:
@@ -276,15 +344,16 @@ def interrupted(self: Ledger, result: dict[str, Any]) -> None:
     raise KeyboardInterrupt
 
 
-LARGEST = {"sequence-classification": 5, "sequence-regression": 60, "token-classification": 60,
-           "question-answering": 60, "retrieval": 60}  # fmt: skip
+LARGEST = {"sequence-classification": 5, "sequence-regression": 60, "token-classification": 300,
+           "question-answering": 300, "retrieval": 1100}  # fmt: skip
 """KiB of 10,000 examples."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ten_thousand_examples_are_some_kilobytes(family: str) -> None:
+def test_ten_thousand_examples_are_no_larger_than_documented(family: str) -> None:
     chance = np.random.default_rng(0)
     n = 10_000
+    words = [f"word{number}" for number in range(2000)]
     shares = np.unique([a / b for b in range(1, 40) for a in range(b + 1)])  # F1 and NDCG take few values
     gold = chance.integers(0, 2, n)
     right = chance.random(n) < 0.9
@@ -297,12 +366,21 @@ def test_ten_thousand_examples_are_some_kilobytes(family: str) -> None:
             **{name: chance.integers(0, 30, n) for name in ("words", "words_correct")},
             **{f"entities_{name}": chance.integers(0, 4, n) for name in ("gold", "predicted", "correct")},
             "study.f1": chance.choice(shares, n),
+            **{f"{side}_tags": objects([chance.choice(9, 20, p=[0.84, *[0.02] * 8]).astype(np.uint8) for _ in range(n)])
+               for side in ("gold", "predicted")},
         },
         "question-answering": {
             "f1": np.where(right, 1.0, chance.choice(shares, n)), "exact_match": right.astype(float),
             "study.f1": np.where(right, 1.0, chance.choice(shares, n)),
+            "id": objects([f"{number:08x}" for number in chance.integers(0, 2**32, n)]),
+            "answer": objects([" ".join(chance.choice(words, chance.integers(1, 5))) for _ in range(n)]),
         },
-        "retrieval": {name: chance.choice(shares, n) for name in ("ndcg@10", "study.ndcg@10")},
+        "retrieval": {
+            **{name: chance.choice(shares, n) for name in ("ndcg@10", "study.ndcg@10")},
+            "id": objects([str(number) for number in range(n)]),
+            "documents": objects([list(map(str, row)) for row in chance.integers(0, 100_000, (n, 10))]),
+            "document_scores": objects(list(chance.random((n, 10)).astype(np.float32))),
+        },
     }  # fmt: skip
     result = {"key": "0" * 64, "scores": {"test": {}}}
     assert len(to_parquet(result, columns[family], ())) < LARGEST[family] * 1024

@@ -129,3 +129,18 @@ def test_a_table_leaves_columns_out_before_it_cuts_a_name(
         else:
             assert ("accuracy" in printed, "0.1234" in printed) == (width >= 40, width >= 200)
             assert ("left out for want of room: spread" in printed) == (width < 200)
+
+
+@pytest.mark.parametrize("spoken", [True, False])
+def test_a_command_that_says_nothing_at_first_is_said_to_start(monkeypatch: pytest.MonkeyPatch, spoken: bool) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(progress, "console", Console(file=written))
+    monkeypatch.setattr(progress, "SECONDS_OF_SILENCE", 0.05)
+    with progress.starting("loading"):
+        if spoken:
+            progress.say("something")
+            time.sleep(0.2)
+        else:
+            while not written.getvalue():
+                time.sleep(0.01)
+    assert written.getvalue() == ("something\n" if spoken else "loading\n")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.results import Record, records, seeds_of
 from mlmclm.analysis.study import Analysis
+from mlmclm.seeds import Seeds
 
 _BEST = ("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "test_low", "test_high")
 _STABILITY = (
@@ -57,6 +59,29 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "stability": _plain(analysis.stability),
         "claims": _plain(analysis.claims),
     }
+
+
+def chosen_results(
+    analysis: Analysis, results: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]]:
+    """The results at the chosen learning rates, by seed, of each (model, task) that has any.
+
+    Args:
+        results: those that were analysed.
+    """
+    by_key = {(result["model"], result["key"]): result for result in results}
+    keys = {_place(row): row["key"] for row in records(analysis.cells)}
+    chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
+    for row in records(analysis.chosen):
+        own = chosen.setdefault((row["model"], row["task"]), {})
+        own[seeds_of(row)] = by_key[row["model"], keys[_place(row)]]
+    return chosen
+
+
+def _place(row: Record) -> tuple[Any, ...]:
+    """What tells a cell of a study's tables from the others."""
+    seeds = (row["seed_head"], row["seed_order"], row["seed_dropout"])
+    return row["model"], row["task"], row["setting"], row["learning_rate"], seeds
 
 
 def _plain(frame: pd.DataFrame) -> list[Record]:

@@ -16,8 +16,7 @@ from mlmclm.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from mlmclm.examples import KeptExamples
-    from mlmclm.pipeline import Place
-    from mlmclm.seeds import Seeds
+    from mlmclm.place import Place
     from mlmclm.sweeps.ledger import Ledger
 
     Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
@@ -119,7 +118,7 @@ def _of_models(
 ) -> tuple[Sides, dict[str, str]]:
     """By task its main score and the cells of both models at their best learning rates, of the seeds that both have; and the
     tasks that are left out, with the reason."""
-    from mlmclm.analysis.results import records, seeds_of
+    from mlmclm.analysis.summary import chosen_results
     from mlmclm.errors import for_each
     from mlmclm.pipeline import analyse_study, plan_sweep, study_space
     from mlmclm.stored import open_study
@@ -136,15 +135,10 @@ def _of_models(
             raise unknown("task", task, space.tasks, where=str(file))
     stored = open_study(study, place, space, file)
     plan = plan_sweep(space, stored.models, stored.tasks, place)
-    results = {(result["model"], result["key"]): result for result in ledger.results(plan.cells)}
+    results = ledger.results(plan.cells)
     if not results:
         raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
-    analysis = analyse_study(stored.prepared, space, list(results.values()))
-    keys = {_place(row): row["key"] for row in records(analysis.cells)}
-    chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
-    for row in records(analysis.chosen):
-        own = chosen.setdefault((row["model"], row["task"]), {})
-        own[seeds_of(row)] = results[row["model"], keys[_place(row)]]
+    chosen = chosen_results(analyse_study(stored.prepared, space, results), results)
     sides: Sides = {}
     left_out: dict[str, str] = {}
     for task in tasks or space.tasks:
@@ -158,12 +152,6 @@ def _of_models(
     if not sides:
         raise UserError(f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm sweep {file}`.")
     return sides, left_out
-
-
-def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells a cell of a study's tables from the others."""
-    seeds = (row["seed_head"], row["seed_order"], row["seed_dropout"])
-    return row["model"], row["task"], row["setting"], row["learning_rate"], seeds
 
 
 def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]) -> None:

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import typer
-from rich.table import Column
 from typer.core import TyperGroup
 
 from mlmclm.cli import data_order, data_verify, options
@@ -18,19 +17,14 @@ from mlmclm.cli.options import (
     StudyArgument,
     TaskDirOption,
 )
-from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.cli.study import on_cluster, shared_session
-from mlmclm.files import read_json
-from mlmclm.pipeline import prepare, prepare_tasks, study_space
-from mlmclm.study_file import load_study
 
 
 class _PrepareByDefault(TyperGroup):
     """`mlmclm data FILE` is `mlmclm data prepare FILE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the command in front of words that begin with none."""
-        if not args or args[0] not in (*self.commands, "--help"):
+        """Puts the command in front of words that begin with none; a shell that completes a word wants them as they are."""
+        if not ctx.resilient_parsing and (not args or args[0] not in (*self.commands, "--help")):
             args = ["prepare", *args]
         return super().parse_args(ctx, args)
 
@@ -63,7 +57,14 @@ def data(
 
     Example: mlmclm data examples/quickstart.yaml
     """
+    from rich.table import Column
+
+    from mlmclm.cli.output import print_json, show, show_table
+    from mlmclm.cli.shared import on_cluster, shared_session
     from mlmclm.corpora.prepared import describe
+    from mlmclm.files import read_json
+    from mlmclm.pipeline import prepare, prepare_tasks, study_space
+    from mlmclm.study_file import load_study
 
     study = load_study(file)
     place = options.place(store, data, task_dir)

@@ -7,17 +7,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlmclm.cli import options
 from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument
-from mlmclm.cli.output import print_json, show
-from mlmclm.errors import UserError, unknown
-from mlmclm.pipeline import Prepared, prepare
-from mlmclm.pretraining.seen import FORMATS, Seen, export, seen
-from mlmclm.study_file import StudyFile, load_study
+
+if TYPE_CHECKING:
+    from mlmclm.pipeline import Prepared
+    from mlmclm.pretraining.seen import Seen
+    from mlmclm.study_file import StudyFile
 
 _SHOWN_TOKENS = 32
 
@@ -49,6 +49,13 @@ def order(
 
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
+    from mlmclm.cli.output import print_json, show
+    from mlmclm.errors import UserError, unknown
+    from mlmclm.pipeline import prepare
+    from mlmclm.pretraining.seen import FORMATS, export
+    from mlmclm.progress import spoken
+    from mlmclm.study_file import load_study
+
     study = load_study(file)
     model = study.spelled(model) if model is not None else None
     if model is not None and model not in study.models:
@@ -60,6 +67,7 @@ def order(
     wanted = _range(steps, study, model)
     prepared = prepare(study, options.place(store, data))
     batches = _batches(prepared, wanted, model, labels)
+    spoken()
     if to is not None:
         export(batches, to)
         rows = len(wanted) * study.recipe.batch
@@ -84,6 +92,8 @@ def order(
 
 def _range(text: str, study: StudyFile, model: str | None) -> range:
     """The steps that are asked for, if there are such."""
+    from mlmclm.errors import UserError
+
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):
         raise UserError(f"--steps {text!r}: expected a:b with a < b, such as 0:10.")
@@ -95,6 +105,8 @@ def _range(text: str, study: StudyFile, model: str | None) -> range:
 
 
 def _batches(prepared: Prepared, steps: range, model: str | None, labels: bool) -> Iterator[Seen]:
+    from mlmclm.pretraining.seen import seen
+
     corpus, study = prepared.corpus, prepared.study
     name = next((name for name in study.parsed if str(name) == model), None)
     for batch in seen(corpus.train, study.recipe, steps, model=name, tokenizer=corpus.tokenizer):

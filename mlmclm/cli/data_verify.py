@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from mlmclm.cli import options
 from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument
-from mlmclm.cli.output import print_json, show
-from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.study_file import load_study
 
 
 def verify(
@@ -21,8 +18,11 @@ def verify(
 
     Example: mlmclm data verify examples/quickstart.yaml
     """
+    from mlmclm.cli.output import print_json, show
     from mlmclm.corpora.prepared import verify as verify_corpus
+    from mlmclm.errors import EnvironmentFault, UserError
     from mlmclm.pipeline import bars, find_study_corpus
+    from mlmclm.study_file import load_study
 
     study, place = load_study(file), options.place(store, data)
     corpus = find_study_corpus(study, place)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mlmclm.cli.output import print_json, show
-from mlmclm.pipeline import Place, Prepared, check_models_to_continue, find_prepared, study_space
+from mlmclm.pipeline import Prepared, check_models_to_continue, find_prepared, study_space
+from mlmclm.place import Place
 from mlmclm.pretraining.launch import missing_states
 from mlmclm.studies.plans import Plan, make_plan
 from mlmclm.study_file import StudyFile

@@ -9,10 +9,6 @@ import typer
 
 from mlmclm.cli import options
 from mlmclm.cli.options import DataOption, JsonOption, StoreOption
-from mlmclm.cli.output import print_json, show
-from mlmclm.errors import UserError
-from mlmclm.pipeline import find_prepared
-from mlmclm.progress import say
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +46,11 @@ def export(
 
     Example: mlmclm export examples/quickstart.yaml 1m-clm-1k --step 500 --to exported
     """
+    from mlmclm.cli.output import print_json, show
+    from mlmclm.errors import UserError
     from mlmclm.exports import export_state, find_state, sizes_in
+    from mlmclm.pipeline import find_prepared
+    from mlmclm.progress import say
     from mlmclm.studies.names import parse
     from mlmclm.study_file import load_study
 
@@ -91,6 +91,7 @@ def export(
 
 def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[str, object]:
     from mlmclm.models.hub import files_to_upload, push
+    from mlmclm.progress import say
 
     files = files_to_upload(folder)
     verb = "would upload" if dry_run else "uploading"

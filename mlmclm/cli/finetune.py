@@ -18,7 +18,7 @@ from mlmclm.errors import UserError
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.finetuning.protocol import Protocol
-    from mlmclm.pipeline import Place
+    from mlmclm.place import Place
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.protocols import TaskProtocols
@@ -91,6 +91,15 @@ def finetune(
             show_default=False,
         ),
     ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            "--predictions",
+            metavar="FILE",
+            help="Write what it predicted for each test example, as JSON lines: classes, numbers, tags, answers or rankings.",
+            show_default=False,
+        ),
+    ] = None,
     store: StoreOption = options.DEFAULT_STORE,
     data: DataOption = None,
     task_dir: TaskDirOption = None,
@@ -114,6 +123,8 @@ def finetune(
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.tasks.registry import get_task
 
+    if dry_run and predictions is not None:
+        raise UserError("--predictions: a dry run trains nothing that could predict; leave one of the two out.")
     if not 0 < learning_rate < 1:
         raise UserError(f"--lr {learning_rate:g}: a learning rate is between 0 and 1.")
     place = options.place(store, data, task_dir)
@@ -149,6 +160,11 @@ def finetune(
     ):
         result, computed = ledger.complete(cell, lambda cell: _compute(cell, ledger, place))
     _show(cell, result, ledger, computed=computed, as_json=as_json)
+    if predictions is not None:
+        from mlmclm.predictions import write_predictions
+
+        write_predictions(ledger.examples(result), predictions)
+        say(f"predictions: {predictions}")
 
 
 def _changes(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
@@ -361,9 +377,8 @@ def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as
     path, examples = ledger.path(result["key"]), ledger.examples_path(result["key"])
     kept = examples.is_file()
     if as_json:
-        print_json(
-            {**result, "file": str(path), "examples_file": str(examples) if kept else None, "computed": computed}
-        )
+        files = {"file": str(path), "examples_file": str(examples) if kept else None}
+        print_json({**result, **files, "computed": computed})
         return
     if result["status"] == "diverged":
         show(f"{cell_name(cell)}: diverged at step {result['diverged_step']}")

@@ -17,7 +17,7 @@ from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
 from mlmclm.errors import MlmclmError
 from mlmclm.files import disk_fault
 from mlmclm.home import some_home
-from mlmclm.progress import console
+from mlmclm.progress import console, starting
 
 app = typer.Typer(
     name="mlmclm",
@@ -54,7 +54,10 @@ def main(arguments: list[str] | None = None) -> None:
     words = [word for word in words if word != "--debug"]
     with sigterm_like_ctrl_c() as received:
         try:
-            with some_home():
+            with (
+                some_home(),
+                starting(f"mlmclm {' '.join(words[:1])}: loading libraries, and looking at what is there"),
+            ):
                 app(args=words)
         except MlmclmError as error:
             sys.exit(_failed(error, str(error), error.exit_code, debug))

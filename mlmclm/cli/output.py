@@ -13,12 +13,15 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from mlmclm.progress import spoken
+
 ENDLESS = 100_000
 """Columns of a console on which nothing is ever wrapped."""
 
 
 def show(text: str = "", *, style: str | None = None) -> None:
     """Prints text as it is: nothing is wrapped, and brackets in paths and names are no markup."""
+    spoken()
     Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(text, style=style)
 
 
@@ -40,6 +43,7 @@ def show_table(
         title: stands above the table.
         lines: the table's frame.
     """
+    spoken()
     headers = [column if isinstance(column, str) else str(column.header) for column in columns]
     console = Console(highlight=False, markup=False, emoji=False)
     endless = Console(width=ENDLESS, markup=False, emoji=False)
@@ -72,4 +76,5 @@ def show_table(
 
 def print_json(value: Any) -> None:
     """Prints one JSON object."""
+    spoken()
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Column
 
 from mlmclm.cli.options import JsonOption, SuiteOption
-from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.errors import UserError
-from mlmclm.files import write_atomic
-from mlmclm.models.sizes import SIZES, TITLES, Size, parameters
-from mlmclm.progress import say
-from mlmclm.studies.costs import DEFAULT_UTILISATION, DEVICES, Cost, Pricing
-from mlmclm.studies.names import parse
-from mlmclm.studies.plans import Plan, Stage, make_plan
-from mlmclm.studies.recipe import Recipe
-from mlmclm.studies.suite import find_suite
-from mlmclm.study_file import load_study
+from mlmclm.studies.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
+
+if TYPE_CHECKING:
+    from mlmclm.models.sizes import Size
+    from mlmclm.studies.costs import Cost, Pricing
+    from mlmclm.studies.plans import Plan, Stage
+    from mlmclm.studies.recipe import Recipe
 
 _NAMES_SHOWN = 2
+DEFAULT_DEVICE = "h100"
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +33,15 @@ def plan(
     study: Annotated[
         Path | None, typer.Option("--study", help="Take recipe (and models, if none are named) from a study file.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help=f"What hours are counted on: {', '.join(DEVICES)}.")] = "h100",
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            help=f"What hours are counted on: {', '.join(DEVICES)}, or {HERE}: this machine, measured. By default {HERE} for a study "
+            f"of your own, else {DEFAULT_DEVICE}.",
+            show_default=False,
+        ),
+    ] = None,
     vocabulary: Annotated[
         int | None,
         typer.Option(
@@ -49,7 +52,7 @@ def plan(
         ),
     ] = None,
     utilisation: Annotated[
-        float, typer.Option("--utilisation", help="Share of the device's bf16 peak that is assumed to be reached.")
+        float, typer.Option("--utilisation", help="Share of the device's peak that is assumed to be reached.")
     ] = DEFAULT_UTILISATION,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Also draw the stages into this .html file.", show_default=False)
@@ -65,6 +68,18 @@ def plan(
 
     Example: mlmclm plan --suite paper --device mi250x --picture plan.html
     """
+    from mlmclm.cli.output import print_json
+    from mlmclm.errors import UserError
+    from mlmclm.files import write_atomic
+    from mlmclm.models.sizes import SIZES
+    from mlmclm.progress import say
+    from mlmclm.studies.costs import Pricing
+    from mlmclm.studies.names import parse
+    from mlmclm.studies.plans import make_plan
+    from mlmclm.studies.recipe import Recipe
+    from mlmclm.studies.suite import find_suite
+    from mlmclm.study_file import load_study
+
     if names and suite is not None:
         raise UserError("plan: name models or give --suite, not both.")
     if picture is not None and picture.suffix != ".html":
@@ -88,7 +103,10 @@ def plan(
         else {}
     )
     shapes = _shapes(given, file.folder if file is not None else None)
-    pricing = Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes})
+    own = file is not None and suite is None
+    device = device or (HERE if own else DEFAULT_DEVICE)
+    here = _this_machine(recipe) if device == HERE else None
+    pricing = Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes}, here)
     if picture is not None:
         from mlmclm.reports.plan_figure import plan_page
 
@@ -98,6 +116,15 @@ def plan(
         print_json(describe(made, pricing))
     else:
         _show(made, pricing)
+
+
+def _this_machine(recipe: Recipe) -> Device:
+    from mlmclm.progress import say
+
+    say("measuring this machine (--device names another)")
+    from mlmclm.pretraining.speed import this_machine
+
+    return this_machine(bf16=recipe.precision != "fp32")
 
 
 def _shapes(initial: dict[str, str], beside: Path | None) -> dict[str, Size]:
@@ -111,6 +138,8 @@ def _shapes(initial: dict[str, str], beside: Path | None) -> dict[str, Size]:
 
 def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:
     """A plan and its costs as plain values."""
+    from mlmclm.models.sizes import parameters
+
     cost, alone = pricing.plan(made), pricing.states(made.alone)
     return {
         "models": [str(name) for name in made.models],
@@ -159,6 +188,12 @@ def _describe(made: Plan, stage: Stage, pricing: Pricing) -> dict[str, Any]:
 
 
 def _show(made: Plan, pricing: Pricing) -> None:
+    from rich import box
+    from rich.table import Column
+
+    from mlmclm.cli.output import show, show_table
+    from mlmclm.models.sizes import parameters
+
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("tokens", "FLOPs", "time")]
     columns: list[str | Column] = ["stage", Column("leaves behind"), "shared steps", *numbers, "for"]
     rows = []
@@ -192,7 +227,7 @@ def _show(made: Plan, pricing: Pricing) -> None:
         f"{made.steps_alone - made.steps:,} saved."
     )
     show(
-        f"Time of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.0f} TFLOP/s in bf16 "
+        f"Time of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.3g} TFLOP/s "
         f"({pricing.device.source})."
     )
 
@@ -204,6 +239,8 @@ def _sizes(made: Plan) -> list[str]:
 
 def _whose(size: str, pricing: Pricing) -> str:
     """Where a size's vocabulary is from."""
+    from mlmclm.models.sizes import TITLES
+
     shape = pricing.sizes[size]
     if shape.vocabulary is not None:
         return "its own"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,12 +18,9 @@ from mlmclm.cli.options import (
     SuiteOption,
     TaskDirOption,
 )
-from mlmclm.cli.output import print_json, show
-from mlmclm.cli.study import at_work, on_cluster, shared_session
-from mlmclm.errors import unknown
-from mlmclm.pipeline import export_models, prepare, pretrain
-from mlmclm.studies.suite import find_suite
-from mlmclm.study_file import StudyFile, load_study
+
+if TYPE_CHECKING:
+    from mlmclm.study_file import StudyFile
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +49,11 @@ def pretrain_models(
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
+    from mlmclm.cli.output import print_json, show
+    from mlmclm.cli.shared import at_work, on_cluster, shared_session
+    from mlmclm.errors import unknown
+    from mlmclm.pipeline import export_models, prepare, pretrain
+    from mlmclm.study_file import load_study
     from mlmclm.study_tracking import StudyTracking
 
     study, place = load_study(file), options.place(store, data, task_dir)
@@ -91,6 +93,8 @@ def with_suite(study: StudyFile, suite: str) -> StudyFile:
     Raises:
         UserError: no such suite, or one that is wrong or doesn't fit the study's recipe.
     """
+    from mlmclm.studies.suite import find_suite
+
     chosen = find_suite(suite, study.sizes)
     recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe")
     models = tuple(str(name) for name in chosen.parsed)

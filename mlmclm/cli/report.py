@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,11 +19,11 @@ from mlmclm.cli.options import (
     StudyArgument,
     TaskDirOption,
 )
-from mlmclm.cli.study import write_study_report
-from mlmclm.errors import UserError
-from mlmclm.pipeline import plan_sweep, study_space
-from mlmclm.stored import open_study
-from mlmclm.study_file import load_study
+
+if TYPE_CHECKING:
+    from mlmclm.analysis.study import Analysis
+    from mlmclm.seeds import Seeds
+    from mlmclm.sweeps.ledger import Ledger
 
 
 def register(app: typer.Typer) -> None:
@@ -37,12 +40,36 @@ def report(
         bool, typer.Option("--export", help="Also write every run to MLflow that isn't there yet.")
     ] = False,
     rule: RuleOption = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="FOLDER", help="Write here, in place of the store's studies/NAME.", show_default=False
+        ),
+    ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            "--predictions",
+            metavar="FOLDER",
+            help="Also write what each model predicted for the test examples at its best learning rate: "
+            "FOLDER/MODEL/TASK/sSEED.jsonl.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Analyses the results that a study has so far and writes its tables and its HTML report; prepares and computes nothing.
 
+    Where the store may only be read, results are printed and the report is written with `--to` only.
+
     Example: mlmclm report examples/quickstart.yaml
     """
+    from mlmclm.cli.shared import command_of, write_study_report
+    from mlmclm.errors import UserError
+    from mlmclm.pipeline import plan_sweep, study_space
+    from mlmclm.progress import say
+    from mlmclm.stored import open_study
+    from mlmclm.study_file import load_study
     from mlmclm.study_tracking import StudyTracking
     from mlmclm.sweeps.ledger import Ledger
 
@@ -52,6 +79,10 @@ def report(
     results = Ledger(place.store).results(plan_sweep(space, stored.models, stored.tasks, place).cells)
     if not results:
         raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
+    own = place.study_folder(study)
+    folder = to or (own if _writable(own) else None)
+    if folder is None:
+        say(f"the report is not written: {own} may only be read; name another folder with --to.")
     with ExitStack() as stack:
         tracking = stack.enter_context(StudyTracking(study, place)) if export else None
         if tracking is not None:
@@ -59,5 +90,47 @@ def report(
             tracking.sweep_begins(stored.prepared, space)
             for result in results:
                 tracking.cell(result)
-        command = f"mlmclm study {file}"
-        write_study_report(stored.prepared, space, stored.tasks, results, command, tracking, as_json=as_json)
+        command = command_of(file, data, task_dir)
+        analysis = write_study_report(
+            stored.prepared, space, stored.tasks, results, command, tracking, folder=folder, as_json=as_json
+        )
+    if predictions is not None:
+        _write_predictions(analysis, results, Ledger(place.store), predictions)
+
+
+def _writable(folder: Path) -> bool:
+    """Whether a file can be written to a folder, which need not be there yet."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return os.access(there, os.W_OK)
+
+
+def _write_predictions(analysis: Analysis, results: list[dict[str, Any]], ledger: Ledger, folder: Path) -> None:
+    """One file for each cell at a chosen learning rate.
+
+    Raises:
+        UserError: cells without predictions, all of them.
+    """
+    from mlmclm.analysis.summary import chosen_results
+    from mlmclm.errors import for_each
+    from mlmclm.predictions import write_predictions
+    from mlmclm.progress import Bar
+
+    cells = [
+        (folder / model / task / f"{_name(seeds)}.jsonl", result)
+        for (model, task), by_seed in chosen_results(analysis, results).items()
+        for seeds, result in by_seed.items()
+    ]
+    with Bar("predictions", len(cells), unit="cells") as bar:
+
+        def write(cell: tuple[Path, Mapping[str, Any]]) -> None:
+            path, result = cell
+            write_predictions(ledger.examples(result), path)
+            bar.update(bar.done + 1)
+
+        for_each(cells, write)
+
+
+def _name(seeds: Seeds) -> str:
+    """A seed in a file's name: s0, or h0-o1-d0 where its streams have their own."""
+    simplest = seeds.simplest()
+    return f"s{simplest}" if isinstance(simplest, int) else str(simplest)

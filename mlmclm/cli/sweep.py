@@ -17,9 +17,6 @@ from mlmclm.cli.options import (
     StudyArgument,
     TaskDirOption,
 )
-from mlmclm.cli.study import at_work, on_cluster, shared_session, write_study_report
-from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space, sweep
-from mlmclm.study_file import load_study
 
 
 def register(app: typer.Typer) -> None:
@@ -43,6 +40,9 @@ def sweep_study(
 
     Example: mlmclm sweep examples/quickstart.yaml
     """
+    from mlmclm.cli.shared import at_work, command_of, on_cluster, shared_session, write_study_report
+    from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space, sweep
+    from mlmclm.study_file import load_study
     from mlmclm.study_tracking import StudyTracking
 
     study, place = load_study(file), options.place(store, data, task_dir)
@@ -61,4 +61,5 @@ def sweep_study(
         tracking.sweep_begins(prepared, space)
         plan = partial(plan_sweep, space, models, tasks, place)
         outcome = sweep(prepared, space, plan, session=session, on_result=tracking.cell)
-        write_study_report(prepared, space, tasks, outcome.results, f"mlmclm study {file}", tracking, as_json=as_json)
+        command, folder = command_of(file, data, task_dir), place.study_folder(study)
+        write_study_report(prepared, space, tasks, outcome.results, command, tracking, folder=folder, as_json=as_json)

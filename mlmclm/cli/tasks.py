@@ -85,7 +85,8 @@ def check(
 
     A few training examples as decoded tokens, how often each label occurs, and, of up to 10,000 sequences of each split, quantiles of
     their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows); of pairs also the
-    share that loses one of its texts wholly. The store is used for the generated pydocs tasks only.
+    share that loses one of its texts wholly. The store is used for the generated pydocs tasks, and to note the fingerprint of data that
+    follow a branch of the Hub.
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """

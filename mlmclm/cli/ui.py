@@ -18,7 +18,8 @@ def register(app: typer.Typer) -> None:
 def ui(
     store: StoreOption = options.DEFAULT_STORE,
     port: Annotated[
-        int | None, typer.Option("--port", help="Port to listen on; a free one by default.", show_default=False)
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="Port to listen on; a free one by default.", show_default=False),
     ] = None,
 ) -> None:
     """Starts the MLflow server on the store's own records (on loopback), prints the link, and runs until Ctrl-C.

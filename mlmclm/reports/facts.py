@@ -1,7 +1,7 @@
 """What a report says beside the results: facts of the study, filled in by whoever ran it.
 
-Nothing here may differ between two runs of the same study (no date, duration, host or path), so that the report's
-bytes don't.
+Nothing here but `StudyFacts.provenance` may differ between two runs of the same study (no date, duration, host or path), so that
+the rest of the report's bytes don't.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StudyFacts:
         corpus: label to value, in the order to show: source, documents, tokens, tokenizer.
         recipe: pretraining's settings shared by all models, the same way.
         protocol: fine-tuning's settings, the same way.
-        versions: software by name.
+        provenance: when, on what, with which software and data, at what cost (`reports.provenance`).
         question: what the study asks, as one sentence below the title.
     """
 
@@ -99,5 +99,5 @@ class StudyFacts:
     corpus: Mapping[str, Value] = field(default_factory=dict)
     recipe: Mapping[str, Value] = field(default_factory=dict)
     protocol: Mapping[str, Value] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
     question: str = "How should this text encoder be pretrained, and how surely do we know?"

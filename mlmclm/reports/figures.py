@@ -357,10 +357,11 @@ def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[
             if not points or model.name not in looks:
                 continue
             look = looks[model.name]
+            drawn = _apart(points, model.switches)
             traces.append(
                 go.Scatter(
-                    x=[step for step, _ in points],
-                    y=[value for _, value in points],
+                    x=[step for step, _ in drawn],
+                    y=[value for _, value in drawn],
                     mode="lines+markers" if len(points) < 30 else "lines",
                     line={"color": look.light, "width": 1.8, "dash": look.dash},
                     marker={"size": 4, "color": look.light},
@@ -391,3 +392,13 @@ def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[
             alt = f"Line chart: {title.lower()} of pretraining against the step for each model."
             figures.append(Figure(f"loss-{name.replace('_', '-')}", title, alt, spec, 320))
     return figures
+
+
+def _apart(points: Sequence[tuple[int, float]], switches: Sequence[int]) -> list[tuple[int, float | None]]:
+    """The points with a gap in the line behind each switch: losses of two objectives don't compare, so no line joins them."""
+    found: list[tuple[int, float | None]] = []
+    for number, (step, value) in enumerate(points):
+        if number and any(points[number - 1][0] <= switch < step for switch in switches):
+            found.append((step, None))
+        found.append((step, value))
+    return found

@@ -59,7 +59,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "baseline_sentence": wording.baseline_sentence(analysis),
         "baseline_holds": bool(len(analysis.claims)) and bool(analysis.claims["holds"].all()),
         "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
-        "cautions": wording.cautions(analysis),
+        "cautions": wording.cautions(analysis, {task.name: task.title for task in tasks}),
         "limits": wording.limits(analysis),
         "tiles": _tiles(analysis, models, tasks),
         "legend": [{"name": model.name, "style": looks[model.name]} for model in models],
@@ -328,7 +328,6 @@ def _settings(facts: StudyFacts) -> list[tuple[str, list[tuple[str, str]]]]:
         ("Corpus", facts.corpus),
         ("Pretraining recipe", facts.recipe),
         ("Fine-tuning protocol", facts.protocol),
-        ("Software", facts.versions),
     ]
     return [
         (title, [(label.replace("_", " "), text.plain(value)) for label, value in block.items()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlmclm.analysis.comparison import against
@@ -123,9 +124,13 @@ def claim_reason(row: Record) -> str:
     return f"{'ahead' if row['on_mean'] else 'not clearly ahead'} on the mean, {on_tasks}"
 
 
-def cautions(analysis: Analysis) -> list[str]:
-    """What a reader must know before trusting the tables, most serious first; empty when there is nothing."""
-    best = records(analysis.best)
+def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> list[str]:
+    """What a reader must know before trusting the tables, most serious first; empty when there is nothing.
+
+    Args:
+        titles: what tasks are called where it is not their name, as in the tables beside these sentences.
+    """
+    best = [{**row, "task": (titles or {}).get(row["task"], row["task"])} for row in records(analysis.best)]
     notes = []
     if analysis.missing:
         pairs = sum(row["missing"] > 0 for row in records(analysis.coverage))

@@ -10,31 +10,9 @@ from numpy.typing import NDArray
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, Size, training_flops
+from mlmclm.studies.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
 from mlmclm.studies.plans import Leg, Plan, Stage, State
 from mlmclm.studies.recipe import Recipe
-
-DEFAULT_UTILISATION = 0.4
-"""Share of a device's peak that training reaches: an assumption. 0.4 to 0.5 is what well-tuned public training loops report."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """An accelerator as a scheduler counts it."""
-
-    title: str
-    peak: float
-    """FLOP/s of dense bf16 matrix products with fp32 accumulation, as its maker states it."""
-    source: str
-
-
-DEVICES: dict[str, Device] = {
-    "a100": Device("NVIDIA A100", 312e12, "NVIDIA A100 data sheet, BF16 Tensor Core"),
-    "h100": Device("NVIDIA H100 SXM", 989.4e12, "NVIDIA H100 data sheet, BF16 Tensor Core, half of the figure with sparsity"),
-    "h200": Device("NVIDIA H200 SXM", 989.4e12, "NVIDIA H200 data sheet, BF16 Tensor Core, half of the figure with sparsity"),
-    "mi250x": Device("AMD MI250X, both dies", 383e12, "AMD Instinct MI250X data sheet, peak bfloat16"),
-    "mi250x-gcd": Device("AMD MI250X, one of two dies", 191.5e12, "half of the MI250X; a die is what software sees as a GPU"),
-}  # fmt: skip
-"""What `--device` takes."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +41,21 @@ class Pricing:
     utilisation: float = DEFAULT_UTILISATION
     """Share of the device's peak that model FLOPs are computed at."""
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+    here: Device | None = None
+    """What `HERE` is; needed where that is the device."""
 
     def __post_init__(self) -> None:
-        if self.device_name not in DEVICES:
-            raise unknown("device", self.device_name, DEVICES, where="--device")
+        if self.device_name not in (*DEVICES, HERE):
+            raise unknown("device", self.device_name, (*DEVICES, HERE), where="--device")
+        if self.device_name == HERE and self.here is None:
+            raise ValueError(f"the device {HERE!r} needs its measured peak: pass it as `here`")
         if not 0 < self.utilisation <= 1:
             raise UserError(f"--utilisation {self.utilisation}: a share of the peak, more than 0 and at most 1.")
 
     @property
     def device(self) -> Device:
         """The device that hours are counted on."""
-        return DEVICES[self.device_name]
+        return self.here if self.here is not None and self.device_name == HERE else DEVICES[self.device_name]
 
     def rows(self, size: str) -> int:
         """Rows of a size's embedding and LM head."""

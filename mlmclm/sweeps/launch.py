@@ -26,6 +26,7 @@ from mlmclm.progress import say_once
 from mlmclm.sweeps.cells import cell_name, unique_by_key
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.progress import SweepProgress
+from mlmclm.sweeps.table import SweepTable
 from mlmclm.temporary import swept_folder
 
 OnResult = Callable[[dict[str, Any]], None]
@@ -121,18 +122,22 @@ def run_sweep(
     there = zip(names_of, ledger.find_all(names_of), strict=True)
     found = {key: result for key, result in there if result is not None}
     reused = len(found)
+    table = SweepTable(cells)
 
-    def announce(key: str) -> None:
-        if on_result is not None:
-            for cell in names_of[key]:
-                on_result(named(found[key], cell))
+    def announce(key: str, take: Callable[[dict[str, Any]], object]) -> None:
+        for cell in names_of[key]:
+            result = named(found[key], cell)
+            take(result)
+            if on_result is not None:
+                on_result(result)
 
     for key in found:
-        announce(key)
+        announce(key, table.add)
     missing = {key: cell for key, cell in unique_by_key(cells).items() if key not in found}
     errors: dict[str, Exception] = {}
     computed = 0
     if missing:
+        shown = SweepProgress(missing.values(), table=table, reused=reused, visible=progress)
         with session():
 
             def on_done(key: str) -> str:
@@ -142,7 +147,7 @@ def run_sweep(
                         f"{ledger.path(key)}: a worker wrote this result but it isn't there. Is {store} shared?"
                     )
                 found[key] = result
-                announce(key)
+                announce(key, shown.result)
                 return str(result["status"])
 
             errors, computed = _run_trials(
@@ -153,7 +158,7 @@ def run_sweep(
                 bundle=lambda cluster: cell_bundle(cpus_per_cell, gpus_per_cell, device, cluster),
                 max_concurrent=max_concurrent,
                 max_failures=max_failures,
-                progress=SweepProgress((cell.task for cell in missing.values()), reused=reused, visible=progress),
+                progress=shown,
                 on_done=on_done,
                 name=name,
                 worker=worker,
@@ -264,9 +269,9 @@ def _left_by_others(
             other = ledger.claims.holder(ledger.claim(key))  # before the result, which is filed before a claim ends
             if ledger.path(key).exists():
                 del waiting[key]
-                progress.started(cell.task)
+                progress.started(cell)
                 on_done(key)
-                progress.finished(cell.task, "reused")
+                progress.finished(cell, "reused")
             elif other is None:
                 free = True
             elif not said:

@@ -1,15 +1,16 @@
-"""How far a sweep is: the bar that a person follows, and the same as live metrics."""
+"""How far a sweep is: the table and the bar that a person follows, and the same as live metrics."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from mlmclm.progress import Bar, say
+from mlmclm.finetuning.cell import Cell
+from mlmclm.progress import Bar, console, say
+from mlmclm.sweeps.table import SweepTable
 from mlmclm.tracking.metrics import counter, gauge, histogram
 
 
@@ -17,21 +18,23 @@ class SweepProgress:
     """Counts the cells of one run; shows them (`visible`) and exports them as metrics, which needs a Ray session.
 
     Args:
-        tasks: the task of every cell that is to be computed.
-        reused: cells whose results are there: part of the total that is shown.
+        cells: those to be computed.
+        reused: how many cells have a result: part of the total that is shown.
+        table: of all cells, with the results that are there.
         visible: whether to show anything.
     """
 
-    def __init__(self, tasks: Iterable[str], *, reused: int = 0, visible: bool = True) -> None:
-        self._remaining = Counter(tasks)
+    def __init__(self, cells: Iterable[Cell], *, table: SweepTable, reused: int = 0, visible: bool = True) -> None:
+        self._remaining = Counter(cell.task for cell in cells)
+        self._table = table
         self._running: Counter[str] = Counter()
         self._reused = reused
         self._done = self._failed = self._diverged = self._elsewhere = 0
-        self._bar = Bar("fine-tuning", reused + self._remaining.total(), unit="cells") if visible else None
+        total = reused + self._remaining.total()
+        self._bar = Bar("fine-tuning", total, unit="cells", above=table) if visible else None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._started = time.monotonic()
         if self._bar is not None:
             self._stack.enter_context(self._bar)
             self._bar.start_at(self._reused)
@@ -44,25 +47,34 @@ class SweepProgress:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def started(self, task: str) -> None:
-        """A cell of this task has been given to a worker."""
-        self._running[task] += 1
-        self._export(task)
+    def started(self, cell: Cell) -> None:
+        """The cell has been given to a worker."""
+        self._running[cell.task] += 1
+        self._table.started(cell)
+        self._export(cell.task)
 
-    def retried(self, task: str, message: str) -> None:
+    def retried(self, cell: Cell, message: str) -> None:
         """A running cell crashed and will run again."""
-        self._running[task] -= 1
-        counter("mlmclm_cell_retries_total").inc(tags={"task": task})
-        self._export(task)
+        counter("mlmclm_cell_retries_total").inc(tags={"task": cell.task})
+        self.given_back(cell)
         self.note(message)
 
-    def given_back(self, task: str) -> None:
-        """A cell that was started is computed by another process."""
-        self._running[task] -= 1
-        self._export(task)
+    def given_back(self, cell: Cell) -> None:
+        """A cell that was started does not run any more, here, and has no result yet."""
+        self._running[cell.task] -= 1
+        self._table.stopped(cell)
+        self._export(cell.task)
 
-    def finished(self, task: str, status: str, seconds: float | None = None) -> None:
+    def result(self, result: Mapping[str, Any]) -> None:
+        """There is a result under one of its names; a log says when it is the last one of its model and task."""
+        line = self._table.add(result)
+        if line is not None and not console.is_terminal:
+            self.note(line)
+
+    def finished(self, cell: Cell, status: str, seconds: float | None = None) -> None:
         """A cell that was started is over: `ok`, `diverged`, `reused` or `failed`; `seconds` where it was computed."""
+        task = cell.task
+        self._table.stopped(cell, failed=status == "failed")
         self._running[task] -= 1
         self._remaining[task] -= 1
         self._done += 1
@@ -78,22 +90,22 @@ class SweepProgress:
     def tick(self) -> None:
         """Shows the present state."""
         if self._bar is not None:
-            self._bar.update(self._reused + self._done, note=self._note())
+            self._bar.update(self._reused + self._done, note=self._note(self._bar.rate()))
 
     def note(self, message: str) -> None:
         """Shows a message beside the bar."""
         if self._bar is not None:
             say(message)
 
-    def _note(self) -> str:
-        seconds = time.monotonic() - self._started
+    def _note(self, rate: float | None) -> str:
         counts = (
             (self._diverged, "diverged"),
             (self._failed, "failed"),
             (self._elsewhere, "computed by other processes"),
         )
-        rate = [f"{60 * self._done / seconds:.1f} cells/min"] if self._done and seconds > 0 else []
-        return ", ".join(rate + [f"{count} {word}" for count, word in counts if count])
+        hourly = 3600 * (rate or 0.0)
+        speed = [f"{hourly:,.0f} cells an hour" if hourly >= 10 else f"{hourly:.2g} cells an hour"] if rate else []
+        return ", ".join(speed + [f"{count} {word}" for count, word in counts if count])
 
     def _export(self, task: str) -> None:
         gauge("mlmclm_cells_remaining").set(self._remaining[task], tags={"task": task})

@@ -63,7 +63,7 @@ class Watch(tune.Callback):
         self._progress.tick()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._progress.started(self._cells[trial.config["cell"]].task)
+        self._progress.started(self._cells[trial.config["cell"]])
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -75,34 +75,35 @@ class Watch(tune.Callback):
             kind = UserError if outcome == USER_ERROR else EnvironmentFault
             self.errors[key] = kind(result["message"])
             self._fault.set = self._fault.set or outcome == ENVIRONMENT_FAULT
-            self._progress.finished(cell.task, "failed")
+            self._progress.finished(cell, "failed")
             self._progress.note(f"{cell_name(cell)} failed: {result['message']}")
             return
         if outcome == TAKEN:
             self.taken[key] = cell
-            self._progress.given_back(cell.task)
+            self._progress.given_back(cell)
             return
         self.computed += outcome == COMPUTED
         try:
             status = self._on_done(key)
         except Exception as error:  # kept for the caller: Tune would wrap it in an error of its own
             self.broken = self.broken or error
+            self._progress.given_back(cell)
             self._fault.set = True
             return
         seconds = result["time_this_iter_s"] if outcome == COMPUTED else None
-        self._progress.finished(cell.task, status if outcome == COMPUTED else "reused", seconds)
+        self._progress.finished(cell, status if outcome == COMPUTED else "reused", seconds)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         cell = self._cells[trial.config["cell"]]
         self._crashes[trial.trial_id] += 1
         crash = f"crash {self._crashes[trial.trial_id]} of at most {self._max_failures + 1}"
-        self._progress.retried(cell.task, f"{cell_name(cell)}: {crash}, will run again ({describe(_error_of(trial))})")
+        self._progress.retried(cell, f"{cell_name(cell)}: {crash}, will run again ({describe(_error_of(trial))})")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         cell = self._cells[trial.config["cell"]]
         error = _error_of(trial)
         self.errors[trial.config["cell"]] = error
-        self._progress.finished(cell.task, "failed")
+        self._progress.finished(cell, "failed")
         self._progress.note(f"{cell_name(cell)} failed: {describe(error)}")
 
 

@@ -25,7 +25,8 @@ Linear = Callable[[int, int], nn.Linear]
 """Gives a freshly drawn layer of so many inputs and outputs."""
 Examples = dict[str, Array]
 """Columns of one length: what each example of a split got. A column that has the name of a score is that score of each
-example, NaN where it has none: its mean is the split's."""
+example, NaN where it has none: its mean is the split's. Columns of objects (texts, lists) make no score: they are the predictions
+themselves, for `mlmclm.predictions`."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,19 @@ def limited(table: pa.Table, limit: int | None) -> pa.Table:
 def mean_of(column: Array) -> float:
     """The mean over the examples that have a value."""
     return float(np.mean(column[~np.isnan(column)]))
+
+
+def means(examples: Examples) -> dict[str, float]:
+    """`mean_of` each column of numbers."""
+    return {name: mean_of(column) for name, column in examples.items() if column.dtype != object}
+
+
+def objects(rows: Sequence[Any]) -> Array:
+    """A column of texts or lists, one object a row."""
+    column = np.empty(len(rows), dtype=object)
+    for number, row in enumerate(rows):
+        column[number] = row
+    return column
 
 
 def ending(tokenizer: PreTrainedTokenizerFast) -> int:

@@ -23,7 +23,8 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.files import canonical_json
 from mlmclm.tasks.check import check_labels_seen, check_retrieval, check_table
 from mlmclm.tasks.declaration import COLUMNS, Judged, Part, Task
-from mlmclm.tasks.reading import Raw, reader
+from mlmclm.tasks.pins import check_pin
+from mlmclm.tasks.reading import Raw, from_hub, reader
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def load_task(
 
     Raises:
         UserError: missing or empty split, missing column (with the nearest), a label out of range, tags that don't fit
-            their tokens, an answer that isn't in its context, judgements of unknown documents, a damaged file.
+            their tokens, an answer that isn't in its context, judgements of unknown documents, a damaged file; data of a branch
+            of the Hub that have changed since the store first read them.
         EnvironmentFault: the Hub can't be reached.
     """
     read = reader(task, store, data_root, progress)
@@ -83,7 +85,10 @@ def load_task(
     assert test is not None
     if names:
         check_labels_seen(task, train, {"validation": validation, "test": test}, names)
-    return TaskData(task, train, validation, test, names, _fingerprint(task, names, train, validation, test))
+    fingerprint = _fingerprint(task, names, train, validation, test)
+    if from_hub(task, data_root):
+        check_pin(task, fingerprint, store)
+    return TaskData(task, train, validation, test, names, fingerprint)
 
 
 def _column(task: Task, split: str, raw: Raw, canonical: str) -> pa.ChunkedArray:

@@ -33,7 +33,8 @@ from mlmclm.tasks.family import (
     ending,
     int_lists,
     limited,
-    mean_of,
+    means,
+    objects,
     token_ids,
 )
 from mlmclm.tasks.load import RetrievalSet, TaskData
@@ -337,8 +338,12 @@ class QuestionAnswering(Family):
         _, references, answers = self._examples[split]
         pairs = zip(self.positions(split, predictions), answers, strict=True)
         grade = graded_with_unanswerable if self.prepared.unanswerable else graded
-        found = grade(self.texts(split, predictions), references)
-        return found | {"study.f1": np.array([study_f1(given, answer) for given, answer in pairs])}
+        texts = self.texts(split, predictions)
+        return grade(texts, references) | {
+            "study.f1": np.array([study_f1(given, answer) for given, answer in pairs]),
+            "id": objects(self.prepared.table(f"{split}_examples")["id"].to_pylist()),
+            "answer": objects(texts),
+        }
 
     def scores(self, examples: Examples) -> dict[str, float]:
-        return {name: mean_of(column) for name, column in examples.items()}
+        return means(examples)

@@ -28,6 +28,15 @@ class Raw:
     """Canonical name -> the source's name, where it isn't the task's."""
 
 
+def from_hub(task: Task, data_root: Path | None) -> bool:
+    """Whether the task's data come from the Hub: they are made by nobody here, and no local folder stands in."""
+    return task.source not in ("pydocs", "local") and not _stands_in(task, data_root)
+
+
+def _stands_in(task: Task, data_root: Path | None) -> bool:
+    return data_root is not None and bool(task.folder) and (data_root / str(task.folder)).is_dir()
+
+
 def reader(
     task: Task, store: Path, data_root: Path | None, progress: Callable[[str, int, int | None], None] | None
 ) -> Callable[[str | Part], Raw]:
@@ -38,7 +47,7 @@ def reader(
         generated = build_pydocs_task(task.name, store, progress=progress)
         return lambda split: _read_local(task, generated, split)
     folder = data_root / task.folder if data_root is not None and task.folder else None
-    if folder is not None and folder.is_dir():
+    if folder is not None and _stands_in(task, data_root):
         return lambda split: _read_local(task, folder, split)
     if task.source == "local":
         missing = f"there is no folder {folder}" if folder else "no folder of data sets is given"

@@ -23,7 +23,8 @@ from mlmclm.tasks.family import (
     Linear,
     Lists,
     limited,
-    mean_of,
+    means,
+    objects,
     subset,
 )
 from mlmclm.tasks.load import RetrievalSet, TaskData
@@ -190,10 +191,13 @@ class Retrieval(Family):
         return {
             "ndcg@10": ndcg_at_10(asked, documents, every, qrels),
             "study.ndcg@10": study_ndcg_at_10(asked, documents, judged, qrels),
+            "id": objects(asked),
+            "documents": objects([[documents[number] for number in row] for row in every.documents]),
+            "document_scores": objects(list(every.scores.astype(np.float32))),
         }
 
     def scores(self, examples: Examples) -> dict[str, float]:
-        return {name: mean_of(column) for name, column in examples.items()}
+        return means(examples)
 
 
 def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:

@@ -14,7 +14,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, ending, int_lists, limited, mean_of
+from mlmclm.tasks.family import (
+    Array,
+    Batch,
+    Examples,
+    Family,
+    Linear,
+    Lists,
+    ending,
+    int_lists,
+    limited,
+    mean_of,
+    objects,
+)
 from mlmclm.tasks.load import RetrievalSet, TaskData
 from mlmclm.tasks.settings import TaskSettings
 
@@ -175,7 +187,7 @@ class TokenClassification(Family):
         return ballot.argmax(axis=1).astype(np.float32)
 
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        """Of each sentence its words and those with the right tag, its entities by seqeval: true, predicted, and both."""
+        """Of each sentence its words and those with the right tag, its entities by seqeval: true, predicted, and both; its tags."""
         tags = self._splits[split][2]
         gold = [tags[row] for row in range(len(tags))]
         pairs = list(zip(gold, predictions, strict=True))
@@ -187,7 +199,14 @@ class TokenClassification(Family):
             "entities_predicted": np.array([len(predicted) for _, predicted in entities]),
             "entities_correct": np.array([len(true & predicted) for true, predicted in entities]),
             "study.f1": study_f1(gold, predictions, len(self.prepared.label_names)),
+            "gold_tags": self._small(gold),
+            "predicted_tags": self._small(predictions),
         }
+
+    def _small(self, rows: Sequence[Array]) -> Array:
+        """A column of lists of tags, in the fewest bytes."""
+        kind = np.min_scalar_type(len(self.prepared.label_names))
+        return objects([row.astype(kind) for row in rows])
 
     def _entities(self, tags: Array) -> set[tuple[str, int, int]]:
         """(type, first word, last word) of a sentence's entities."""

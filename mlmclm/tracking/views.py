@@ -60,9 +60,12 @@ def sweep_record(
     metrics: Mapping[str, float] | None = None,
     time_ms: int = 0,
     artifacts: Sequence[tuple[Path, str]] = (),
+    provenance: Mapping[str, str] | None = None,
     status: Status = "FINISHED",
 ) -> RunRecord:
     """The run above all (model, task) runs of a study; reports and tables hang on it as artifacts.
+
+    Its description says the grid's size and, as the report's last lines do, where the numbers come from (`provenance`).
 
     `points` is the number of the grid's points over all tasks, where it has other axes than learning rates and seeds.
     `settings` (nested, the search space's protocol for instance) are flattened into parameters; what can grow from one
@@ -85,6 +88,8 @@ def sweep_record(
         f"{len(seeds)} seeds",
     )
     note = f"{size} cells: {' x '.join(factors)}."
+    if provenance:
+        note += "\n\n" + "\n".join(f"- **{label}**: {words}" for label, words in provenance.items())
     return RunRecord(
         key=sweep_key(study),
         name=f"sweep {study}",

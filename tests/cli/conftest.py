@@ -43,6 +43,12 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return made
 
 
+@pytest.fixture(autouse=True)
+def no_word_of_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it would come between the lines that tests look at."""
+    monkeypatch.setattr("mlmclm.progress.SECONDS_OF_SILENCE", 600.0)
+
+
 @pytest.fixture
 def study(finished_study: Finished) -> Path:
     """The study file of `finished_study`."""

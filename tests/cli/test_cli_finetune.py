@@ -21,6 +21,7 @@ from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.registry import FOLDER
 from small_models import save_small_model, small_tokenizer, write_similarities, write_two
 
 Run = Callable[..., tuple[int, str, str]]
@@ -279,3 +280,18 @@ def test_a_model_that_cannot_attend_in_both_directions_is_refused_before_trainin
     assert "the architecture 'deberta-v2' cannot be fine-tuned here" in " ".join(errors.split())
     assert "Traceback" not in errors
     assert not (tmp_path / "store" / "cells").exists()
+
+
+def test_a_task_of_the_user_s_own_is_found_by_option_and_by_environment(
+    place: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "own.yaml").write_text((FOLDER / "sst2.yaml").read_text().replace("name: sst2", "name: own"))
+    words = (place / "model", "own", "--lr", "1e-3", "--set", "max_steps=2", "--set", "max_length=32", "--json")
+    assert run(*words)[0] == 2
+    code, output, errors = run(*words, "--task-dir", folder)
+    assert code == 0, errors
+    monkeypatch.setenv("MLMCLM_TASK_DIR", str(folder))
+    code, again, errors = run(*words)
+    assert (code, json.loads(again)) == (0, {**json.loads(output), "computed": False}), errors

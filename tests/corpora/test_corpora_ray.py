@@ -18,7 +18,8 @@ from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare import prepare_corpus
 from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.errors import UserError
-from mlmclm.pipeline import Place, prepare
+from mlmclm.pipeline import prepare
+from mlmclm.place import Place
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.study_file import load_study
 from small_study import write_study

@@ -127,7 +127,8 @@ def test_without_a_compiler_the_error_says_what_to_install_or_to_change(tmp_path
 
 
 def test_a_stage_on_ray_train_has_the_same_curve_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlmclm.pipeline import Place, prepare, pretrain
+    from mlmclm.pipeline import prepare, pretrain
+    from mlmclm.place import Place
     from mlmclm.pretraining import states
     from mlmclm.pretraining.launch import prepare_environment
     from mlmclm.service.ray_cluster import ray_session

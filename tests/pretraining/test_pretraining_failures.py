@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.files import disk_fault
-from mlmclm.pipeline import Place, Prepared, prepare, pretrain
+from mlmclm.pipeline import Prepared, prepare, pretrain
+from mlmclm.place import Place
 from mlmclm.pretraining import failures, launch
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.studies.recipe import Recipe

@@ -16,7 +16,8 @@ import pytest
 from safetensors.torch import load_file
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.pipeline import Place, Prepared, prepare, pretrain
+from mlmclm.pipeline import Prepared, prepare, pretrain
+from mlmclm.place import Place
 from mlmclm.pretraining import states
 from mlmclm.study_file import StudyFile, load_study
 from small_study import write_study

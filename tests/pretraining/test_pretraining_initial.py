@@ -32,7 +32,8 @@ from mlmclm.files import stable_hash
 from mlmclm.models.architectures import final_states, load_weights, weights_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.sizes import parameters
-from mlmclm.pipeline import Place, Prepared, export_models, find_prepared, prepare, study_space
+from mlmclm.pipeline import Prepared, export_models, find_prepared, prepare, study_space
+from mlmclm.place import Place
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen

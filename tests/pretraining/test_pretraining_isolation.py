@@ -11,7 +11,8 @@ from mlmclm.errors import UserError
 from mlmclm.facts import flops
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.sizes import SIZES
-from mlmclm.pipeline import Place, Prepared, prepare
+from mlmclm.pipeline import Prepared, prepare
+from mlmclm.place import Place
 from mlmclm.pretraining import engine
 from mlmclm.pretraining.objectives import UNLABELLED, Labelling, separator
 from mlmclm.pretraining.seen import seen

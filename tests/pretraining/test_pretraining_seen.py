@@ -15,7 +15,8 @@ import pytest
 from listening import is_loopback, watched
 from mlmclm.cli.main import main
 from mlmclm.corpora.tokenizer import vocabulary
-from mlmclm.pipeline import Place, Prepared, prepare, pretrain
+from mlmclm.pipeline import Prepared, prepare, pretrain
+from mlmclm.place import Place
 from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_weights
 from mlmclm.study_file import load_study

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from mlmclm import pipeline
 from mlmclm.cli.pretrain import with_suite
-from mlmclm.pipeline import Place, Prepared, prepare
+from mlmclm.pipeline import Prepared, prepare
+from mlmclm.place import Place
 from mlmclm.pretraining import states
 from mlmclm.pretraining.launch import prepare_environment, run_stage
 from mlmclm.service.ray_cluster import ray_session

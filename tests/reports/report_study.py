@@ -59,5 +59,5 @@ def facts(*, baseline: str | None = "2m-untrained") -> StudyFacts:
         corpus={"source": "pydocs", "documents": 81_234, "tokens": 11_234_567, "vocabulary": 8192},
         recipe={"peak learning rate": 5e-4, "warm-up steps": 60, "decay steps": 60, "weight decay": 0.1, "bf16": True},
         protocol={"batch": 32, "steps": 150, "warm-up": "10 %", "schedule": "linear decay", "weight decay": 0.1},
-        versions={"python": "3.11", "torch": "2.13.0", "transformers": "5.23.0"},
+        provenance={"Computed": "2026-01-02 03:04 to 2026-01-03 04:05 UTC", "Corpus": "0123abcd"},
     )

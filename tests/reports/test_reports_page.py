@@ -200,6 +200,34 @@ def test_missing_diverged_and_edge_are_said_at_the_top() -> None:
     assert "The best learning rate is the highest one tried for" in page.text
 
 
+def test_warnings_call_tasks_what_the_tables_call_them() -> None:
+    _, page = read(analyse(synthetic_results(MODELS, rates=(1e-4, 3e-4, 1e-3), tasks=("pydocs-kind",)), "2m-untrained"))
+    (edge,) = re.findall(r"The best learning rate is the highest one tried for .*? may understate", page.text)
+    assert "on Kind of definition (" in edge and "pydocs-kind" not in edge
+
+
+def test_no_line_joins_the_losses_of_two_objectives() -> None:
+    source, _ = read(study())
+    model = next(model for model in facts().models if model.switches)
+    (switch,) = model.switches
+    for figure, points in (("loss-curve", model.curve), ("loss-validation-curve", model.validation_curve)):
+        (trace,) = [trace for trace in embedded(source)["specs"][figure]["data"] if trace["meta"] == model.name]
+        assert "connectgaps" not in trace
+        gaps = [place for place, value in enumerate(trace["y"]) if value is None]
+        assert len(gaps) == 1
+        before, behind = trace["x"][gaps[0] - 1], trace["x"][gaps[0] + 1]
+        assert before <= switch < behind
+        assert [pair for pair in zip(trace["x"], trace["y"], strict=True) if pair[1] is not None] == [*points]
+
+
+def test_the_page_ends_with_where_its_numbers_come_from() -> None:
+    source, page = read(study())
+    footer = source.partition('<dl id="provenance">')[2].partition("</dl>")[0]
+    assert "2026-01-02 03:04 to 2026-01-03 04:05 UTC" in footer and "0123abcd" in footer
+    assert page.ids.count("provenance") == 1
+    assert "provenance" not in read(study(), replace(facts(), provenance={}))[0].partition("<body>")[2]
+
+
 def test_a_study_in_which_everything_diverged_still_has_a_page() -> None:
     made = [cell(model, task, 1e-3, 0, None, None) for model in MODELS for task in TASKS]
     _, page = read(analyse(made, "2m-untrained"))

@@ -15,7 +15,8 @@ from ray.cluster_utils import Cluster as Raylets
 from ray.core.generated.autoscaler_pb2 import ClusterConfig
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.pipeline import Place, Prepared, prepare, pretrain
+from mlmclm.pipeline import Prepared, prepare, pretrain
+from mlmclm.place import Place
 from mlmclm.placement import Growth, NodeType
 from mlmclm.pretraining import states
 from mlmclm.pretraining.launch import prepare_environment

@@ -7,7 +7,8 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
-from mlmclm.studies.costs import DEVICES, Pricing, leg_flops
+from mlmclm.studies.costs import Pricing, leg_flops
+from mlmclm.studies.devices import DEVICES, HERE, Device
 from mlmclm.studies.names import parse
 from mlmclm.studies.plans import Plan, make_plan
 from mlmclm.studies.recipe import Recipe
@@ -75,3 +76,12 @@ def test_an_unknown_device_or_an_impossible_utilisation_is_refused() -> None:
 
 def test_an_untrained_model_costs_nothing() -> None:
     assert Pricing(RECIPE, VOCABULARY, "h100").plan(plan("1m-untrained")).device_hours == 0
+
+
+def test_hours_on_this_machine_are_by_what_was_measured_of_it() -> None:
+    here = Device("a laptop", 2e12, "measured")
+    made = plan("1m-clm-100")
+    hours = [
+        Pricing(RECIPE, VOCABULARY, *device).plan(made).device_hours for device in ((HERE, 0.4, SIZES, here), ("h100",))
+    ]
+    assert hours[0] == pytest.approx(hours[1] * DEVICES["h100"].peak / 2e12)

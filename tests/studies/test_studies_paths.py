@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
-from mlmclm.pipeline import Place, Prepared, find_prepared, prepare, study_space
+from mlmclm.pipeline import Prepared, find_prepared, prepare, study_space
+from mlmclm.place import Place
 from mlmclm.study_file import StudyFile, load_study
 from mlmclm.sweeps.space import find_space
 from small_models import save_small_decoder

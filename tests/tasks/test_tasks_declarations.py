@@ -18,7 +18,7 @@ from mlmclm.errors import UserError
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.load import RetrievalSet, TaskData, load_task
 from mlmclm.tasks.registry import get_task, task_names
-from small_models import write_table
+from small_models import write_entities, write_table
 
 ROWS = 60
 ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int32()))])
@@ -250,6 +250,36 @@ def test_a_folder_of_a_converted_data_set_is_asked_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(datasets, "load_dataset", hub)
     with pytest.raises(Exception, match=r"universal_ner', None\).*'refs/convert/parquet', 'data_dir': 'en_ewt'"):
         load_task(get_task("uner"), store=Path("unused"), data_root=None)
+
+
+def test_data_of_a_branch_are_held_to_what_the_store_first_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = {"tokens": [["Anna", "sings"], ["in", "Oslo"]] * 20, "ner_tags": [[1, 0], [0, 5]] * 20}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *words, **options: datasets.Dataset.from_dict(rows))
+
+    def load(store: str, name: str = "conll2003", **changes: Any) -> str:
+        task = get_task(name).model_copy(update=changes)
+        return load_task(task, store=tmp_path / store, data_root=None).fingerprint
+
+    first = load("store")
+    assert load("store") == first
+    rows["tokens"][0] = ["Berta", "sings"]
+    with pytest.raises(
+        UserError, match=r"eriktks/conll2003 \(revision refs/convert/parquet.*have changed since"
+    ) as caught:
+        load("store")
+    assert first[:12] in str(caught.value)
+    # Another store and another declaration have read nothing yet; what a commit names cannot change.
+    second = load("other")
+    assert load("store", revision="refs/pr/1") == second != first
+    assert load("pinned", revision="0" * 40) == second
+    assert not (tmp_path / "pinned").exists()
+    pin = str(caught.value).partition("delete ")[2].partition(":")[0]
+    Path(pin).unlink()
+    assert load("store") == second
+    write_entities(tmp_path / "data")
+    assert load_task(get_task("conll2003"), store=tmp_path / "store", data_root=tmp_path / "data").fingerprint != second
 
 
 def test_every_set_of_the_hub_is_pinned_to_a_commit_or_to_the_hubs_conversion() -> None:

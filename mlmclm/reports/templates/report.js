@@ -1,7 +1,8 @@
 (() => {
   "use strict";
   const { specs, dark } = JSON.parse(document.getElementById("figures").textContent);
-  const night = window.matchMedia("(prefers-color-scheme: dark)");
+  // On paper it is always day: printing changes the answer, and then the figures are drawn again.
+  const night = window.matchMedia("screen and (prefers-color-scheme: dark)");
   const hidden = new Set();
   const recolour = (value) => {
     if (typeof value === "string") return dark[value] ?? value;

@@ -1,0 +1,135 @@
+"""Where a report's numbers come from: when and on what they were computed, with which software and data, at what cost.
+
+All of it is read in the stored results, so that the same store gives the same words whenever the report is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from mlmclm.reports import text
+
+UNKNOWN = "unrecorded hardware"
+COMMIT_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stage of pretraining or one cell, as it was computed.
+
+    Attributes:
+        began, ended: seconds since 1970.
+        seconds: of one worker; without what it waited between attempts.
+        workers: how many computed at once.
+        device: the processor's or the GPU's name.
+        host: the machine that computed it; empty where there may have been several.
+        versions: of software, by package.
+        commit: mlmclm's.
+    """
+
+    began: float
+    ended: float
+    seconds: float
+    workers: int = 1
+    device: str = UNKNOWN
+    host: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+
+
+def cell_work(result: Mapping[str, Any]) -> Work:
+    """How a cell was computed, from its result's JSON object."""
+    cost = result["cost"]
+    ended = datetime.fromisoformat(cost["finished"]).timestamp()
+    return Work(
+        began=ended - cost["seconds"],
+        ended=ended,
+        seconds=cost["seconds"],
+        device=cost.get("device", UNKNOWN),
+        host=cost["worker"].rpartition("/")[0],
+        versions=cost.get("versions", {}),
+        commit=cost.get("commit", ""),
+    )
+
+
+def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> Work | None:
+    """How a stage was computed; None where it has no line of metrics.
+
+    Args:
+        rows: its lines of `metrics.jsonl`.
+        system: `system_facts` of its end.
+    """
+    if not rows:
+        return None
+    gpus = system.get("gpus") if str(system.get("device", "")).startswith("cuda") else None
+    return Work(
+        began=rows[0]["time"] - rows[0].get("step_seconds", 0.0),
+        ended=rows[-1]["time"],
+        seconds=sum(row.get("step_seconds", 0.0) for row in rows),
+        workers=system.get("workers", 1),
+        device=gpus[0] if gpus else system.get("processor", UNKNOWN),
+        versions=system.get("versions", {}),
+        commit=system.get("commit", ""),
+    )
+
+
+def provenance(
+    stages: Sequence[Work], cells: Sequence[Work], *, corpus: str, tasks: Mapping[str, str]
+) -> dict[str, str]:
+    """Label to text, in the order to show.
+
+    Args:
+        corpus: hash of the pretraining corpus.
+        tasks: hash of each task's data.
+    """
+    every = [*stages, *cells]
+    found = {}
+    if every:
+        found["Computed"] = f"{_when(min(w.began for w in every))} to {_when(max(w.ended for w in every))} UTC"
+    for label, works, one in (("Pretraining", stages, "stage"), ("Fine-tuning", cells, "cell")):
+        if works:
+            found[label] = f"{text.plural(len(works), one)}, {_cost(works)}, {_hardware(works)}"
+    if every:
+        found["Software"] = _software(every)
+    return found | {
+        "Corpus": corpus,
+        "Task data": ", ".join(f"{name} {fingerprint}" for name, fingerprint in tasks.items()),
+    }
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+
+
+def _cost(works: Iterable[Work]) -> str:
+    seconds = math.fsum(work.seconds * work.workers for work in works)
+    return f"{seconds / 3600:,.1f} worker hours" if seconds >= 3600 else f"{seconds / 60:.1f} worker minutes"
+
+
+def _hardware(works: Sequence[Work]) -> str:
+    devices = Counter(work.device for work in works)
+    parts = [name if len(devices) == 1 else f"{name} ({number:,})" for name, number in sorted(devices.items())]
+    hosts = {work.host for work in works}
+    machines = "" if "" in hosts else f"{text.plural(len(hosts), 'machine')}: "
+    return f"on {machines}{text.listing(parts)}"
+
+
+def _software(works: Iterable[Work]) -> str:
+    """Each package with all of its versions, and mlmclm's commits."""
+    versions: dict[str, set[str]] = defaultdict(set)
+    commits = set()
+    for work in works:
+        for package, version in work.versions.items():
+            versions[package].add(version)
+        if work.commit:
+            # A "+" at the end, for changed files, stays.
+            commits.add(work.commit[:COMMIT_DIGITS] + work.commit[40:])
+    parts = [f"{package} {' and '.join(sorted(own))}" for package, own in sorted(versions.items())]
+    if commits:
+        parts.append(f"mlmclm's commit {text.listing(sorted(commits))}")
+    return ", ".join(parts) or "versions were not recorded"

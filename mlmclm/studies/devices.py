@@ -1,0 +1,30 @@
+"""Accelerators by name, for estimates of hours. Nothing heavy is imported here: the command line's help names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_UTILISATION = 0.4
+"""Share of a device's peak that training reaches: an assumption. 0.4 to 0.5 is what well-tuned public training loops report."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator as a scheduler counts it."""
+
+    title: str
+    peak: float
+    """FLOP/s of dense bf16 matrix products with fp32 accumulation, as its maker states it; or those of `HERE`, as measured."""
+    source: str
+
+
+DEVICES: dict[str, Device] = {
+    "a100": Device("NVIDIA A100", 312e12, "NVIDIA A100 data sheet, BF16 Tensor Core"),
+    "h100": Device("NVIDIA H100 SXM", 989.4e12, "NVIDIA H100 data sheet, BF16 Tensor Core, half of the figure with sparsity"),
+    "h200": Device("NVIDIA H200 SXM", 989.4e12, "NVIDIA H200 data sheet, BF16 Tensor Core, half of the figure with sparsity"),
+    "mi250x": Device("AMD MI250X, both dies", 383e12, "AMD Instinct MI250X data sheet, peak bfloat16"),
+    "mi250x-gcd": Device("AMD MI250X, one of two dies", 191.5e12, "half of the MI250X; a die is what software sees as a GPU"),
+}  # fmt: skip
+"""What `--device` takes beside `HERE`."""
+HERE = "here"
+"""The machine that asks, as `pretraining.speed.this_machine` measures it."""

@@ -1,0 +1,68 @@
+"""Data sets of the Hub that follow a branch are held to what a store first read of them: a branch moves, a commit doesn't.
+
+task-data/NAME-DECLARATION.json      the fingerprint of the data, and when they were first read
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mlmclm.checksums import read_sealed, write_sealed
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.files import stable_hash
+from mlmclm.tasks.declaration import Judged, Part, Task
+
+LOCATES = {
+    "source",
+    "config_name",
+    "revision",
+    "data_dir",
+    "columns",
+    "splits",
+    "label_names",
+    "pair_template",
+    "unanswerable",
+}
+"""What of a declaration decides which data are read and how they are fingerprinted."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def check_pin(task: Task, fingerprint: str, store: Path) -> None:
+    """Notes the fingerprint of a task's data at their first reading, where they come from a branch.
+
+    Raises:
+        UserError: they are not what the store first read.
+    """
+    branches = list(dict.fromkeys(name for name in _revisions(task) if _COMMIT.fullmatch(name) is None))
+    if not branches:
+        return
+    # Another declaration of the same name may have other data.
+    where = stable_hash(task.model_dump(mode="json", include=LOCATES))[:12]
+    path = store / "task-data" / f"{task.name}-{where}.json"
+    if not path.is_file():
+        with suppress(EnvironmentFault):  # a store that this user may only read
+            write_sealed(path, {"fingerprint": fingerprint, "read": f"{datetime.now(UTC):%Y-%m-%d}"})
+        return
+    pinned = read_sealed(path, "Delete it: the data of now are then taken.")
+    if pinned["fingerprint"] != fingerprint:
+        raise UserError(
+            f"task {task.name}: the data at {task.source} (revision {', '.join(branches)}) have changed since this store first read "
+            f"them on {pinned['read']}: their fingerprint was {pinned['fingerprint'][:12]} and is {fingerprint[:12]} now. To keep to the "
+            f"data of then, put a local copy of them under --data, or a commit into the task's 'revision'. To take those of now, delete {path}: "
+            "the task's cells are then computed anew."
+        )
+
+
+def _revisions(task: Task) -> Iterator[str]:
+    """Those of all tables that are read; a branch's default is called main."""
+    splits = task.splits
+    for split in (splits.train, splits.validation, splits.test):
+        for part in (split.queries, split.corpus, split.qrels) if isinstance(split, Judged) else (split,):
+            if isinstance(part, Part):
+                yield part.revision or (task.revision if part.source is None else None) or "main"
+            elif part is not None:
+                yield task.revision or "main"

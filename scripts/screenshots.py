@@ -1,0 +1,137 @@
+"""Draws the pictures that README and docs show:  make screenshots
+
+Needs a finished quickstart in the store (`make quickstart`) and Chromium (Debian: apt-get install chromium). For the Ray dashboard a
+sweep of the quickstart is begun anew in a store of its own, and ended when the picture is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from mlmclm.service.mlflow_server import running_server
+
+ROOT = Path(__file__).parents[1]
+STUDY = ROOT / "examples" / "quickstart.yaml"
+PICTURES = ROOT / "docs" / "screenshots"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+WAIT = 60_000
+"""Milliseconds for a page to show what is looked for."""
+
+
+def main(store: Path) -> None:
+    """Draws all pictures."""
+    report = store / "studies" / "quickstart" / "report.html"
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        sys.exit(f"none of {', '.join(BROWSERS)} is installed; on Debian: apt-get install chromium")
+    if not report.is_file():
+        sys.exit(f"{report}: no such file; run `make quickstart` first")
+    PICTURES.mkdir(exist_ok=True)
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        draw_report(browser, report)
+        draw_mlflow(browser, store)
+        draw_ray(browser, store)
+
+
+def draw_report(browser: Browser, report: Path) -> None:
+    """The report's first page in light, dark and on a telephone, and all of it as it is printed."""
+    looks: dict[str, dict[str, Any]] = {
+        "light": {"viewport": {"width": 1280, "height": 1000}, "color_scheme": "light"},
+        "dark": {"viewport": {"width": 1280, "height": 1000}, "color_scheme": "dark"},
+        "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "device_scale_factor": 2},
+        "print": {"viewport": {"width": 794, "height": 1123}, "color_scheme": "dark"},
+    }
+    for name, look in looks.items():
+        with new_page(browser, **look) as page:
+            page.goto(report.as_uri())
+            page.wait_for_selector(".js-plotly-plot .main-svg", timeout=WAIT)
+            if name == "print":
+                page.emulate_media(media="print")
+                page.wait_for_timeout(1000)
+            save(page, f"report-{name}", full_page=name == "print")
+
+
+def draw_mlflow(browser: Browser, store: Path) -> None:
+    """The table of a study's runs, and two runs beside each other."""
+    with running_server(store) as (links, _), new_page(browser, viewport={"width": 1440, "height": 900}) as page:
+        link = links["quickstart"]
+        page.goto(link)
+        page.wait_for_selector("text=sweep quickstart", timeout=WAIT)
+        save(page, "mlflow-runs")
+        base = link.partition("/#/")[0]
+        client = mlflow.MlflowClient(base)
+        (experiment,) = [found.experiment_id for found in client.search_experiments() if found.name == "quickstart"]
+        groups = client.search_runs([experiment], "tags.`mlmclm.kind` = 'group' and params.task = 'pydocs-kind'")
+        ids = [run.info.run_id for run in groups]
+        page.goto(f"{base}/#/compare-runs?runs={json.dumps(ids)}&experiments={json.dumps([experiment])}")
+        page.wait_for_selector("text=test_mean", timeout=WAIT)
+        save(page, "mlflow-compare")
+
+
+def draw_ray(browser: Browser, store: Path) -> None:
+    """The Ray dashboard while a sweep runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "store"
+        shutil.copytree(store, copy, symlinks=True, ignore=shutil.ignore_patterns("cells", "mlflow"))
+        words = [sys.executable, "-m", "mlmclm", "sweep", str(STUDY), "--store", str(copy)]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as sweep:
+            try:
+                address = first_match(sweep, r"Ray dashboard: (\S+)")
+                first_match(sweep, r"fine-tuning: (?!0/)\d+/")
+                with new_page(browser, viewport={"width": 1440, "height": 900}) as page:
+                    page.goto(f"{address}/#/cluster")
+                    page.wait_for_selector("text=SweepWorker", timeout=WAIT)
+                    save(page, "ray-cluster")
+                    page.goto(f"{address}/#/actors")
+                    page.wait_for_selector("text=SweepWorker", timeout=WAIT)
+                    save(page, "ray-actors")
+            finally:
+                sweep.send_signal(signal.SIGTERM)
+                sweep.communicate()
+
+
+def first_match(process: subprocess.Popen[str], pattern: str) -> str:
+    """Waits for a line of a process's errors; its first group, or all of it."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        found = re.search(pattern, line)
+        if found:
+            return found[1] if found.groups() else found[0]
+    sys.exit(f"the sweep ended before a line like {pattern!r}")
+
+
+@contextmanager
+def new_page(browser: Browser, **look: Any) -> Iterator[Page]:
+    """A page in a window of its own."""
+    context = browser.new_context(**look)
+    try:
+        yield context.new_page()
+    finally:
+        context.close()
+
+
+def save(page: Page, name: str, **more: Any) -> None:
+    """Writes a picture."""
+    page.wait_for_timeout(1500)  # figures and tables are drawn after their first element is there
+    path = PICTURES / f"{name}.png"
+    page.screenshot(path=path, **more)
+    print(f"{os.path.relpath(path)}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "store").resolve())

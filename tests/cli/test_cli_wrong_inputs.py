@@ -1,0 +1,314 @@
+"""Kinds of wrong input over verbs and files: each is one message that names the file, without a traceback; 2 is the user's mistake, 1 the machine's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from mlmclm.tasks.registry import FOLDER
+from small_models import save_small_model
+from small_study import write_study
+
+Run = Callable[..., tuple[int, str]]
+Spoil = Callable[[Path], None]
+
+
+def missing(file: Path) -> None:
+    file.unlink()
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def binary(file: Path) -> None:
+    file.write_bytes(bytes(range(256)) * 8)
+
+
+def wrong_encoding(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + "# Größe\n".encode("latin-1"))
+
+
+def duplicate_key(file: Path) -> None:
+    first = next(line for line in file.read_text().splitlines() if line and line[0].isalpha())
+    file.write_text(f"{file.read_text()}\n{first if not first.endswith(':') else first + ' 1'}\n")
+
+
+def a_list(file: Path) -> None:
+    file.write_text("- one\n- two\n")
+
+
+def no_yaml(file: Path) -> None:
+    file.write_text("name: [unclosed\nmore: {")
+
+
+def typo(file: Path) -> None:
+    content = yaml.safe_load(file.read_text())
+    key = next(iter(content))
+    file.write_text(yaml.safe_dump({f"{key}s": content.pop(key), **content}))
+
+
+SPOILS: tuple[Spoil, ...] = (
+    missing, folder, empty, binary, wrong_encoding, duplicate_key, a_list, no_yaml, typo,
+)  # fmt: skip
+
+
+class Inputs(NamedTuple):
+    """A copy of every file that a person writes."""
+
+    folder: Path
+    study: Path
+    space: Path
+    task: Path
+    data: Path
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("wrong")
+    write_study(root)
+    (root / "tasks").mkdir()
+    (root / "tasks" / "own.yaml").write_text((FOLDER / "sst2.yaml").read_text().replace("name: sst2", "name: own"))
+    study = yaml.safe_load((root / "study.yaml").read_text())
+    (root / "study.yaml").write_text(yaml.safe_dump({**study, "space": "space.yaml"}))
+    suite = {"description": "two", "models": ["1m-clm-30"]}
+    (root / "suite.yaml").write_text(yaml.safe_dump(suite))
+    save_small_model(root / "model")
+    return root
+
+
+@pytest.fixture
+def inputs(template: Path, tmp_path: Path) -> Inputs:
+    root = shutil.copytree(template, tmp_path / "inputs")
+    return Inputs(root, root / "study.yaml", root / "space.yaml", root / "tasks" / "own.yaml", root / "data")
+
+
+def places(inputs: Inputs, tmp_path: Path) -> tuple[str | Path, ...]:
+    return "--store", tmp_path / "store", "--data", inputs.data
+
+
+def words_of(verb: str, inputs: Inputs, tmp_path: Path) -> tuple[str | Path, ...]:
+    """A command line that reads the study file, and the space where it reads that."""
+    study, where = inputs.study, places(inputs, tmp_path)
+    return {
+        "data": ("data", study, *where),
+        "data order": ("data", "order", study, "--steps", "0:1", *where),
+        "data verify": ("data", "verify", study, *where),
+        "plan": ("plan", "--study", study),
+        "pretrain": ("pretrain", study, *where),
+        "sweep": ("sweep", study, *where),
+        "study": ("study", study, *where),
+        "study --dry-run": ("study", study, "--dry-run", *where),
+        "report": ("report", study, *where),
+        "compare": ("compare", "a", "b", "--study", study, *where),
+        "export": ("export", study, "1m-clm-30", "--to", tmp_path / "to", *where),
+    }[verb]
+
+
+def assert_one_clear_message(code: int, printed: str, name: str, *, expected: int = 2) -> None:
+    assert code == expected, printed
+    assert name in printed, printed
+    for never in ("Traceback", "did not expect", "MarkupError", "pydantic", "errors.pydantic.dev"):
+        assert never not in printed, printed
+    assert len(printed.splitlines()) <= 12, printed
+
+
+STUDY_VERBS = (
+    "data", "data order", "data verify", "plan", "pretrain", "sweep", "study", "study --dry-run", "report", "compare", "export",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("verb", STUDY_VERBS)
+def test_a_wrong_study_file(verb: str, spoil: Spoil, inputs: Inputs, tmp_path: Path, run: Run) -> None:
+    spoil(inputs.study)
+    assert_one_clear_message(*run(*words_of(verb, inputs, tmp_path)), "study.yaml")
+    assert not (tmp_path / "store" / "corpora").exists()
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize(
+    "verb", ["data", "study", "study --dry-run", "pretrain --dry-run", "sweep", "report", "finetune"]
+)
+def test_a_wrong_search_space(verb: str, spoil: Spoil, inputs: Inputs, tmp_path: Path, run: Run) -> None:
+    spoil(inputs.space)
+    where = places(inputs, tmp_path)
+    if verb == "finetune":
+        words: tuple[str | Path, ...] = (verb, inputs.folder / "model", "sst2", "--lr", "1e-3", "--space", inputs.space)
+    else:
+        words = (*verb.split(), inputs.study)
+    assert_one_clear_message(*run(*words, *where), "space.yaml")
+    assert not (tmp_path / "store" / "corpora").exists()
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("verb", ["plan", "pretrain"])
+def test_a_wrong_suite(verb: str, spoil: Spoil, inputs: Inputs, tmp_path: Path, run: Run) -> None:
+    suite = inputs.folder / "suite.yaml"
+    spoil(suite)
+    words = (
+        (verb, "--suite", suite)
+        if verb == "plan"
+        else (verb, inputs.study, "--suite", suite, *places(inputs, tmp_path))
+    )
+    assert_one_clear_message(*run(*words), "suite.yaml")
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
+def test_a_wrong_declaration_of_a_task(spoil: Spoil, inputs: Inputs, tmp_path: Path, run: Run) -> None:
+    spoil(inputs.task)
+    words = ("tasks", "check", "own", "--model", inputs.folder / "model", "--task-dir", inputs.task.parent)
+    name = "no declaration of a task" if spoil is missing else "own.yaml"
+    assert_one_clear_message(*run(*words, *places(inputs, tmp_path)), name)
+
+
+@pytest.mark.parametrize("spoil", [missing, folder, empty, binary], ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("verb", ["tasks check", "finetune", "data"])
+def test_a_wrong_file_of_task_data(verb: str, spoil: Spoil, inputs: Inputs, tmp_path: Path, run: Run) -> None:
+    spoil(inputs.data / "sst2" / "train.parquet")
+    words = {
+        "tasks check": ("tasks", "check", "sst2", "--model", inputs.folder / "model"),
+        "finetune": ("finetune", inputs.folder / "model", "sst2", "--lr", "1e-3", "--space", inputs.space),
+        "data": ("data", inputs.study),
+    }[verb]
+    name = "has no split 'train'" if spoil in (missing, folder) else "train.parquet"
+    assert_one_clear_message(*run(*words, *places(inputs, tmp_path)), name)
+
+
+@pytest.mark.parametrize("spoil", [missing, folder, empty, binary], ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_wrong_file_of_a_model(file: str, spoil: Spoil, inputs: Inputs, tmp_path: Path, run: Run) -> None:
+    spoil(inputs.folder / "model" / file)
+    words = ("finetune", inputs.folder / "model", "sst2", "--lr", "1e-3", "--space", inputs.space)
+    assert_one_clear_message(*run(*words, *places(inputs, tmp_path)), "model")
+
+
+@pytest.mark.parametrize(("content", "name"), [
+    (b"", "no text"), (b"\x00\xff" * 500, "train.txt"), ("Größe\n".encode("latin-1") * 50, "train.txt"),
+], ids=["empty", "binary", "wrong encoding"])  # fmt: skip
+def test_a_wrong_corpus(content: bytes, name: str, inputs: Inputs, tmp_path: Path, run: Run) -> None:
+    (inputs.data / "prose" / "train.txt").write_bytes(content)
+    assert_one_clear_message(*run("data", inputs.study, *places(inputs, tmp_path)), name)
+
+
+@pytest.mark.parametrize(("words", "name"), [
+    (("data", "STUDY", "--store", "FILE"), "FILE"),
+    (("study", "STUDY", "--store", "FILE"), "FILE"),
+    (("report", "STUDY", "--store", "FILE"), "FILE"),
+    (("ui", "--store", "FILE"), "FILE"),
+    (("ui", "--store", "NOWHERE"), "NOWHERE"),
+    (("ui", "--port", "-1"), "--port"),
+    (("ui", "--port", "70000"), "--port"),
+    (("data", "STUDY", "--data", "NOWHERE"), "NOWHERE"),
+    (("tasks", "--task-dir", "NOWHERE"), "NOWHERE"),
+    (("tasks", "--task-dir", "FILE"), "FILE"),
+    (("data", "order", "STUDY", "--steps", "-3:1"), "--steps"),
+    (("data", "order", "STUDY", "--steps", "3:1"), "--steps"),
+    (("plan", "1m-clm--30"), "1m-clm--30"),
+    (("plan", "1m-clm-42k", "--device", "h1000"), "--device"),
+    (("plan", "1m-clm-42k", "--utilisation", "-0.4"), "--utilisation"),
+    (("plan", "1m-clm-42k", "--vocabulary", "-1"), "--vocabulary"),
+    (("finetune", "MODEL", "sst2", "--lr", "-1"), "--lr"),
+    (("finetune", "MODEL", "sst2", "--lr", "fast"), "--lr"),
+    (("finetune", "MODEL", "sst2", "--lr", "1e-3", "--seed", "-1"), "--seed"),
+    (("finetune", "MODEL", "sst3", "--lr", "1e-3"), "sst3"),
+    (("finetune", "modle", "sst2", "--lr", "1e-3"), "modle"),
+    (("finetune", "MODEL", "sst2", "--lr", "1e-3", "--set", "epochs=-1"), "epochs"),
+    (("finetune", "MODEL", "sst2", "--lr", "1e-3", "--set", "epohcs=1"), "epohcs"),
+    (("export", "STUDY", "1m-clm-30", "--to", "TO", "--step", "-1"), "--step"),
+    (("tasks", "check", "sst2", "--model", "MODEL", "--max-length", "-5"), "--max-length"),
+    (("tasks", "check", "sst2", "--model", "MODEL", "--examples", "-5"), "--examples"),
+    (("study", "STUDY", "--ray", "127.0.0.1:99999"), "99999"),
+    (("studdy", "STUDY"), "studdy"),
+    (("study", "STUDY", "--stor", "x"), "--stor"),
+], ids=lambda part: " ".join(part) if isinstance(part, tuple) else "")  # fmt: skip
+def test_a_wrong_option(
+    words: tuple[str, ...], name: str, inputs: Inputs, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the store is by default
+    (tmp_path / "FILE").write_text("a file")
+    stands_for = {
+        "STUDY": inputs.study, "MODEL": inputs.folder / "model", "FILE": tmp_path / "FILE",
+        "NOWHERE": tmp_path / "NOWHERE", "TO": tmp_path / "to",
+    }  # fmt: skip
+    code, printed = run(*(stands_for.get(word, word) for word in words))
+    # A file in the store's place and a cluster that isn't there are faults of the surroundings.
+    surroundings = words[-2:] == ("--store", "FILE") or "--ray" in words
+    assert_one_clear_message(code, printed, name, expected=1 if surroundings and code == 1 else 2)
+
+
+def test_a_port_that_is_taken(finished_study: Any, run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert_one_clear_message(*run("ui", "--store", finished_study.store, "--port", str(port)), str(port))
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> None:
+    """Mounts of one process alone, which end with it."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this system gives no mounts of one's own (unshare -rm)")
+
+
+@pytest.fixture
+def mounted(namespaces: None) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Runs a command line behind a shell's mounts: exit code, and what it printed."""
+
+    def call(mounts: str, *words: str | Path, home: Path) -> tuple[int, str]:
+        script = f'{mounts} && exec "$@"'
+        line = ["unshare", "-rm", "bash", "-c", script, "bash", sys.executable, "-m", "mlmclm", *map(str, words)]
+        environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout + done.stderr
+
+    yield call
+
+
+def test_a_store_that_may_only_be_read(
+    finished_study: Any, mounted: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """`report` and `compare` show what is there; what has to write says that it can't."""
+    store, study = finished_study.store, finished_study.study
+    read_only = f"mount --bind {store} {store} && mount -o remount,ro,bind {store}"
+    where = ("--store", store, "--data", study.parent / "data")
+    code, printed = mounted(read_only, "report", study, *where, home=finished_study.home)
+    assert code == 0, printed
+    assert "is not written: " in printed and "--to" in printed and "Traceback" not in printed
+    code, printed = mounted(read_only, "report", study, *where, "--to", tmp_path / "to", home=finished_study.home)
+    assert code == 0, printed
+    for name in ("report.html", "results.csv"):
+        assert (tmp_path / "to" / name).read_bytes() == (store / "studies" / "small" / name).read_bytes()
+    models = ("1m-clm-30", "1m-untrained")
+    code, printed = mounted(read_only, "compare", *models, "--study", study, *where, home=finished_study.home)
+    assert code == 0, printed
+    words = ("finetune", "1m-clm-30", "sst2", "--lr", "2e-3", "--set", "max_length=32", *where)
+    assert_one_clear_message(*mounted(read_only, *words, home=finished_study.home), "Read-only file system", expected=1)
+
+
+@pytest.mark.parametrize("verb", ["data", "finetune"])
+def test_a_disk_that_is_full(
+    verb: str, template: Path, tmp_path: Path, mounted: Callable[..., tuple[int, str]]
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    small = f"mount -t tmpfs -o size=16k none {store}"
+    words = ("finetune", template / "model", "sst2", "--lr", "1e-3", "--space", template / "space.yaml")
+    words = ("data", template / "study.yaml") if verb == "data" else words
+    found = mounted(small, *words, "--store", store, "--data", template / "data", home=tmp_path)
+    assert_one_clear_message(*found, "the disk is full", expected=1)

@@ -1,0 +1,84 @@
+"""Every command of the documentation's pages is run, with the files that the page shows; links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from small_models import BAD, CITIES, FILL, GOOD, NAMES, save_small_decoder, save_small_model, write_sentiment
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)")
+PAGES = ["own-task", *(pytest.param(name, marks=pytest.mark.slow) for name in ("own-text", "own-model", "hub-model"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_reader_who_does_as_the_page_says_comes_to_its_end(page: str, tmp_path: Path) -> None:
+    _what_readers_have(tmp_path)
+    script = ["set -e"]
+    # Fewer steps, so that the test takes less of a minute's training.
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("-200", "-20")
+    for number, (language, name, content) in enumerate(BLOCK.findall(text)):
+        if name:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(_more(content) if language == "csv" else content, encoding="utf-8")
+        elif language == "python":
+            (tmp_path / f"{number}.py").write_text(content, encoding="utf-8")
+            script.append(f"{sys.executable} {number}.py")
+        else:
+            assert language == "bash", language
+            script.append(content)
+    assert sum("mlmclm" in part for part in script) >= 2
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLMCLM_")} | {
+        "HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        **({"MLMCLM_DATA": "datasets"} if page == "hub-model" else {}),
+    }
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if page == "own-task":
+        assert (tmp_path / "predictions.jsonl").read_text().count('"prediction"') == 40
+        assert "(was there)" in done.stdout, "the same cell was computed again"
+
+
+def _what_readers_have(folder: Path) -> None:
+    """The texts, models and data sets that the pages take for given."""
+    chance = random.Random(0)
+    for number in range(200):
+        file = folder / "my_texts" / f"{number}.md"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(" ".join(chance.choices(NAMES + CITIES + GOOD + BAD + FILL, k=chance.randint(20, 200))))
+    save_small_model(folder / "my_model")
+    save_small_decoder(folder / "datasets" / "HuggingFaceTB" / "SmolLM2-135M")
+    write_sentiment(folder / "datasets", train=160, test=40)
+    for split in ("train", "test"):
+        file = folder / "my_data" / "reviews" / f"{split}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_more('text,label\n"the film was lovely",good\n"a dull evening",bad\n'))
+    blocks = BLOCK.findall((ROOT / "docs" / "own-task.md").read_text(encoding="utf-8"))
+    (folder / "my_tasks").mkdir()
+    (folder / "my_tasks" / "reviews.yaml").write_text(
+        {name: content for _, name, content in blocks}["my_tasks/reviews.yaml"]
+    )
+
+
+def _more(table: str) -> str:
+    """The rows of a page's example twenty times over: four are too few to train on."""
+    header, *rows = table.splitlines(keepends=True)
+    return header + "".join(rows) * 20
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))])
+def test_links_to_files_lead_somewhere(page: str) -> None:
+    links = [link for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")) if "://" not in link]
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
