@@ -31,7 +31,9 @@ from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.prepared import PreparedCorpus
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.models.sizes import SIZES, training_flops
-from mlmclm.studies.names import parse, parse_objective
+from mlmclm.objectives.mlm import Masked
+from mlmclm.objectives.objective import parse_objective
+from mlmclm.studies.names import parse
 from mlmclm.studies.plans import fingerprint, make_plan
 from mlmclm.studies.recipe import Corruption, Recipe
 from mlmclm.workers import worker_environment
@@ -108,7 +110,7 @@ def trainer(folder: Path, objective: str) -> list[float]:
         report_to=[], save_strategy="no", logging_steps=10**6, adam_beta2=0.95, weight_decay=0.1, disable_tqdm=True,
     )  # fmt: skip
     collator = DataCollatorForLanguageModeling(
-        tokenizer, mlm=not parsed.causal, mlm_probability=parsed.mask_percent / 100 if not parsed.causal else None
+        tokenizer, mlm=isinstance(parsed, Masked), mlm_probability=parsed.mask_percent / 100 if isinstance(parsed, Masked) else None
     )
     Trainer(model, arguments, collator, rows, callbacks=[Clock()]).train()  # type: ignore[arg-type]
     return np.diff(times).tolist()
@@ -120,7 +122,7 @@ def bare_step(folder: Path, objective: str) -> Callable[[int], None]:
 
     from mlmclm.corpora.tokenizer import vocabulary
     from mlmclm.models.build import PretrainingModel, build, load_tokenizer, model_config
-    from mlmclm.pretraining.objectives import Labelling
+    from mlmclm.pretraining.labelling import Labelling
 
     prepared, parsed = corpus(folder), parse_objective(objective, where="benchmark")
     tokenizer = load_tokenizer(prepared.tokenizer)

@@ -97,8 +97,7 @@ def stage_texts(name: ModelName, decay_steps: int) -> Iterator[str]:
             (phase.decayed or index == len(name.phases) - 1) and decay_steps > 0 and stop > phase.until - decay_steps
         )
         law = f", the last {stop - (phase.until - decay_steps)} with decaying rate" if decayed else ""
-        words = "causal (CLM)" if phase.objective.causal else f"masked at {phase.objective.mask_percent} % (MLM)"
-        yield f"steps {start} to {stop}: {words}{law}"
+        yield f"steps {start} to {stop}: {phase.objective.words}{law}"
         start = stop
 
 

@@ -140,7 +140,7 @@ def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None
 
 
 def _masks(plan: Plan) -> bool:
-    return any(not stage.objective.causal for stage in plan.stages)
+    return any(stage.objective.masks for stage in plan.stages)
 
 
 def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | None:

@@ -32,6 +32,7 @@ from mlmclm.models.architectures import ARCHITECTURES, layers_of, load_weights
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.models.packing import Packing
+from mlmclm.objectives.objective import Objective
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.host import Host
 from mlmclm.pretraining.host_adamw import HostAdamW
@@ -261,7 +262,7 @@ class Engine:
             self._take_up_moments(state)
 
     def step(
-        self, batches: Sequence[tuple[Tensor, Tensor]], *, causal: bool, rate: float
+        self, batches: Sequence[tuple[Tensor, Tensor]], objective: Objective, *, rate: float
     ) -> tuple[Tensor, Tensor, int, float]:
         """One optimiser step.
 
@@ -278,11 +279,13 @@ class Engine:
             group["lr"] = rate
         total = torch.zeros((), device=self.device)
         # DeepSpeed averages over workers and micro batches; what is wanted is the sum over the global batch by its labelled tokens.
-        scale = self.recipe.loss_weights.of(causal=causal) * self.accumulation / max(1, int(labelled))
+        scale = self.recipe.loss_weights.of(objective) * self.accumulation / max(1, int(labelled))
         if not self.sums_itself:
             scale *= self.world
         for input_ids, labels in batches:
-            loss = self.engine(input_ids.to(self.device), labels.to(self.device), causal, self._packing(input_ids))
+            loss = self.engine(
+                input_ids.to(self.device), labels.to(self.device), objective.causal, self._packing(input_ids)
+            )
             total += loss.detach()
             self.engine.backward(loss * scale)
             if self.stage == 0 and self.engine.is_gradient_accumulation_boundary():

@@ -16,7 +16,7 @@ from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.files import whole_file
-from mlmclm.pretraining.objectives import Labelling, separator
+from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import history
 from mlmclm.studies.recipe import Recipe

@@ -41,7 +41,7 @@ from mlmclm.pretraining.engine import Engine, Evaluation, effective_stage
 from mlmclm.pretraining.failures import VALIDATION_LOSS
 from mlmclm.pretraining.initial import open_initial
 from mlmclm.pretraining.job import StageJob
-from mlmclm.pretraining.objectives import Labelling, separator
+from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.speed import matrix_peak, peak_memory
 from mlmclm.studies.recipe import Recipe
 from mlmclm.tracking import metrics as exported
@@ -79,7 +79,7 @@ def train_stage(job: StageJob) -> None:
         batches = _micro_batches(job.train, recipe, engine, label, step)
         waited = time.perf_counter() - waited
         rate = next(leg for leg in job.legs if leg.start <= step < leg.stop).rate(step, recipe)
-        total, labelled, tokens, norm = engine.step(batches, causal=objective.causal, rate=rate)
+        total, labelled, tokens, norm = engine.step(batches, objective, rate=rate)
         done = step + 1
         log.add(done, total, labelled, tokens, norm, rate, waited)
         if end is not None:

@@ -84,21 +84,19 @@ class Pricing:
 
 
 def leg_flops(size: Size, leg: Leg, recipe: Recipe, vocabulary: int, documents: NDArray[Any] | None = None) -> int:
-    """Model FLOPs of a leg's steps (`models.sizes.training_flops`): CLM labels every token but a block's first, MLM its mask ratio.
+    """Model FLOPs of a leg's steps (`models.sizes.training_flops`), of which the LM head's are those of the labelled tokens.
 
     Args:
         documents: lengths of some documents of the corpus, where the recipe isolates them; an upper bound comes out without.
     """
     tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
-    causal = leg.objective.causal
-    length, firsts = (recipe.block_length, 1) if documents is None else (int(documents.sum()), len(documents))
-    labelled = (length - firsts) / length if causal else leg.objective.mask_percent / 100
+    length, count = (recipe.block_length, 1) if documents is None else (int(documents.sum()), len(documents))
     return training_flops(
         size,
         tokens=tokens,
-        labelled=round(tokens * labelled),
+        labelled=round(tokens * leg.objective.labelled_share(length, count)),
         length=recipe.block_length,
         vocabulary=vocabulary,
-        causal=causal,
+        causal=leg.objective.causal,
         documents=documents,
     )

@@ -5,7 +5,7 @@ Grammar (the study's, arXiv 2507.00994; `untrained` is this project's addition):
     name       = size "-untrained"
                | size 1*("-" objective "-" ["dec"] steps) ["-" step]
     size       = a size of `models.sizes`, or a study's own name for a model to continue from
-    objective  = "clm" | "mlm" ratio            ratio in per cent, 1 to 99
+    objective  = "clm" | "mlm" ratio | ...      as the classes of `mlmclm.objectives` write them; ratio in per cent, 1 to 99
     steps      = total optimiser steps at the phase's end; a multiple of 1,000 is written with k (42k)
                | share "%"                      of the last phase's end; not of the last phase itself
     dec        = the phase ends with its learning-rate decay; the next one starts from the decayed weights
@@ -27,29 +27,12 @@ from math import ceil, floor, gcd
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.sizes import SIZES
+from mlmclm.objectives.objective import Objective, parse_objective
 
 _SHARE = re.compile(r"(dec)?((?:0|[1-9]\d*)(?:\.\d*[1-9])?)%")
 _DECIMALS = 3
 """Of a share in per cent that is proposed."""
 _GRAMMAR = "SIZE-OBJECTIVE-STEPS, SIZE-OBJECTIVE-STEPS-OBJECTIVE-TOTAL or SIZE-untrained, such as 2m-clm-150-mlm40-600"
-
-
-@dataclass(frozen=True, order=True)
-class Objective:
-    """What a step's loss is: the next token (`clm`), or the hidden ones at a mask ratio in per cent (`mlm40`)."""
-
-    kind: str
-    """`clm` or `mlm`."""
-    mask_percent: int = 0
-    """Share of tokens that are masked, in per cent; 0 for `clm`."""
-
-    def __str__(self) -> str:
-        return f"mlm{self.mask_percent}" if self.kind == "mlm" else "clm"
-
-    @property
-    def causal(self) -> bool:
-        """Whether a position sees earlier positions only."""
-        return self.kind == "clm"
 
 
 @dataclass(frozen=True)
@@ -157,19 +140,6 @@ def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     if str(parsed) != "-".join([size, *rest]):
         raise UserError(f"model {name!r}: a plan has one name only; write {str(parsed)!r}.")
     return parsed
-
-
-def parse_objective(text: str, *, where: str) -> Objective:
-    """`clm` or `mlm` with a ratio of 1 to 99 per cent; anything else is a `UserError` that starts with `where`."""
-    if text == "clm":
-        return Objective("clm")
-    match = re.fullmatch(r"mlm(\d+)", text)
-    if match is None:
-        raise unknown("objective", text, ["clm", "mlm15", "mlm20", "mlm30", "mlm40", "mlm50"], where=where)
-    percent = int(match.group(1))
-    if not 1 <= percent <= 99:
-        raise UserError(f"{where}: the mask ratio of {text!r} is {percent} %; allowed: 1 to 99.")
-    return Objective("mlm", percent)
 
 
 def _in_steps(name: str, parts: list[str]) -> Iterator[str]:

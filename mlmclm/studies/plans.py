@@ -15,7 +15,8 @@ from typing import Any
 
 from mlmclm.errors import UserError
 from mlmclm.files import stable_hash
-from mlmclm.studies.names import ModelName, Objective
+from mlmclm.objectives.objective import Objective
+from mlmclm.studies.names import ModelName
 from mlmclm.studies.recipe import Recipe, learning_rate
 
 ENGINE_VERSION = 5

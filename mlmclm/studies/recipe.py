@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
+from mlmclm.objectives.hiding import Corruption
+from mlmclm.objectives.objective import Objective
 
 RECIPE_KEYS = {
     "train_batch_size": "'batch'",
@@ -27,24 +28,6 @@ RECIPE_KEYS = {
 """Keys of DeepSpeed's configuration that the recipe decides, and the fields that do."""
 
 
-class Corruption(Frozen):
-    """What becomes of the tokens that masked language modelling predicts; the shares add up to 1. BERT's are 0.8, 0.1 and 0.1."""
-
-    mask: float = Field(1.0, ge=0, le=1)
-    """Share that is replaced by the mask token."""
-    random: float = Field(0.0, ge=0, le=1)
-    """Share that is replaced by a random token, never a special one."""
-    keep: float = Field(0.0, ge=0, le=1)
-    """Share that stays as it is."""
-
-    @model_validator(mode="after")
-    def _whole(self) -> Corruption:
-        total = math.fsum((self.mask, self.random, self.keep))
-        if not math.isclose(total, 1.0, abs_tol=1e-9):
-            raise ValueError(f"mask + random + keep must be 1, but is {total:g}")
-        return self
-
-
 class LossWeights(Frozen):
     """What a stage's loss is multiplied by before its gradient is taken, by the kind of its objective; losses are reported without.
 
@@ -58,9 +41,9 @@ class LossWeights(Frozen):
     mlm: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Of masked language modelling."""
 
-    def of(self, *, causal: bool) -> float:
+    def of(self, objective: Objective) -> float:
         """The weight of an objective."""
-        return self.clm if causal else self.mlm
+        return float(getattr(self, objective.loss_weight))
 
 
 class Recipe(Frozen):

@@ -21,6 +21,8 @@ distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=
 from transformers import BertConfig, EuroBertConfig, ModernBertConfig
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow
+from mlmclm.objectives.clm import Causal
+from mlmclm.objectives.mlm import Masked
 from mlmclm.pretraining.checkpoints import TrainingState, fresh, read_tensors, write_tensors
 from mlmclm.pretraining import engine as engines
 from mlmclm.pretraining.engine import Engine
@@ -98,7 +100,7 @@ for case in cases:
             ids[:, 5::4] = torch.where(ids[:, 5::4] % 3 == 0, 4, ids[:, 5::4])
         return [(ids[i:i + engine.micro], labels[i:i + engine.micro]) for i in range(rank * share, (rank + 1) * share, engine.micro)]
     for step in range(0 if state is None else state.step, case["stop"]):
-        total, labelled, _, norm = engine.step(mine(step), causal=case["causal"], rate=1e-2)
+        total, labelled, _, norm = engine.step(mine(step), Causal() if case["causal"] else Masked(40), rate=1e-2)
         distributed.all_reduce(total)
         losses.append(float(total / labelled)); norms.append(norm)
     evaluation = engine.evaluate(iter(mine(99)), causal=case["causal"])

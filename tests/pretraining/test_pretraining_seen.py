@@ -96,7 +96,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
     import torch
 
     from mlmclm.models.build import build, load_tokenizer, model_config
-    from mlmclm.pretraining.objectives import Labelling
+    from mlmclm.pretraining.labelling import Labelling
 
     rows = exported(made, study, tmp_path / "order.parquet")
     assert [(row["step"], row["row"]) for row in rows] == [(step, row) for step in (0, 1) for row in range(8)]
@@ -157,7 +157,7 @@ def test_tokens_a_second_count_every_step_though_validation_comes_between(tmp_pa
 def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
     study: Path, made: Prepared, tmp_path: Path
 ) -> None:
-    from mlmclm.pretraining.objectives import Labelling
+    from mlmclm.pretraining.labelling import Labelling
     from mlmclm.pretraining.worker import _micro_batches
 
     rows = exported(made, study, tmp_path / "order.jsonl")

@@ -9,9 +9,12 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
-from mlmclm.studies.names import ModelName, Objective, Phase, parse
+from mlmclm.objectives.clm import Causal
+from mlmclm.objectives.mlm import Masked
+from mlmclm.objectives.objective import Objective
+from mlmclm.studies.names import ModelName, Phase, parse
 
-CLM, MLM = Objective("clm"), Objective("mlm", 40)
+CLM, MLM = Causal(), Masked(40)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_printing_and_parsing_are_inverse_over_the_whole_grammar() -> None:
 
 
 def _objective(text: str) -> Objective:
-    return CLM if text == "clm" else Objective("mlm", int(text[3:]))
+    return CLM if text == "clm" else Masked(int(text[3:]))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlmclm.corpora.masking import IGNORED, mask_tokens
+from mlmclm.objectives.hiding import mask_tokens
+from mlmclm.objectives.objective import UNLABELLED as IGNORED
 
 MASK, EOS = 3, 2
 

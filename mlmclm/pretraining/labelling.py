@@ -1,4 +1,4 @@
-"""From rows of tokens to inputs and labels: the next token for CLM, the masked ones for MLM."""
+"""From rows of tokens to inputs and labels, by an objective with all that it draws from."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mlmclm.corpora.masking import mask_tokens
 from mlmclm.corpora.tokenizer import Vocabulary, special_ids
-from mlmclm.studies.names import Objective
-from mlmclm.studies.recipe import Corruption, Recipe
-
-UNLABELLED = -100
+from mlmclm.objectives.hiding import Corruption
+from mlmclm.objectives.objective import Draw, Objective
+from mlmclm.studies.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -40,24 +38,8 @@ class Labelling:
             input_ids and labels, int64 [rows, length]; a label belongs to the position whose output predicts it (for CLM
             position t is labelled with token t + 1), and is -100 where there is none.
         """
-        if self.objective.causal:
-            labels = np.full_like(tokens, UNLABELLED)
-            labels[:, :-1] = tokens[:, 1:]
-            if self.separator is not None:
-                labels[tokens == self.separator] = UNLABELLED
-            return tokens, labels
-        return mask_tokens(
-            tokens,
-            rows=rows,
-            ratio=self.objective.mask_percent / 100,
-            mask_id=self.vocabulary.mask,
-            special_ids=self.vocabulary.special,
-            seed=self.seed,
-            step=step,
-            random=self.corruption.random,
-            keep=self.corruption.keep,
-            replacements=self.vocabulary.ordinary,
-        )
+        draw = Draw(rows, step, self.seed, self.vocabulary, self.corruption, self.separator)
+        return self.objective.label(tokens, draw)
 
 
 def separator(recipe: Recipe, tokenizer: Path) -> int | None:

@@ -1,22 +1,73 @@
-"""Masked language modelling: which positions are predicted, and what stands there, is a function of (seed, step, row, position)."""
+"""Hiding tokens: which ones, and what stands in their place, is a function of (seed, step, row, position)."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
+from mlmclm.configuration import Frozen
 from mlmclm.corpora.hashing import fold, unit_interval
+from mlmclm.objectives.objective import UNLABELLED, Draw
 
 _PURPOSE = 2
 """Keeps the draws of masking and of the order of batches independent under one seed."""
 
-IGNORED = -100
-"""The label of a position without a prediction (`torch.nn.functional.cross_entropy`'s default)."""
-
 _FATE, _REPLACEMENT = 1, 2
 """Which draw of a position it is; the one that chooses it has no number."""
+
+
+class Corruption(Frozen):
+    """What becomes of the tokens that are hidden; the shares add up to 1. BERT's are 0.8, 0.1 and 0.1."""
+
+    mask: float = Field(1.0, ge=0, le=1)
+    """Share that is replaced by the mask token."""
+    random: float = Field(0.0, ge=0, le=1)
+    """Share that is replaced by a random token, never a special one."""
+    keep: float = Field(0.0, ge=0, le=1)
+    """Share that stays as it is."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Corruption:
+        total = math.fsum((self.mask, self.random, self.keep))
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise ValueError(f"mask + random + keep must be 1, but is {total:g}")
+        return self
+
+
+def parse_ratio(kind: str, text: str) -> int | None:
+    """The per cent in a name such as mlm40, None where the name is not of that kind.
+
+    Raises:
+        ValueError: it is outside 1 to 99.
+    """
+    match = re.fullmatch(rf"{kind}(\d+)", text)
+    if match is None:
+        return None
+    percent = int(match[1])
+    if not 1 <= percent <= 99:
+        raise ValueError(f"the mask ratio of {text!r} is {percent} %; allowed: 1 to 99.")
+    return percent
+
+
+def hide(tokens: NDArray[np.int64], draw: Draw, ratio: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`mask_tokens` as a step draws them: the inputs, and the hidden tokens at their positions."""
+    return mask_tokens(
+        tokens,
+        rows=draw.rows,
+        ratio=ratio,
+        mask_id=draw.vocabulary.mask,
+        special_ids=draw.vocabulary.special,
+        seed=draw.seed,
+        step=draw.step,
+        random=draw.corruption.random,
+        keep=draw.corruption.keep,
+        replacements=draw.vocabulary.ordinary,
+    )
 
 
 def mask_tokens(
@@ -74,4 +125,4 @@ def mask_tokens(
         if replacements is not None:
             which = unit_interval(fold(*counters, _REPLACEMENT)[replaced]) * len(replacements)
             inputs[replaced] = replacements[which.astype(np.int64)]
-    return inputs, np.where(chosen, ids, np.int64(IGNORED))
+    return inputs, np.where(chosen, ids, np.int64(UNLABELLED))

@@ -1,0 +1,1 @@
+"""Pretraining objectives, one class a file; to add one, add a file (see `objective`)."""

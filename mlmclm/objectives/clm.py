@@ -1,0 +1,42 @@
+"""Causal language modelling: each token from those before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlmclm.objectives.objective import UNLABELLED, Draw, Objective
+
+
+@dataclass(frozen=True)
+class Causal(Objective):
+    """`clm`: position t predicts token t + 1."""
+
+    causal = True
+    masks = False
+    loss_weight = "clm"
+    examples = ("clm",)
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        return cls() if text == "clm" else None
+
+    def __str__(self) -> str:
+        return "clm"
+
+    @property
+    def words(self) -> str:
+        return "causal (CLM)"
+
+    def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        labels = np.full_like(tokens, UNLABELLED)
+        labels[:, :-1] = tokens[:, 1:]
+        if draw.separator is not None:
+            labels[tokens == draw.separator] = UNLABELLED
+        return tokens, labels
+
+    def labelled_share(self, length: int, documents: int) -> float:
+        return (length - documents) / length
