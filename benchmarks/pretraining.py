@@ -110,7 +110,9 @@ def trainer(folder: Path, objective: str) -> list[float]:
         report_to=[], save_strategy="no", logging_steps=10**6, adam_beta2=0.95, weight_decay=0.1, disable_tqdm=True,
     )  # fmt: skip
     collator = DataCollatorForLanguageModeling(
-        tokenizer, mlm=isinstance(parsed, Masked), mlm_probability=parsed.mask_percent / 100 if isinstance(parsed, Masked) else None
+        tokenizer,
+        mlm=isinstance(parsed, Masked),
+        mlm_probability=parsed.mask_percent / 100 if isinstance(parsed, Masked) else None,
     )
     Trainer(model, arguments, collator, rows, callbacks=[Clock()]).train()  # type: ignore[arg-type]
     return np.diff(times).tolist()

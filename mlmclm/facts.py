@@ -68,7 +68,7 @@ def state_facts(
         "initial": initial.source if initial is not None else None,
         "base_model": initial.source.partition("@")[0] if initial is not None and initial.commit else None,
         "parameters": parameters(size, vocabulary),
-        "stages": list(stage_texts(name, recipe.decay_steps)),
+        "stages": list(stage_texts(name, recipe)),
         "objective": str(objective) if objective is not None else None,
         "causal": objective is not None and objective.causal,
         "steps": state.step,
@@ -86,9 +86,9 @@ def state_facts(
     }
 
 
-def stage_texts(name: ModelName, decay_steps: int) -> Iterator[str]:
+def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
     """One line a phase of a model's plan."""
-    start = 0
+    start, decay_steps = 0, 0 if recipe.decay == "constant" else recipe.decay_steps
     for index, phase in enumerate(name.phases):
         stop = min(phase.until, name.steps)
         if start >= stop:
@@ -195,7 +195,7 @@ def _model_facts(prepared: Prepared, name: ModelName) -> ModelFacts:
         name=str(name),
         kind=kind,
         description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
-        stages=tuple(stage_texts(name, recipe.decay_steps)),
+        stages=tuple(stage_texts(name, recipe)),
         parameters=parameters(size, vocabulary),
         steps=state.step,
         tokens=state.step * recipe.batch * recipe.block_length,

@@ -36,7 +36,7 @@ from mlmclm.pretraining.initial import (
     prepare_initial,
 )
 from mlmclm.pretraining.launch import missing_states, run_stage, set_aside_damaged, stage_claims
-from mlmclm.pretraining.schedule import room, run_stages
+from mlmclm.pretraining.side_by_side import room, run_stages
 from mlmclm.progress import Bar, say
 from mlmclm.studies.names import ModelName
 from mlmclm.studies.plans import Plan, Stage, State, fingerprint, make_plan

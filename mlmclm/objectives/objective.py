@@ -81,9 +81,7 @@ class Objective(ABC):
         """What reports and model cards call it."""
 
     @abstractmethod
-    def label(
-        self, tokens: NDArray[np.int64], draw: Draw
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and labels of some rows.
 
         Args:

@@ -17,7 +17,8 @@ from mlmclm.errors import UserError
 from mlmclm.files import stable_hash
 from mlmclm.objectives.objective import Objective
 from mlmclm.studies.names import ModelName
-from mlmclm.studies.recipe import Recipe, learning_rate
+from mlmclm.studies.recipe import Recipe
+from mlmclm.studies.schedules import learning_rate
 
 ENGINE_VERSION = 5
 """Raised when the pretraining engine's arithmetic changes, so that older states are not taken for new ones."""
@@ -46,6 +47,7 @@ class Leg:
             origin=self.origin,
             decay=recipe.decay_steps,
             decay_end=self.decay_end,
+            law=recipe.decay,
         )
 
     def identity(self) -> list[Any]:

@@ -7,8 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
+from mlmclm.errors import unknown
 from mlmclm.objectives.hiding import Corruption
 from mlmclm.objectives.objective import Objective
+from mlmclm.studies.schedules import LAWS
 
 RECIPE_KEYS = {
     "train_batch_size": "'batch'",
@@ -23,7 +25,7 @@ RECIPE_KEYS = {
     "activation_checkpointing": "'activation_checkpointing'",
     "compile": "'compile'",
     "optimizer": "'adam_betas', 'adam_eps' and 'weight_decay'",
-    "scheduler": "'peak_learning_rate', 'warmup_steps' and 'decay_steps'",
+    "scheduler": "'peak_learning_rate', 'warmup_steps', 'decay_steps' and 'decay'",
 }
 """Keys of DeepSpeed's configuration that the recipe decides, and the fields that do."""
 
@@ -60,7 +62,9 @@ class Recipe(Frozen):
     peak_learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(2000, ge=0)
     decay_steps: int = Field(2000, ge=0)
-    """Steps of linear decay to 0 at the end of the last phase, and of a `dec` phase."""
+    """Steps of decay at the end of the last phase, and of a `dec` phase."""
+    decay: str = "linear"
+    """How the rate falls in these steps: linear, 1-sqrt or cosine (to 0), or constant (not at all)."""
     rewarmup_steps: int | None = Field(None, ge=0)
     """Steps of warm-up of a phase that starts from a decayed state (`dec` in the name); None is `warmup_steps`."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
@@ -114,6 +118,13 @@ class Recipe(Frozen):
             raise ValueError("both betas must lie in [0, 1)")
         return value
 
+    @field_validator("decay")
+    @classmethod
+    def _known_law(cls, value: str) -> str:
+        if value not in LAWS:
+            raise ValueError(str(unknown("decay", value, LAWS)).rstrip("."))
+        return value
+
     @field_validator("deepspeed")
     @classmethod
     def _no_contradiction(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -151,25 +162,9 @@ class Recipe(Frozen):
         }  # fmt: skip
         optional = {
             "corruption",
+            "decay",
             "loss_weights",
             "isolate_documents",
         }  # left out by default: the keys of older states stay valid
         fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
         return self.model_dump(mode="json", include=fields)
-
-
-def learning_rate(step: int, *, peak: float, warmup: int, origin: int, decay: int, decay_end: int | None) -> float:
-    """The learning rate of a step under warm-up / stable / decay: a pure function of its arguments.
-
-    Args:
-        step: the step about to be taken, from 0.
-        peak: rate of the stable part.
-        warmup: steps of linear warm-up, counted from `origin`; the step at `origin` has peak / warmup.
-        decay: steps of linear decay before `decay_end`, where the rate would be 0; None for no decay.
-    """
-    rate = peak
-    if warmup > 0:
-        rate *= min(1.0, (step - origin + 1) / warmup)
-    if decay_end is not None and decay > 0:
-        rate *= min(1.0, (decay_end - step) / decay)
-    return rate

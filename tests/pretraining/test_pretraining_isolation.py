@@ -11,11 +11,11 @@ from mlmclm.errors import UserError
 from mlmclm.facts import flops
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.sizes import SIZES
+from mlmclm.objectives.objective import UNLABELLED
 from mlmclm.pipeline import Prepared, prepare
 from mlmclm.place import Place
 from mlmclm.pretraining import engine
 from mlmclm.pretraining.labelling import Labelling, separator
-from mlmclm.objectives.objective import UNLABELLED
 from mlmclm.pretraining.seen import seen
 from mlmclm.studies.recipe import Recipe
 from mlmclm.study_file import load_study

@@ -14,7 +14,8 @@ from mlmclm.errors import UserError
 from mlmclm.pipeline import _padded_with_eos
 from mlmclm.studies.names import parse
 from mlmclm.studies.plans import Leg, Plan, State, fingerprint, history, make_plan
-from mlmclm.studies.recipe import Recipe, learning_rate
+from mlmclm.studies.recipe import Recipe
+from mlmclm.studies.schedules import learning_rate
 from small_models import small_tokenizer
 
 RECIPE = Recipe(warmup_steps=20, decay_steps=50)

@@ -10,7 +10,7 @@ import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.placement import HEAD, Cluster, Growth, NodeType
-from mlmclm.pretraining.schedule import room, run_stages
+from mlmclm.pretraining.side_by_side import room, run_stages
 from mlmclm.studies.names import parse
 from mlmclm.studies.plans import Plan, Stage, State, make_plan
 from mlmclm.studies.recipe import Recipe
