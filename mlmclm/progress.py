@@ -51,6 +51,8 @@ class Bar:
     ) -> None:
         self.title, self.total, self.unit, self.above = title, total, unit, above
         self.done = 0
+        self.complete = True
+        """Whether the work is all done once it ends without an error."""
         self._already = 0
         self._first: tuple[int, float] | None = None
         """How much was done when the first piece was, and when that was."""
@@ -81,10 +83,10 @@ class Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        if kind is None and self.total is not None:
+        if kind is None and self.total is not None and self.complete:
             self.done = self.total
         if self._progress is not None and self._task is not None:
-            if kind is None:
+            if kind is None and self.complete:
                 ended = max(self.done, 1)
                 self._progress.update(self._task, completed=ended, total=ended, count=self._count())
             with Bar._lock:

@@ -84,6 +84,15 @@ def test_work_that_ends_well_is_all_done_and_work_that_fails_is_not(
         assert "-:--:--" not in written.getvalue().rpartition("hashing")[2]
 
 
+def test_work_that_was_given_up_is_not_all_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(progress, "console", Console(file=written))
+    with Bar("fine-tuning", 24, unit="cells") as bar:
+        bar.update(14)
+        bar.complete = False
+    assert written.getvalue() == "fine-tuning: 14/24 cells, 0 s\n"
+
+
 def test_a_line_says_that_work_goes_on_where_nothing_has_happened_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(progress, "console", Console(file=written))

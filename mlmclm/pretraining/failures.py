@@ -22,8 +22,8 @@ _LISTED = 32
 
 
 def final(failures: Mapping[int, BaseException]) -> BaseException | None:
-    """What starting the workers again from their last checkpoint would only run into once more: a mistake in what was asked for, or
-    too little memory; None if no worker's failure is of that kind.
+    """What starting the workers again from their last checkpoint would only run into once more: a mistake in what was asked for, too
+    little memory, or a full disk; None if no worker's failure is of that kind.
 
     Args:
         failures: what workers raised, or what Ray says of their death, by rank.
@@ -32,7 +32,7 @@ def final(failures: Mapping[int, BaseException]) -> BaseException | None:
         raised = getattr(failure, "_base_exc", failure)  # Ray Train's wrapper of what a worker raised
         if isinstance(raised, UserError):
             return raised
-        if _OUT_OF_MEMORY.search(str(failure)):
+        if _OUT_OF_MEMORY.search(str(failure)) or _DISK_FULL.search(str(failure)):
             return failure
     return None
 

@@ -45,6 +45,8 @@ class SweepProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._bar is not None:
+            self._bar.complete = self._reused + self._done >= (self._bar.total or 0)
         self._stack.__exit__(kind, error, trace)
 
     def started(self, cell: Cell) -> None:

@@ -165,6 +165,7 @@ def test_memory_and_disk_are_recognised_in_what_any_of_the_workers_raised(error:
 
     wrapped = WorkerGroupError("cut short", {0: RuntimeError("Connection closed by peer"), 1: error})
     recipe = Recipe(batch=64, workers=4, zero_stage=2, block_length=512)
+    assert failures.final(wrapped.worker_failures) is not None, "tried again it would fail again"
     found = failures.explain(wrapped, title="2m clm 0-600", folder=Path("runs/x"), recipe=recipe)
     assert "runs/x; the same command goes on from them" in str(found)
     if error in DISK:
