@@ -94,10 +94,9 @@ def draw_ray(browser: Browser, store: Path) -> None:
                 address = first_match(sweep, r"Ray dashboard: (\S+)")
                 first_match(sweep, r"fine-tuning: (?!0/)\d+/")
                 with new_page(browser, viewport={"width": 1440, "height": 900}) as page:
-                    page.goto(f"{address}/#/cluster")
-                    page.wait_for_selector("text=SweepWorker", timeout=WAIT)
-                    save(page, "ray-cluster")
                     page.goto(f"{address}/#/actors")
+                    page.fill("input[placeholder*='token']", (copy / "ray" / "auth_token").read_text().strip())
+                    page.click("button:has-text('Submit')")
                     page.wait_for_selector("text=SweepWorker", timeout=WAIT)
                     save(page, "ray-actors")
             finally:

@@ -70,7 +70,6 @@ def report(
     from mlmclm.progress import say
     from mlmclm.stored import open_study
     from mlmclm.study_file import load_study
-    from mlmclm.study_tracking import StudyTracking
     from mlmclm.sweeps.ledger import Ledger
 
     study, place = load_study(file), options.place(store, data, task_dir)
@@ -84,8 +83,11 @@ def report(
     if folder is None:
         say(f"the report is not written: {own} may only be read; name another folder with --to.")
     with ExitStack() as stack:
-        tracking = stack.enter_context(StudyTracking(study, place)) if export else None
-        if tracking is not None:
+        tracking = None
+        if export:
+            from mlmclm.study_tracking import StudyTracking
+
+            tracking = stack.enter_context(StudyTracking(study, place))
             tracking.pretrained(stored.prepared)
             tracking.sweep_begins(stored.prepared, space)
             for result in results:

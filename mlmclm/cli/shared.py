@@ -59,7 +59,10 @@ def shared_session(stack: ExitStack, place: Place, address: str | None) -> Any:
             prepare_environment()
             found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
             if found.dashboard is not None:
-                say(f"Ray dashboard: {found.dashboard}")
+                token = (
+                    f" (it asks for a token, which is in {found.token_file})" if found.token_file is not None else ""
+                )
+                say(f"Ray dashboard: {found.dashboard}{token}")
             opened = True
         return nullcontext()
 

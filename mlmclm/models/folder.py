@@ -31,6 +31,16 @@ CHANGED = (
 )
 
 
+COMMON = frozenset({"bert", "eurobert", "llama", "modernbert", "qwen2", "qwen3", "roberta"})
+"""Model types that are not looked up in transformers, whose import takes seconds: it has them."""
+
+
+def _known(model_type: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
 def check_model_folder(path: Path) -> dict[str, Any]:
     """A folder with config.json, safetensors weights and a fast tokenizer, of an architecture that transformers knows.
 
@@ -40,8 +50,6 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     Raises:
         UserError: something is missing, damaged, a pickle, or would need remote code.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder.")
     if not (path / "config.json").is_file():
@@ -49,7 +57,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     config = read_json(path / "config.json")
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path / 'config.json'}: no 'model_type'; not a Hugging Face model's configuration.")
-    if config["model_type"] not in CONFIG_MAPPING:
+    if config["model_type"] not in COMMON and not _known(config["model_type"]):
         code = " It comes with code of its own, which is never run." if "auto_map" in config else ""
         raise UserError(f"{path}: the architecture {config['model_type']!r} is not one that transformers has.{code}")
     files = weight_files(path)
@@ -63,7 +71,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a model folder: model.safetensors is missing.")
     for file in files:
         try:
-            with safe_open(file, framework="pt") as handle:
+            with safe_open(file, framework="np") as handle:  # the names only, which need no torch
                 handle.keys()
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file}: cannot be read; is it cut short? ({error})") from error
