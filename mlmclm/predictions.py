@@ -1,4 +1,4 @@
-"""What a cell predicted for each test example, as JSON lines that any other evaluator can read."""
+"""A cell's predictions for the test examples, as JSON lines that any other evaluator can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verbs share: work on a study that no other process does meanwhile, one Ray session, the report at the end."""
+"""Shared by verbs: work on a study that no other process does meanwhile, one Ray session, the report at the end."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,19 @@ class Masked(Objective):
     mask_percent: int
     """Share of the tokens that are hidden, in per cent."""
 
+    kind: ClassVar[str] = "mlm"
     causal = False
     masks = True
     loss_weight = "mlm"
-    examples = ("mlm15", "mlm20", "mlm30", "mlm40", "mlm50")
+    examples: ClassVar[tuple[str, ...]] = ("mlm15", "mlm20", "mlm30", "mlm40", "mlm50")
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        percent = parse_ratio("mlm", text)
+        percent = parse_ratio(cls.kind, text)
         return None if percent is None else cls(percent)
 
     def __str__(self) -> str:
-        return f"mlm{self.mask_percent}"
+        return f"{self.kind}{self.mask_percent}"
 
     @property
     def words(self) -> str:

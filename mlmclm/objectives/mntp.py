@@ -7,41 +7,27 @@ sides, but every output goes on predicting the next token, as the decoder learne
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.objectives.hiding import hide, parse_ratio
-from mlmclm.objectives.objective import UNLABELLED, Draw, Objective
+from mlmclm.objectives.mlm import Masked
+from mlmclm.objectives.objective import UNLABELLED, Draw
 
 
 @dataclass(frozen=True)
-class MaskedNextToken(Objective):
+class MaskedNextToken(Masked):
     """`mntp15`: 15 % of the tokens are hidden, and that at position i is predicted at position i - 1."""
 
-    mask_percent: int
-    """Share of the tokens that are hidden, in per cent."""
-
-    causal = False
-    masks = True
-    loss_weight = "mlm"
+    kind = "mntp"
     examples = ("mntp15",)
-
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        percent = parse_ratio("mntp", text)
-        return None if percent is None else cls(percent)
-
-    def __str__(self) -> str:
-        return f"mntp{self.mask_percent}"
 
     @property
     def words(self) -> str:
         return f"masked at {self.mask_percent} %, predicted one position earlier (MNTP)"
 
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        inputs, hidden = hide(tokens, draw, self.mask_percent / 100)
+        inputs, hidden = super().label(tokens, draw)
         labels = np.full_like(hidden, UNLABELLED)
         labels[:, :-1] = hidden[:, 1:]
         if draw.separator is not None:
@@ -50,4 +36,4 @@ class MaskedNextToken(Objective):
         return inputs, labels
 
     def labelled_share(self, length: int, documents: int) -> float:
-        return self.mask_percent / 100 * (length - documents) / length
+        return super().labelled_share(length, documents) * (length - documents) / length

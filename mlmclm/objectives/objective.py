@@ -48,7 +48,7 @@ class Draw:
 
 
 class Objective(ABC):
-    """What the loss of a step is. Objectives with equal names are equal.
+    """The loss of a step. Objectives with equal names are equal.
 
     Class attributes:
         causal: whether a position sees earlier positions only.
@@ -78,7 +78,7 @@ class Objective(ABC):
     @property
     @abstractmethod
     def words(self) -> str:
-        """What reports and model cards call it."""
+        """Its name in reports and model cards."""
 
     @abstractmethod
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

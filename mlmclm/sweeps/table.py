@@ -65,7 +65,7 @@ class _Pair:
 
 
 class SweepTable:
-    """What is known of all cells of a sweep; a rich renderable that fits the terminal it is drawn on.
+    """All cells of a sweep as far as they are known; a rich renderable that fits the terminal it is drawn on.
 
     Scores are of the validation split, by which learning rates are chosen; those of the test split wait for the report.
     """
