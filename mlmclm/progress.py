@@ -176,7 +176,7 @@ class _Display(Progress):
     """All open bars, and above them what they show besides."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """What is drawn, from top to bottom."""
+        """The parts of the display, from top to bottom."""
         yield from (bar.above for task in self.tasks if (bar := task.fields["bar"]).above is not None and not bar.over)
         yield self.make_tasks_table(self.tasks)
 

@@ -79,7 +79,7 @@ def chosen_results(
 
 
 def _place(row: Record) -> tuple[Any, ...]:
-    """What tells a cell of a study's tables from the others."""
+    """The columns that tell a cell of a study's tables from the others."""
     seeds = (row["seed_head"], row["seed_order"], row["seed_dropout"])
     return row["model"], row["task"], row["setting"], row["learning_rate"], seeds
 

@@ -292,15 +292,15 @@ def _task_data(
 ) -> tuple[str, bool]:
     """The fingerprint of the task's data, and whether `pair_truncation` changes its examples. The data are tokenised too, but for a
     dry run."""
-    from mlmclm.models.folder import check_length, tokenizer_hash
+    from mlmclm.models.folder import check_length
     from mlmclm.pipeline import bars
     from mlmclm.tasks.load import load_task
-    from mlmclm.tasks.prepared import open_prepared, prepared_key
+    from mlmclm.tasks.prepared import find_data
 
     check_length(folder, settings.max_length)
     with bars() as progress:
         data = load_task(task, store=store, data_root=data_root, progress=progress)
-    there = open_prepared(store, prepared_key(task, data.fingerprint, tokenizer_hash(folder), settings))
+    there = find_data(data, folder, settings, store)
     if there is not None and (settings.pooling != "bos" or there.starts):
         return data.fingerprint, there.recut
     # Only now, because it imports torch, which a cell that is there does without.

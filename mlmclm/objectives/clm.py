@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.objectives.objective import UNLABELLED, Draw, Objective
+from mlmclm.objectives.objective import Draw, Objective
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,7 @@ class Causal(Objective):
         return "causal (CLM)"
 
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        labels = np.full_like(tokens, UNLABELLED)
-        labels[:, :-1] = tokens[:, 1:]
-        if draw.separator is not None:
-            labels[tokens == draw.separator] = UNLABELLED
-        return tokens, labels
+        return tokens, draw.one_earlier(tokens, tokens)
 
     def labelled_share(self, length: int, documents: int) -> float:
         return (length - documents) / length

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection
 
 import numpy as np
@@ -12,7 +11,7 @@ from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.corpora.hashing import fold, unit_interval
-from mlmclm.objectives.objective import UNLABELLED, Draw
+from mlmclm.objectives.objective import UNLABELLED
 
 _PURPOSE = 2
 """Keeps the draws of masking and of the order of batches independent under one seed."""
@@ -22,7 +21,7 @@ _FATE, _REPLACEMENT = 1, 2
 
 
 class Corruption(Frozen):
-    """What becomes of the tokens that are hidden; the shares add up to 1. BERT's are 0.8, 0.1 and 0.1."""
+    """The fate of the tokens that are hidden; the shares add up to 1. BERT's are 0.8, 0.1 and 0.1."""
 
     mask: float = Field(1.0, ge=0, le=1)
     """Share that is replaced by the mask token."""
@@ -37,37 +36,6 @@ class Corruption(Frozen):
         if not math.isclose(total, 1.0, abs_tol=1e-9):
             raise ValueError(f"mask + random + keep must be 1, but is {total:g}")
         return self
-
-
-def parse_ratio(kind: str, text: str) -> int | None:
-    """The per cent in a name such as mlm40, None where the name is not of that kind.
-
-    Raises:
-        ValueError: it is outside 1 to 99.
-    """
-    match = re.fullmatch(rf"{kind}(\d+)", text)
-    if match is None:
-        return None
-    percent = int(match[1])
-    if not 1 <= percent <= 99:
-        raise ValueError(f"the mask ratio of {text!r} is {percent} %; allowed: 1 to 99.")
-    return percent
-
-
-def hide(tokens: NDArray[np.int64], draw: Draw, ratio: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`mask_tokens` as a step draws them: the inputs, and the hidden tokens at their positions."""
-    return mask_tokens(
-        tokens,
-        rows=draw.rows,
-        ratio=ratio,
-        mask_id=draw.vocabulary.mask,
-        special_ids=draw.vocabulary.special,
-        seed=draw.seed,
-        step=draw.step,
-        random=draw.corruption.random,
-        keep=draw.corruption.keep,
-        replacements=draw.vocabulary.ordinary,
-    )
 
 
 def mask_tokens(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.objectives.hiding import hide, parse_ratio
+from mlmclm.objectives.hiding import mask_tokens
 from mlmclm.objectives.objective import Draw, Objective
 
 
@@ -27,8 +28,13 @@ class Masked(Objective):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        percent = parse_ratio(cls.kind, text)
-        return None if percent is None else cls(percent)
+        match = re.fullmatch(rf"{cls.kind}(\d+)", text)
+        if match is None:
+            return None
+        percent = int(match[1])
+        if not 1 <= percent <= 99:
+            raise ValueError(f"the mask ratio of {text!r} is {percent} %; allowed: 1 to 99.")
+        return cls(percent)
 
     def __str__(self) -> str:
         return f"{self.kind}{self.mask_percent}"
@@ -38,7 +44,18 @@ class Masked(Objective):
         return f"masked at {self.mask_percent} % (MLM)"
 
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return hide(tokens, draw, self.mask_percent / 100)
+        return mask_tokens(
+            tokens,
+            rows=draw.rows,
+            ratio=self.mask_percent / 100,
+            mask_id=draw.vocabulary.mask,
+            special_ids=draw.vocabulary.special,
+            seed=draw.seed,
+            step=draw.step,
+            random=draw.corruption.random,
+            keep=draw.corruption.keep,
+            replacements=draw.vocabulary.ordinary,
+        )
 
     def labelled_share(self, length: int, documents: int) -> float:
         return self.mask_percent / 100

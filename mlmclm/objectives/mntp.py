@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.objectives.mlm import Masked
-from mlmclm.objectives.objective import UNLABELLED, Draw
+from mlmclm.objectives.objective import Draw
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,7 @@ class MaskedNextToken(Masked):
 
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         inputs, hidden = super().label(tokens, draw)
-        labels = np.full_like(hidden, UNLABELLED)
-        labels[:, :-1] = hidden[:, 1:]
-        if draw.separator is not None:
-            # A document's first token has no position before it that sees the document.
-            labels[tokens == draw.separator] = UNLABELLED
-        return inputs, labels
+        return inputs, draw.one_earlier(hidden, tokens)
 
     def labelled_share(self, length: int, documents: int) -> float:
         return super().labelled_share(length, documents) * (length - documents) / length

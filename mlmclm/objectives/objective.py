@@ -46,6 +46,17 @@ class Draw:
     corruption: Corruption
     separator: int | None = None
 
+    def one_earlier(self, targets: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Labels that predict each target at the position before it: int64 [b, length] of both arguments.
+
+        A document's first token has no position before it that sees the document, where documents are isolated.
+        """
+        labels = np.full_like(targets, UNLABELLED)
+        labels[:, :-1] = targets[:, 1:]
+        if self.separator is not None:
+            labels[tokens == self.separator] = UNLABELLED
+        return labels
+
 
 class Objective(ABC):
     """The loss of a step. Objectives with equal names are equal.

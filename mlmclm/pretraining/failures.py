@@ -22,7 +22,7 @@ _LISTED = 32
 
 
 def final(failures: Mapping[int, BaseException]) -> BaseException | None:
-    """What starting the workers again from their last checkpoint would only run into once more: a mistake in what was asked for, too
+    """A failure that starting the workers again from their last checkpoint would only meet once more: a mistake in what was asked for, too
     little memory, or a full disk; None if no worker's failure is of that kind.
 
     Args:

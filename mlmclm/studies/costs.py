@@ -42,7 +42,7 @@ class Pricing:
     """Share of the device's peak that model FLOPs are computed at."""
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
     here: Device | None = None
-    """What `HERE` is; needed where that is the device."""
+    """The device `HERE`; needed where that is the one to count on."""
 
     def __post_init__(self) -> None:
         if self.device_name not in (*DEVICES, HERE):

@@ -25,6 +25,6 @@ DEVICES: dict[str, Device] = {
     "mi250x": Device("AMD MI250X, both dies", 383e12, "AMD Instinct MI250X data sheet, peak bfloat16"),
     "mi250x-gcd": Device("AMD MI250X, one of two dies", 191.5e12, "half of the MI250X; a die is what software sees as a GPU"),
 }  # fmt: skip
-"""What `--device` takes beside `HERE`."""
+"""Devices that `--device` takes beside `HERE`."""
 HERE = "here"
 """The machine that asks, as `pretraining.speed.this_machine` measures it."""

@@ -48,7 +48,7 @@ LAWS: dict[str, Decay] = {
     "cosine": Cosine(),
     "constant": Constant(),
 }
-"""What `recipe.decay` can be."""
+"""Laws by the names that `recipe.decay` can have."""
 
 
 def learning_rate(

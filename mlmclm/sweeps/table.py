@@ -21,7 +21,7 @@ from mlmclm.sweeps.cells import cell_name
 
 LINES_A_ROW = 2
 OTHER_LINES = 9
-"""Of a terminal: headers, rules, the bar, what is said beside it."""
+"""Lines of a terminal that are no rows: headers, rules, the bar, messages."""
 RUNNING_SHOWN = 4
 ENDLESS = 10_000
 

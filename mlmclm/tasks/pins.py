@@ -27,7 +27,7 @@ LOCATES = {
     "pair_template",
     "unanswerable",
 }
-"""What of a declaration decides which data are read and how they are fingerprinted."""
+"""Fields of a declaration that decide which data are read and how they are fingerprinted."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -12,7 +12,7 @@ from mlmclm.errors import UserError
 from mlmclm.files import read_json, stable_hash
 from mlmclm.models.folder import tokenizer_hash
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.load import load_task
+from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.settings import TaskSettings
 
 PREPARATION = 2
@@ -73,6 +73,11 @@ def open_prepared(store: Path, key: str) -> Prepared | None:
         ) from error
 
 
+def find_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> Prepared | None:
+    """Loaded data as they were tokenised before; None where they were not."""
+    return open_prepared(store, prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
+
+
 def find_task(
     task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
 ) -> Prepared | None:
@@ -82,5 +87,4 @@ def find_task(
 
         if find_pydocs_task(task.name, store) is None:
             return None
-    data = load_task(task, store=store, data_root=data_root)
-    return open_prepared(store, prepared_key(task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
+    return find_data(load_task(task, store=store, data_root=data_root), tokenizer_folder, settings, store)
