@@ -229,8 +229,11 @@ def _run_trials(
         while left and not fault.set:
             rounds += 1
             watch = Watch(left, progress, on_done, fault, max_failures)
+            trainable = tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root)
+            # The Ray dashboard lists actors by this name, which Tune leaves at "with_parameters.<locals>._Inner".
+            trainable.__qualname__ = SweepWorker.__qualname__
             tune.Tuner(
-                tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root),
+                trainable,
                 param_space={
                     "cell": tune.grid_search(list(left)),
                     "resources": dict(resources),

@@ -64,6 +64,7 @@ def test_all_cells_are_computed_in_reused_workers_and_come_back_in_order(cluster
     assert len({result["cost"]["worker"] for result in outcome.results}) <= 2
     assert list(tmp_path.glob(".tune-*")) == [], "Tune's own state is removed"
     assert (tmp_path / "environment").read_text() == f"1 1 {8 << 30}"
+    assert {actor["ActorClassName"] for actor in ray._private.state.actors().values()} == {"SweepWorker"}
 
 
 @pytest.mark.slow
