@@ -34,8 +34,8 @@ import typer
 
 from benchmarks.profiles import ATTENTION, LOGITS, LOOPS, WEIGHTS, own_ranges, ranged
 from benchmarks.results import machine, write_section
-from mlmclm.files import read_json, whole_folder, write_json
-from mlmclm.workers import worker_environment
+from mlmclm.service.worker_environment import worker_environment
+from mlmclm.storage.files import read_json, whole_folder, write_json
 
 PARTS = ("sweep", "actors", "processes", "profile")
 TASKS = {"sst2": "accuracy", "conll2003": "f1"}
@@ -108,9 +108,9 @@ def prepare(work: Work) -> None:
     """The model, and the tasks' splits for the peers, tokenised."""
     from benchmarks.cells_trainer import encoded
     from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-    from mlmclm.corpora.prepare import prepare_corpus
+    from mlmclm.corpora.prepare_corpus import prepare_corpus
     from mlmclm.models.architectures import weights_of
-    from mlmclm.models.build import build, load_tokenizer, model_config
+    from mlmclm.models.build import build, load_prepared_tokenizer, model_config
     from mlmclm.models.export import export_folder
     from mlmclm.tasks.load import load_task
     from mlmclm.tasks.registry import get_task
@@ -120,7 +120,7 @@ def prepare(work: Work) -> None:
             CorpusConfig(source="enwiki2015", max_documents=600), TokenizerConfig(train_vocab_size=VOCABULARY),
             block_length=LENGTH, store=work.place / "corpus", data_root=work.data,
         )  # fmt: skip
-        config = model_config(SIZE, load_tokenizer(corpus.tokenizer), LENGTH)
+        config = model_config(SIZE, load_prepared_tokenizer(corpus.tokenizer), LENGTH)
         export_folder(work.model, weights_of(build(config, 0)), config, corpus.tokenizer, card="", decoder=False)
     for task in TASKS:
         if not (work.splits / task).is_dir():
@@ -139,7 +139,7 @@ def cells_of(work: Work, store: Path, steps: int | None = None) -> list[Any]:
     from mlmclm.models.folder import weights_hash
     from mlmclm.sweeps.cells import SweepModel, expand
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.prepare import prepare_task
+    from mlmclm.tasks.prepare_task import prepare_task
 
     values = {
         "tasks": list(TASKS),
@@ -159,7 +159,7 @@ def sweep(work: Work) -> dict[str, Any]:
     from functools import partial
 
     from mlmclm.service.ray_cluster import ray_session
-    from mlmclm.sweeps.launch import run_sweep
+    from mlmclm.sweeps.run_sweep import run_sweep
 
     store = work.place / "store"
     shutil.rmtree(store, ignore_errors=True)

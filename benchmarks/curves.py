@@ -38,7 +38,7 @@ TASKS: list[str] = PROBE["tasks"]  # type: ignore[assignment]
 
 def study(size: str, steps: int, space: Path) -> tuple[dict[str, object], dict[tuple[str, int], str]]:
     """The study file, and the name of each (recipe, steps)."""
-    from mlmclm.studies.names import format_steps
+    from mlmclm.plans.names import format_steps
 
     names = {
         (recipe, steps // share): f"{size}-"

@@ -19,12 +19,12 @@ import psutil
 from benchmarks.pretraining import VOCABULARY, corpus
 from benchmarks.results import machine, write_section
 from mlmclm.models.sizes import SIZES, parameters
-from mlmclm.pretraining.launch import prepare_environment, run_stage
+from mlmclm.plans.names import parse
+from mlmclm.plans.plan import fingerprint, make_plan
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining.run_stage import prepare_environment, run_stage
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.studies.names import parse
-from mlmclm.studies.plans import fingerprint, make_plan
-from mlmclm.studies.recipe import Recipe
-from mlmclm.workers import worker_environment
+from mlmclm.service.worker_environment import worker_environment
 
 SIZE = "210m"
 WORKERS = 2

@@ -90,7 +90,7 @@ class Case(NamedTuple):
 
 def models(size: str, steps: int) -> dict[str, str]:
     """What each is called in the table, and its name."""
-    from mlmclm.studies.names import format_steps
+    from mlmclm.plans.names import format_steps
 
     whole, quarter = format_steps(steps), format_steps(steps // 4)
     return {
@@ -172,7 +172,7 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
         model: one of the study's, whose tokenizer cuts texts as all do.
     """
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.prepare import prepare_task
+    from mlmclm.tasks.prepare_task import prepare_task
     from mlmclm.tasks.registry import find_tasks
 
     space = Space.model_validate(yaml.safe_load((store / "space.yaml").read_text(encoding="utf-8")))

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.files import stable_hash, write_atomic
 from mlmclm.models.sizes import Size
+from mlmclm.storage.files import stable_hash, write_atomic
 
 if TYPE_CHECKING:
-    from mlmclm.studies.recipe import Recipe
+    from mlmclm.plans.recipe import Recipe
 
 FUSED = ("eurobert", "llama")
 """Model types that the CPU computes in this project's block."""

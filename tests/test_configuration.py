@@ -8,7 +8,7 @@ import pytest
 
 from mlmclm.configuration import read_yaml
 from mlmclm.errors import UserError
-from mlmclm.study_file import load_study
+from mlmclm.study.study_file import load_study
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 

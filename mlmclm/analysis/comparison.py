@@ -21,7 +21,7 @@ import pandas as pd
 
 from mlmclm.analysis.intervals import NAN, contrast, holm, within
 from mlmclm.analysis.results import Record, cells_by_pair, records, table
-from mlmclm.scores import score_range
+from mlmclm.results.metrics import score_range
 
 ALL_TASKS = "all tasks"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlmclm.errors import unknown
-from mlmclm.scores import metric_parts
+from mlmclm.results.metrics import metric_parts
 
 Array = np.ndarray[Any, Any]
 Measure = Callable[[Array], Array]

@@ -21,7 +21,7 @@ from scipy import stats
 
 from mlmclm.analysis.measures import Array, Measure, measure, outcome, weighted_mean
 from mlmclm.errors import UserError
-from mlmclm.examples import KeptExamples
+from mlmclm.results.examples import KeptExamples
 
 RESAMPLES = 9_999
 BATCH_VALUES = 1 << 21

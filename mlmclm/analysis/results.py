@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from mlmclm.errors import UserError
-from mlmclm.scores import value_of
+from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 
 SEED_COLUMNS = {"seed": "Int64", "seed_head": "int64", "seed_order": "int64", "seed_dropout": "int64"}

@@ -47,7 +47,7 @@ from mlmclm.analysis.results import (
     wanted_seeds,
 )
 from mlmclm.errors import unknown
-from mlmclm.scores import Rule, score_range
+from mlmclm.results.metrics import Rule, score_range
 from mlmclm.seeds import Seeds
 
 RULES: tuple[Rule, ...] = ("mean", "per_seed")

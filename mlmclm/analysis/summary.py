@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import Record, records, seeds_of
-from mlmclm.analysis.study import Analysis
 from mlmclm.seeds import Seeds
 
 _BEST = ("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "test_low", "test_high")

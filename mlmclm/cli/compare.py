@@ -15,8 +15,8 @@ from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from mlmclm.examples import KeptExamples
-    from mlmclm.place import Place
+    from mlmclm.results.examples import KeptExamples
+    from mlmclm.study.place import Place
     from mlmclm.sweeps.ledger import Ledger
 
     Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
@@ -120,9 +120,9 @@ def _of_models(
     tasks that are left out, with the reason."""
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.errors import for_each
-    from mlmclm.pipeline import analyse_study, plan_sweep, study_space
-    from mlmclm.stored import open_study
-    from mlmclm.study_file import load_study
+    from mlmclm.study.opened import open_study
+    from mlmclm.study.pipeline import analyse_study, plan_sweep, study_space
+    from mlmclm.study.study_file import load_study
 
     study = load_study(file)
     names = [study.spelled(name) for name in (first, second)]

@@ -61,10 +61,10 @@ def data(
 
     from mlmclm.cli.output import print_json, show, show_table
     from mlmclm.cli.shared import on_cluster, shared_session
-    from mlmclm.corpora.prepared import describe
-    from mlmclm.files import read_json
-    from mlmclm.pipeline import prepare, prepare_tasks, study_space
-    from mlmclm.study_file import load_study
+    from mlmclm.corpora.prepared_corpus import describe
+    from mlmclm.storage.files import read_json
+    from mlmclm.study.pipeline import prepare, prepare_tasks, study_space
+    from mlmclm.study.study_file import load_study
 
     study = load_study(file)
     place = options.place(store, data, task_dir)

@@ -15,9 +15,9 @@ from mlmclm.cli import options
 from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument
 
 if TYPE_CHECKING:
-    from mlmclm.pipeline import Prepared
     from mlmclm.pretraining.seen import Seen
-    from mlmclm.study_file import StudyFile
+    from mlmclm.study.pipeline import PreparedStudy
+    from mlmclm.study.study_file import StudyFile
 
 _SHOWN_TOKENS = 32
 
@@ -51,10 +51,10 @@ def order(
     """
     from mlmclm.cli.output import print_json, show
     from mlmclm.errors import UserError, unknown
-    from mlmclm.pipeline import prepare
     from mlmclm.pretraining.seen import FORMATS, export
     from mlmclm.progress import spoken
-    from mlmclm.study_file import load_study
+    from mlmclm.study.pipeline import prepare
+    from mlmclm.study.study_file import load_study
 
     study = load_study(file)
     model = study.spelled(model) if model is not None else None
@@ -104,7 +104,7 @@ def _range(text: str, study: StudyFile, model: str | None) -> range:
     return range(int(match[1]), int(match[2]))
 
 
-def _batches(prepared: Prepared, steps: range, model: str | None, labels: bool) -> Iterator[Seen]:
+def _batches(prepared: PreparedStudy, steps: range, model: str | None, labels: bool) -> Iterator[Seen]:
     from mlmclm.pretraining.seen import seen
 
     corpus, study = prepared.corpus, prepared.study
@@ -113,11 +113,11 @@ def _batches(prepared: Prepared, steps: range, model: str | None, labels: bool) 
         yield batch if labels else replace(batch, labels=None)
 
 
-def _print(prepared: Prepared, batches: Iterator[Seen]) -> None:
+def _print(prepared: PreparedStudy, batches: Iterator[Seen]) -> None:
     """One line a row: its place, and the beginning of its text."""
-    from mlmclm.corpora.tokenizer import load_tokenizer
+    from mlmclm.corpora.tokenizer import load_text_tokenizer
 
-    tokenizer = load_tokenizer(prepared.corpus.tokenizer)
+    tokenizer = load_text_tokenizer(prepared.corpus.tokenizer)
     for batch in batches:
         for row, (block, input_ids) in enumerate(zip(batch.blocks.tolist(), batch.input_ids.tolist(), strict=True)):
             text = " ".join(tokenizer.decode(input_ids[:_SHOWN_TOKENS], skip_special_tokens=False).split())

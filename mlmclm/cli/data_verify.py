@@ -19,10 +19,10 @@ def verify(
     Example: mlmclm data verify examples/quickstart.yaml
     """
     from mlmclm.cli.output import print_json, show
-    from mlmclm.corpora.prepared import verify as verify_corpus
+    from mlmclm.corpora.prepared_corpus import verify as verify_corpus
     from mlmclm.errors import EnvironmentFault, UserError
-    from mlmclm.pipeline import bars, find_study_corpus
-    from mlmclm.study_file import load_study
+    from mlmclm.study.pipeline import bars, find_study_corpus
+    from mlmclm.study.study_file import load_study
 
     study, place = load_study(file), options.place(store, data)
     corpus = find_study_corpus(study, place)

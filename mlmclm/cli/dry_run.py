@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mlmclm.cli.output import print_json, show
-from mlmclm.pipeline import Prepared, check_models_to_continue, find_prepared, study_space
-from mlmclm.place import Place
-from mlmclm.pretraining.launch import missing_states
-from mlmclm.studies.plans import Plan, make_plan
-from mlmclm.study_file import StudyFile
+from mlmclm.plans.plan import Plan, make_plan
+from mlmclm.pretraining.run_stage import missing_states
+from mlmclm.study.pipeline import PreparedStudy, check_models_to_continue, find_prepared, study_space
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import StudyFile
 
 
 def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool = True) -> None:
@@ -59,7 +59,7 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
             )
 
 
-def _stage(plan: Plan, index: int, prepared: Prepared | None) -> dict[str, Any]:
+def _stage(plan: Plan, index: int, prepared: PreparedStudy | None) -> dict[str, Any]:
     stage = plan.stages[index]
     left = stage.steps
     if prepared is not None:
@@ -68,13 +68,13 @@ def _stage(plan: Plan, index: int, prepared: Prepared | None) -> dict[str, Any]:
     return {"title": stage.title, "models": list(stage.models), "steps": stage.steps, "steps_to_train": left}
 
 
-def _cells_there(prepared: Prepared | None) -> tuple[int, int]:
+def _cells_there(prepared: PreparedStudy | None) -> tuple[int, int]:
     """Cells of the study that have a result, and cells whose start from another is known or diverged, as far as all of its
     models are exported and its tasks prepared."""
     if prepared is None:
         return 0, 0
-    from mlmclm.pipeline import plan_sweep
-    from mlmclm.stored import find_models, find_tasks
+    from mlmclm.study.opened import find_models, find_tasks
+    from mlmclm.study.pipeline import plan_sweep
     from mlmclm.sweeps.ledger import Ledger
 
     space = study_space(prepared.study, prepared.place.task_dirs)

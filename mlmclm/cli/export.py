@@ -48,11 +48,11 @@ def export(
     """
     from mlmclm.cli.output import print_json, show
     from mlmclm.errors import UserError
-    from mlmclm.exports import export_state, find_state, sizes_in
-    from mlmclm.pipeline import find_prepared
+    from mlmclm.plans.names import parse
     from mlmclm.progress import say
-    from mlmclm.studies.names import parse
-    from mlmclm.study_file import load_study
+    from mlmclm.study.exports import export_state, find_state, sizes_in
+    from mlmclm.study.pipeline import find_prepared
+    from mlmclm.study.study_file import load_study
 
     if dry_run and push_to_hub is None:
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")

@@ -18,7 +18,7 @@ from mlmclm.errors import UserError
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.finetuning.protocol import Protocol
-    from mlmclm.place import Place
+    from mlmclm.study.place import Place
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.protocols import TaskProtocols
@@ -161,7 +161,7 @@ def finetune(
         result, computed = ledger.complete(cell, lambda cell: _compute(cell, ledger, place))
     _show(cell, result, ledger, computed=computed, as_json=as_json)
     if predictions is not None:
-        from mlmclm.predictions import write_predictions
+        from mlmclm.results.predictions import write_predictions
 
         write_predictions(ledger.examples(result), predictions)
         say(f"predictions: {predictions}")
@@ -293,9 +293,9 @@ def _task_data(
     """The fingerprint of the task's data, and whether `pair_truncation` changes its examples. The data are tokenised too, but for a
     dry run."""
     from mlmclm.models.folder import check_length
-    from mlmclm.pipeline import bars
+    from mlmclm.study.pipeline import bars
     from mlmclm.tasks.load import load_task
-    from mlmclm.tasks.prepared import find_data
+    from mlmclm.tasks.prepared_task import find_data
 
     check_length(folder, settings.max_length)
     with bars() as progress:
@@ -304,7 +304,7 @@ def _task_data(
     if there is not None and (settings.pooling != "bos" or there.starts):
         return data.fingerprint, there.recut
     # Only now, because it imports torch, which a cell that is there does without.
-    from mlmclm.tasks.prepare import prepare_data
+    from mlmclm.tasks.prepare_task import prepare_data
 
     if not dry_run:
         return data.fingerprint, prepare_data(data, folder, settings, store).recut
@@ -375,7 +375,7 @@ def _show_plan(cell: Cell, ledger: Any, *, as_json: bool) -> None:
 
 
 def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as_json: bool) -> None:
-    from mlmclm.scores import metric_parts
+    from mlmclm.results.metrics import metric_parts
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.ledger import named
 

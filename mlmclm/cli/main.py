@@ -15,9 +15,9 @@ from mlmclm import __version__
 from mlmclm.cli import compare, data, export, finetune, plan, pretrain, report, study, sweep, tasks, ui
 from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
 from mlmclm.errors import MlmclmError
-from mlmclm.files import disk_fault
-from mlmclm.home import some_home
 from mlmclm.progress import console, starting
+from mlmclm.storage.files import disk_fault
+from mlmclm.storage.home import some_home
 
 app = typer.Typer(
     name="mlmclm",

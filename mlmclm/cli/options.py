@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlmclm.place import Place
+from mlmclm.study.place import Place
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlmclm.cli.options import JsonOption, SuiteOption
-from mlmclm.studies.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
+from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
 
 if TYPE_CHECKING:
     from mlmclm.models.sizes import Size
-    from mlmclm.studies.costs import Cost, Pricing
-    from mlmclm.studies.plans import Plan, Stage
-    from mlmclm.studies.recipe import Recipe
+    from mlmclm.plans.costs import Cost, Pricing
+    from mlmclm.plans.plan import Plan, Stage
+    from mlmclm.plans.recipe import Recipe
 
 _NAMES_SHOWN = 2
 DEFAULT_DEVICE = "h100"
@@ -70,15 +70,15 @@ def plan(
     """
     from mlmclm.cli.output import print_json
     from mlmclm.errors import UserError
-    from mlmclm.files import write_atomic
     from mlmclm.models.sizes import SIZES
+    from mlmclm.plans.costs import Pricing
+    from mlmclm.plans.names import parse
+    from mlmclm.plans.plan import make_plan
+    from mlmclm.plans.recipe import Recipe
+    from mlmclm.plans.suite import find_suite
     from mlmclm.progress import say
-    from mlmclm.studies.costs import Pricing
-    from mlmclm.studies.names import parse
-    from mlmclm.studies.plans import make_plan
-    from mlmclm.studies.recipe import Recipe
-    from mlmclm.studies.suite import find_suite
-    from mlmclm.study_file import load_study
+    from mlmclm.storage.files import write_atomic
+    from mlmclm.study.study_file import load_study
 
     if names and suite is not None:
         raise UserError("plan: name models or give --suite, not both.")

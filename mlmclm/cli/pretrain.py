@@ -20,7 +20,7 @@ from mlmclm.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from mlmclm.study_file import StudyFile
+    from mlmclm.study.study_file import StudyFile
 
 
 def register(app: typer.Typer) -> None:
@@ -52,9 +52,9 @@ def pretrain_models(
     from mlmclm.cli.output import print_json, show
     from mlmclm.cli.shared import at_work, on_cluster, shared_session
     from mlmclm.errors import unknown
-    from mlmclm.pipeline import export_models, prepare, pretrain
-    from mlmclm.study_file import load_study
-    from mlmclm.study_tracking import StudyTracking
+    from mlmclm.study.pipeline import export_models, prepare, pretrain
+    from mlmclm.study.study_file import load_study
+    from mlmclm.study.tracking import StudyTracking
 
     study, place = load_study(file), options.place(store, data, task_dir)
     if suite is not None:
@@ -93,7 +93,7 @@ def with_suite(study: StudyFile, suite: str) -> StudyFile:
     Raises:
         UserError: no such suite, or one that is wrong or doesn't fit the study's recipe.
     """
-    from mlmclm.studies.suite import find_suite
+    from mlmclm.plans.suite import find_suite
 
     chosen = find_suite(suite, study.sizes)
     recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe")

@@ -21,7 +21,7 @@ from mlmclm.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from mlmclm.analysis.study import Analysis
+    from mlmclm.analysis.analyse import Analysis
     from mlmclm.seeds import Seeds
     from mlmclm.sweeps.ledger import Ledger
 
@@ -66,10 +66,10 @@ def report(
     """
     from mlmclm.cli.shared import command_of, write_study_report
     from mlmclm.errors import UserError
-    from mlmclm.pipeline import plan_sweep, study_space
     from mlmclm.progress import say
-    from mlmclm.stored import open_study
-    from mlmclm.study_file import load_study
+    from mlmclm.study.opened import open_study
+    from mlmclm.study.pipeline import plan_sweep, study_space
+    from mlmclm.study.study_file import load_study
     from mlmclm.sweeps.ledger import Ledger
 
     study, place = load_study(file), options.place(store, data, task_dir)
@@ -85,7 +85,7 @@ def report(
     with ExitStack() as stack:
         tracking = None
         if export:
-            from mlmclm.study_tracking import StudyTracking
+            from mlmclm.study.tracking import StudyTracking
 
             tracking = stack.enter_context(StudyTracking(study, place))
             tracking.pretrained(stored.prepared)
@@ -114,8 +114,8 @@ def _write_predictions(analysis: Analysis, results: list[dict[str, Any]], ledger
     """
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.errors import for_each
-    from mlmclm.predictions import write_predictions
     from mlmclm.progress import Bar
+    from mlmclm.results.predictions import write_predictions
 
     cells = [
         (folder / model / task / f"{_name(seeds)}.jsonl", result)

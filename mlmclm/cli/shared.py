@@ -7,19 +7,19 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.files import only_one
-from mlmclm.pipeline import analyse_study
 from mlmclm.progress import say
 from mlmclm.service.ray_cluster import cluster_address
-from mlmclm.temporary import sweep_unfinished
+from mlmclm.storage.files import only_one
+from mlmclm.storage.temporary import sweep_unfinished
+from mlmclm.study.pipeline import analyse_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mlmclm.analysis.study import Analysis
-    from mlmclm.pipeline import Prepared
-    from mlmclm.place import Place
-    from mlmclm.study_file import StudyFile
+    from mlmclm.analysis.analyse import Analysis
+    from mlmclm.study.pipeline import PreparedStudy
+    from mlmclm.study.place import Place
+    from mlmclm.study.study_file import StudyFile
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def shared_session(stack: ExitStack, place: Place, address: str | None) -> Any:
 
     The address of a cluster is looked at now, before anything is prepared; raises as `check_cluster`.
     """
-    from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.pretraining.run_stage import prepare_environment
     from mlmclm.service.ray_cluster import check_cluster, ray_session
 
     running = cluster_address(address)
@@ -76,7 +76,7 @@ def command_of(file: Path, data: Path | None, task_dirs: Sequence[Path] | None) 
 
 
 def write_study_report(
-    prepared: Prepared,
+    prepared: PreparedStudy,
     space: Any,
     tasks: Any,
     results: list[dict[str, Any]],
@@ -95,9 +95,9 @@ def write_study_report(
         The analysis.
     """
     from mlmclm.analysis.summary import summary
-    from mlmclm.facts import study_facts
     from mlmclm.reports.report import write_report
     from mlmclm.reports.wording import baseline_sentence, headline
+    from mlmclm.study.facts import study_facts
 
     analysis = analyse_study(prepared, space, results)
     facts = study_facts(prepared, space, tasks, results, command)

@@ -20,8 +20,8 @@ from mlmclm.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from mlmclm.place import Place
-    from mlmclm.study_file import StudyFile
+    from mlmclm.study.place import Place
+    from mlmclm.study.study_file import StudyFile
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def study(
     Example: mlmclm study examples/quickstart.yaml
     """
     from mlmclm.cli.shared import at_work, command_of
-    from mlmclm.study_file import load_study
+    from mlmclm.study.study_file import load_study
 
     loaded, place = load_study(file), options.place(store, data, task_dir)
     if dry_run:
@@ -61,7 +61,7 @@ def study(
 def _run(loaded: StudyFile, place: Place, *, command: str, address: str | None, as_json: bool) -> None:
     """The study from its first missing piece to its report."""
     from mlmclm.cli.shared import on_cluster, shared_session, write_study_report
-    from mlmclm.pipeline import (
+    from mlmclm.study.pipeline import (
         export_models,
         plan_sweep,
         prepare,
@@ -70,7 +70,7 @@ def _run(loaded: StudyFile, place: Place, *, command: str, address: str | None, 
         study_space,
         sweep,
     )
-    from mlmclm.study_tracking import StudyTracking
+    from mlmclm.study.tracking import StudyTracking
 
     space = study_space(loaded, place.task_dirs)
     with ExitStack() as stack:

@@ -41,9 +41,9 @@ def sweep_study(
     Example: mlmclm sweep examples/quickstart.yaml
     """
     from mlmclm.cli.shared import at_work, command_of, on_cluster, shared_session, write_study_report
-    from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space, sweep
-    from mlmclm.study_file import load_study
-    from mlmclm.study_tracking import StudyTracking
+    from mlmclm.study.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space, sweep
+    from mlmclm.study.study_file import load_study
+    from mlmclm.study.tracking import StudyTracking
 
     study, place = load_study(file), options.place(store, data, task_dir)
     if dry_run:

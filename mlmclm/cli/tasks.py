@@ -96,9 +96,9 @@ def check(
     task = get_task(name, place.task_dirs)
     if (tokenizer is None) == (model is None):
         raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
-    from mlmclm.files import read_json
     from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
     from mlmclm.models.sources import longest
+    from mlmclm.storage.files import read_json
     from mlmclm.tasks.load import load_task
     from mlmclm.tasks.look import look
     from mlmclm.tasks.settings import TaskSettings

@@ -1,4 +1,4 @@
-"""The documents of a source, one at a time: Python's documentation, local files, or a Hugging Face data set."""
+"""The documents of a source, one at a time: local files, a Hugging Face data set, or what an installed package gives."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from lzma import LZMAError
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlmclm.checksums import read_sealed, set_aside, write_sealed
-from mlmclm.corpora import pydocs
 from mlmclm.corpora.config import CorpusConfig
-from mlmclm.corpora.pydocs_pin import PYDOCS, settled
-from mlmclm.corpora.reading import SUFFIXES, TEXT, check_column, read_documents, text_of
-from mlmclm.corpora.workers import Progress, silent
-from mlmclm.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
+from mlmclm.corpora.process_map import Progress, silent
+from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import first_there, hash_file, places_of, stable_hash
+from mlmclm.plugins import CORPORA, plugin, plugin_names
 from mlmclm.progress import say
+from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
+from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
+from mlmclm.storage.files import first_there, hash_file, places_of, stable_hash
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _SPLITS = ("train", "test", *_VALIDATION_NAMES)
@@ -48,6 +46,10 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Changes when the documents do (hex)."""
 
+    def settle(self) -> str | None:
+        """Note in the store which documents the source has from now on, and return their fingerprint; None where nothing can change
+        them."""
+
     def train(self) -> Iterator[str]:
         """The documents to train on, in a fixed order; empty ones included."""
 
@@ -72,13 +74,16 @@ def open_source(
 ) -> Source:
     """The source that a configuration names; nothing is read yet.
 
-    A name is looked up as `pydocs`, as a path (below `beside`, from here, below `data_root`), and last on the Hugging Face hub.
+    A name is looked up among the sources of installed packages (`pydocs`), as a path
+    (below `beside`, from here, below `data_root`), and last on the Hugging Face hub.
 
     Raises:
         UserError: a path that does not exist, or a folder without files of a known kind.
     """
-    if config.source == PYDOCS:
-        return PydocsSource(store, workers, progress)
+    installed = plugin(CORPORA, config.source)
+    if installed is not None:
+        source: Source = installed(store, workers, progress)
+        return source
     tried = places_of(config.source, beside, data_root)
     path = first_there(tried)
     if path is not None:
@@ -98,47 +103,6 @@ def _known_hashes(path: Path) -> dict[str, Any]:
     except UserError as error:
         say(f"{error} It is kept as {set_aside(path).name}; the source's files are hashed again.".replace("  ", " "))
         return {}
-
-
-@dataclass(frozen=True)
-class PydocsSource:
-    """The documentation of a store's environment; training packages to train on, validation packages to validate on."""
-
-    store: Path
-    workers: int | None
-    progress: Progress
-
-    def fingerprint(self) -> str:
-        """The store's; this environment's where the store has none yet."""
-        return settled(self.store) or pydocs.fingerprint()
-
-    def settle(self) -> str:
-        """The fingerprint that the store's documentation has from now on."""
-        return pydocs.settle_pydocs(self.store, workers=self.workers, progress=self.progress)
-
-    def _folder(self) -> Path:
-        """The extracted documents."""
-        return pydocs.prepare_pydocs(self.store, workers=self.workers, progress=self.progress)
-
-    def train(self) -> Iterator[str]:
-        """Docstrings of the training packages, and the documentation topics."""
-        return pydocs.read_texts(self._folder(), "train")
-
-    def validation(self) -> Iterator[str]:
-        """Docstrings of the validation packages."""
-        return pydocs.read_texts(self._folder(), "validation")
-
-    def pieces(self, part: str) -> Sequence[Piece]:
-        """One for each part: they are small."""
-        return [self.train if part == TRAIN else self.validation]
-
-    def left_out(self) -> str:
-        """Nothing."""
-        return ""
-
-    def __reduce__(self) -> tuple[type[PydocsSource], tuple[Path, int, Progress]]:
-        """Elsewhere, what it extracted here is read."""
-        return PydocsSource, (self.store, 1, silent)
 
 
 class FileSource:
@@ -272,6 +236,9 @@ class FileSource:
         whole = any(map(self._is_document, [*self._train, *self._validation]))
         return stable_hash([self._column, parts, *(["file"] if whole else [])])[:16]
 
+    def settle(self) -> None:
+        """Nothing to note: the fingerprint is final."""
+
     def train(self) -> Iterator[str]:
         """The documents of the split's files."""
         return self._read(self._train)
@@ -319,6 +286,9 @@ class HubSource:
                 config.text_column,
             ]
         )[:16]
+
+    def settle(self) -> None:
+        """Nothing to note: the fingerprint is final."""
 
     def train(self) -> Iterator[str]:
         """The documents of the split."""
@@ -369,14 +339,14 @@ class HubSource:
         if huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower():
             return self._unreachable(error)
         return UserError(
-            f"corpus source {self._config.source!r} is neither {PYDOCS!r}, nor a file or folder ({self._places()}), "
+            f"corpus source {self._config.source!r} is neither {_installed()}, nor a file or folder ({self._places()}), "
             f"nor a data set that the Hugging Face hub shows to you ({' '.join(str(error).split())})."
         )
 
     def _unreachable(self, error: Exception) -> EnvironmentFault:
         """The hub cannot be reached."""
         return EnvironmentFault(
-            f"corpus source {self._config.source!r} is neither {PYDOCS!r} nor a file or folder ({self._places()}), and "
+            f"corpus source {self._config.source!r} is neither {_installed()} nor a file or folder ({self._places()}), and "
             "it cannot be loaded as a data set of the Hugging Face hub "
             f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). "
             "Check the name and the network, or name a local folder."
@@ -385,6 +355,11 @@ class HubSource:
     def _places(self) -> str:
         """The paths that were looked at."""
         return ", ".join(str(path) for path in self._tried)
+
+
+def _installed() -> str:
+    """The sources of installed packages, for messages."""
+    return " nor ".join(map(repr, plugin_names(CORPORA)))
 
 
 def _looks_like_a_path(source: str) -> bool:

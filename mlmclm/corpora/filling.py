@@ -7,10 +7,10 @@ from contextlib import closing
 
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Source
-from mlmclm.corpora.packing import ShardWriter
+from mlmclm.corpora.process_map import Progress
+from mlmclm.corpora.shard_writer import ShardWriter
 from mlmclm.corpora.streams import MORE, Stream, streams
 from mlmclm.corpora.tokenising import Encoded, Encoder
-from mlmclm.corpora.workers import Progress
 from mlmclm.errors import UserError
 
 CHARACTERS_A_TOKEN = 8

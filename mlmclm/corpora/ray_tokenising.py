@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlmclm.corpora.documents import TRAIN
-from mlmclm.corpora.packing import Place
+from mlmclm.corpora.shard_writer import Position
 from mlmclm.corpora.streams import Stream
 from mlmclm.corpora.tokenising import Encoded, Encoder, Vocabulary, batches, encode
 from mlmclm.corpora.tokenizer import text_tokenizer
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.placement import check_place
+from mlmclm.service.placement import check_place
 
 if TYPE_CHECKING:
     import pyarrow
@@ -49,7 +49,7 @@ def ray_encoder(vocabulary: Vocabulary) -> Iterator[Encoder]:
     content = ray.put(vocabulary.tokenizer)
     small = replace(vocabulary, tokenizer="")
 
-    def run(stream: Stream, starts: Mapping[str, Place]) -> Generator[Encoded]:
+    def run(stream: Stream, starts: Mapping[str, Position]) -> Generator[Encoded]:
         with _quiet(), ray.data.DataContext.current(_context()):
             try:
                 # Closing `run` closes the loop's iterator, which ends Ray Data's execution.
@@ -76,7 +76,7 @@ def _context() -> Any:
     return context
 
 
-def _dataset(stream: Stream, starts: Mapping[str, Place], vocabulary: Vocabulary, content: ray.ObjectRef) -> Any:
+def _dataset(stream: Stream, starts: Mapping[str, Position], vocabulary: Vocabulary, content: ray.ObjectRef) -> Any:
     """The stream's tokens, one document a row."""
     import ray
 
@@ -100,7 +100,7 @@ def _dataset(stream: Stream, starts: Mapping[str, Place], vocabulary: Vocabulary
     )
 
 
-def _read(pieces: pyarrow.Table, stream: Stream, starts: Mapping[str, Place]) -> Iterator[pyarrow.Table]:
+def _read(pieces: pyarrow.Table, stream: Stream, starts: Mapping[str, Position]) -> Iterator[pyarrow.Table]:
     """The documents of pieces, one a row."""
     import pyarrow
 
@@ -129,7 +129,7 @@ def _tokenise(documents: pyarrow.Table, vocabulary: Vocabulary, content: ray.Obj
         _loaded[content] = text_tokenizer(ray.get(content))
     places = zip(documents.column("piece").to_pylist(), documents.column("number").to_pylist(), strict=True)
     training, texts = documents.column("training").to_pylist(), documents.column("text").to_pylist()
-    return _to_table(encode(vocabulary, _loaded[content], [Place(*place) for place in places], training, texts))
+    return _to_table(encode(vocabulary, _loaded[content], [Position(*place) for place in places], training, texts))
 
 
 def _to_table(encoded: Encoded) -> pyarrow.Table:

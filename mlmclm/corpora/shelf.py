@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlmclm.checksums import set_aside
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, unknown
-from mlmclm.files import disk_fault, expanded, hash_file, in_turn, readable, temporary_file, write_json
+from mlmclm.storage.checksums import set_aside
+from mlmclm.storage.files import disk_fault, expanded, hash_file, in_turn, readable, temporary_file, write_json
 
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mlmclm.corpora.chosen_documents import held_out, prefix
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Piece, Source
-from mlmclm.corpora.packing import Place
-from mlmclm.corpora.selection import held_out, prefix
+from mlmclm.corpora.shard_writer import Position
 
 MORE = -1
 """The number of what a stream ends with instead of a document if there were more documents than it was to give."""
@@ -18,7 +18,7 @@ MORE = -1
 class Document(NamedTuple):
     """One text, the part that it belongs to, and where it comes from."""
 
-    place: Place
+    place: Position
     part: str
     text: str
 
@@ -41,13 +41,13 @@ class Stream:
         """Whether documents are chosen by hash: all pieces are read at once, and memory holds what is chosen."""
         return self.characters is not None or self.documents is not None
 
-    def numbers(self, starts: Mapping[str, Place]) -> range:
+    def numbers(self, starts: Mapping[str, Position]) -> range:
         """Which pieces `read` takes that hold a document at or behind `starts`, part by part."""
         if self.chosen:
             return range(1)
         return range(max(0, min(place.piece for part, place in starts.items() if part in self.parts)), len(self.pieces))
 
-    def read(self, piece: int, starts: Mapping[str, Place]) -> Iterator[Document]:
+    def read(self, piece: int, starts: Mapping[str, Position]) -> Iterator[Document]:
         """A piece's documents at or behind their part's place in `starts`; of a part that isn't in it, none."""
         documents = self._choose() if self.chosen else self._piece(piece)
         for document in documents:
@@ -62,7 +62,7 @@ class Stream:
                 if self.below is not None:
                     part = VALIDATION if held_out(text, below=self.below, seed=self.corpus.seed) else TRAIN
                 if part in self.parts:
-                    yield Document(Place(number, position), part, text)
+                    yield Document(Position(number, position), part, text)
 
     def _choose(self) -> Iterator[Document]:
         (part,) = self.parts
@@ -71,9 +71,9 @@ class Stream:
             texts, characters=self.characters, documents=self.documents, purpose="selection", seed=self.corpus.seed
         )
         for position, text in enumerate(chosen):
-            yield Document(Place(0, position), part, text)
+            yield Document(Position(0, position), part, text)
         if left_out and (self.documents is None or len(chosen) < self.documents):
-            yield Document(Place(0, MORE), part, "")
+            yield Document(Position(0, MORE), part, "")
 
 
 def streams(corpus: CorpusConfig, source: Source, below: int | None, characters_a_token: float) -> list[Stream]:

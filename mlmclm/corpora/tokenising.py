@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.corpora.documents import TRAIN
-from mlmclm.corpora.packing import Place
+from mlmclm.corpora.process_map import Workers
+from mlmclm.corpora.shard_writer import Position
 from mlmclm.corpora.streams import Document, Stream
 from mlmclm.corpora.tokenizer import text_tokenizer
-from mlmclm.corpora.workers import Workers
 
 BATCH_CHARACTERS = 200_000
 """Text that is tokenised at once; it changes no token."""
@@ -55,17 +55,17 @@ class Encoded:
     tokens: NDArray[np.uint32]
     """[sum of lengths]"""
 
-    def documents(self) -> Iterator[tuple[Place, bool, NDArray[np.uint32], int, int]]:
+    def documents(self) -> Iterator[tuple[Position, bool, NDArray[np.uint32], int, int]]:
         """(place, whether for training, tokens, bytes, unknown tokens) of each."""
         ends = np.cumsum(self.lengths).tolist()
         columns = (self.pieces, self.numbers, self.training, self.lengths, self.bytes, self.unknown)
         for end, piece, number, training, length, size, unknown in zip(
             ends, *(column.tolist() for column in columns), strict=True
         ):
-            yield Place(piece, number), training, self.tokens[end - length : end], size, unknown
+            yield Position(piece, number), training, self.tokens[end - length : end], size, unknown
 
 
-Encoder = Callable[[Stream, Mapping[str, Place]], Generator[Encoded]]
+Encoder = Callable[[Stream, Mapping[str, Position]], Generator[Encoded]]
 """Tokenises what a stream's `read` gives from certain places on, in order; closing the generator ends the work."""
 
 
@@ -75,7 +75,7 @@ def plain(text: str) -> str:
 
 
 def encode(
-    vocabulary: Vocabulary, tokenizer: Any, places: Sequence[Place], training: Sequence[bool], texts: Sequence[str]
+    vocabulary: Vocabulary, tokenizer: Any, places: Sequence[Position], training: Sequence[bool], texts: Sequence[str]
 ) -> Encoded:
     """Tokenises documents with `text_tokenizer(vocabulary.tokenizer)`."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -94,7 +94,7 @@ def encode(
     )
 
 
-def batches(stream: Stream, pieces: Sequence[int], starts: Mapping[str, Place]) -> Iterator[list[Document]]:
+def batches(stream: Stream, pieces: Sequence[int], starts: Mapping[str, Position]) -> Iterator[list[Document]]:
     """What pieces of a stream hold, about `BATCH_CHARACTERS` at a time, as texts that UTF-8 can hold."""
     waiting: list[Document] = []
     size = 0
@@ -114,7 +114,7 @@ def local_encoder(vocabulary: Vocabulary, workers: int) -> Iterator[Encoder]:
     """Tokenises in `workers` processes; one worker is this process itself."""
     with Workers(_encode, workers=workers, setup=_set_up, setup_arguments=(vocabulary,)) as processes:
 
-        def run(stream: Stream, starts: Mapping[str, Place]) -> Generator[Encoded]:
+        def run(stream: Stream, starts: Mapping[str, Position]) -> Generator[Encoded]:
             return processes.map(batches(stream, stream.numbers(starts), starts))
 
         yield run

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.checksums import CHECKSUMS, cache_damage, noted, whole_cache, write_checksums
-from mlmclm.claims import make_once
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import expanded, read_json, stable_hash, whole_folder, write_atomic, write_json
 from mlmclm.models.exported_tokenizer import original_text
 from mlmclm.models.notes import corpus_tokenizer, tokenizer_file_hash
+from mlmclm.storage.checksums import CHECKSUMS, cache_damage, noted, whole_cache, write_checksums
+from mlmclm.storage.claims import make_once
+from mlmclm.storage.files import expanded, read_json, stable_hash, whole_folder, write_atomic, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -188,7 +188,7 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_text_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, for text that is data: special tokens written out in it are ordinary text."""
     file = folder / "tokenizer.json"
     try:
@@ -201,7 +201,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def text_tokenizer(content: str) -> Tokenizer:
-    """`load_tokenizer` of a `tokenizer.json`'s content."""
+    """`load_text_tokenizer` of a `tokenizer.json`'s content."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(content)
@@ -215,7 +215,7 @@ def special_ids(folder: Path) -> dict[str, int]:
     Raises:
         UserError: the folder lacks one of them.
     """
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_text_tokenizer(folder)
     settings = read_json(folder / "tokenizer_config.json")
     ids: dict[str, int] = {}
     for role in ROLES:
@@ -238,7 +238,7 @@ def check_ids(folder: Path) -> None:
     Raises:
         UserError: a token's id is beyond the number of tokens.
     """
-    tokens = load_tokenizer(folder).get_vocab(with_added_tokens=True)
+    tokens = load_text_tokenizer(folder).get_vocab(with_added_tokens=True)
     size = len(tokens)
     text, index = max(tokens.items(), key=lambda item: item[1])
     if index >= size:
@@ -289,7 +289,7 @@ def vocabulary(folder: Path) -> Vocabulary:
         UserError: it lacks a mask, pad, bos or eos token.
     """
     roles = special_ids(folder)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_text_tokenizer(folder)
     added = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     return Vocabulary(
         tokenizer.get_vocab_size(with_added_tokens=True), roles["mask"], tuple(sorted(added | set(roles.values())))

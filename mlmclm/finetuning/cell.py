@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlmclm.files import stable_hash
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.seeds import Seed, seed_value
+from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.registry import get_task
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import hash_file
 from mlmclm.progress import say
+from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
+from mlmclm.storage.files import hash_file
 
 if TYPE_CHECKING:
     from torch import nn

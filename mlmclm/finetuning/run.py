@@ -18,19 +18,19 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.examples import SPLIT, to_parquet
-from mlmclm.files import whole_folder
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
 from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.loops_ready import Shape
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
-from mlmclm.placement import Device
+from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
+from mlmclm.service.placement import Device
+from mlmclm.storage.files import whole_folder
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family, fresh_layers
-from mlmclm.tasks.prepare import find_or_prepare
+from mlmclm.tasks.prepare_task import find_or_prepare
 from mlmclm.tracking.system import processor, software
 
 SCHEMA = 1

@@ -28,7 +28,7 @@ MOST_CHOSEN = 0.75
 """Up to this share of labelled tokens the last layer is computed for them alone; choosing them has a price too."""
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def load_prepared_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """A prepared tokenizer folder (tokenizer.json); pad, bos, eos and mask tokens are set."""
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
 

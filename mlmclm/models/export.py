@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from mlmclm.files import whole_folder
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.exported_tokenizer import write_tokenizer
 from mlmclm.models.notes import CONTEXT, add_notes, note_written
+from mlmclm.storage.files import whole_folder
 
 
 def export_folder(

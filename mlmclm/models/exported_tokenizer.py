@@ -16,8 +16,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlmclm.files import hash_file, read_json, readable, write_atomic, write_json
 from mlmclm.models.notes import TOKENIZER, add_notes, corpus_tokenizer
+from mlmclm.storage.files import hash_file, read_json, readable, write_atomic, write_json
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 

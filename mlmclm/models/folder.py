@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from mlmclm.checksums import CHECKSUMS, checked, noted
 from mlmclm.errors import UserError
-from mlmclm.files import hash_file, read_json
 from mlmclm.models.exported_tokenizer import original_text
 from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, read_remembered, tokenizer_file_hash
 from mlmclm.models.sources import TOKENIZER_FILES, longest, weight_files
+from mlmclm.storage.checksums import CHECKSUMS, checked, noted
+from mlmclm.storage.files import hash_file, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -27,7 +27,7 @@ from llvmlite import binding
 from numba import config, njit
 from numba.core.codegen import get_host_cpu_features
 
-from mlmclm.files import hash_file, stable_hash
+from mlmclm.storage.files import hash_file, stable_hash
 
 Array = npt.NDArray[Any]
 
@@ -121,7 +121,7 @@ def _writable(folder: Path) -> Path | None:
     return folder
 
 
-class Place:
+class CacheLocator:
     """Where numba keeps a function's compiled code; the methods are those that numba asks of `NUMBA_CACHE_LOCATOR_CLASSES`."""
 
     def __init__(self, folder: Path, source: Path, line: int) -> None:
@@ -153,11 +153,11 @@ class Place:
 
 @contextmanager
 def _own_place() -> Iterator[None]:
-    """Has numba take `Place` for the functions that are declared meanwhile, unless the user has chosen another."""
+    """Has numba take `CacheLocator` for the functions that are declared meanwhile, unless the user has chosen another."""
     if config.CACHE_LOCATOR_CLASSES:
         yield
         return
-    config.CACHE_LOCATOR_CLASSES = f"{__name__}.{Place.__name__}"
+    config.CACHE_LOCATOR_CLASSES = f"{__name__}.{CacheLocator.__name__}"
     try:
         yield
     finally:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlmclm.checksums import CHECKSUMS, damage, noted, read_sealed, write_checksums
 from mlmclm.errors import UserError
-from mlmclm.files import hash_file, read_json, write_json
+from mlmclm.storage.checksums import CHECKSUMS, damage, noted, read_sealed, write_checksums
+from mlmclm.storage.files import hash_file, read_json, write_json
 
 NOTES = "mlmclm.json"
 CONTEXT = "context"

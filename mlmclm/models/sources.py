@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import first_there, hash_file, places_of, read_json
 from mlmclm.models.notes import tokenizer_file_hash
+from mlmclm.storage.files import first_there, hash_file, places_of, read_json
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 """OWNER/NAME, with @REVISION where it isn't the newest."""

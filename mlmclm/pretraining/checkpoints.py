@@ -20,11 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mlmclm.checksums import write_checksums
 from mlmclm.errors import UserError
-from mlmclm.files import read_json, whole_folder, write_json
-from mlmclm.models.stored import StoredTensors
+from mlmclm.models.stored_tensors import StoredTensors
 from mlmclm.pretraining import states
+from mlmclm.storage.checksums import write_checksums
+from mlmclm.storage.files import read_json, whole_folder, write_json
 
 WEIGHTS, FIRST, SECOND = "w/", "m/", "v/"
 

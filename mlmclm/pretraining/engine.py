@@ -33,11 +33,11 @@ from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.models.packing import Packing
 from mlmclm.objectives.objective import Objective
+from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.host import Host
 from mlmclm.pretraining.host_adamw import HostAdamW
-from mlmclm.studies.recipe import Recipe
-from mlmclm.workers import map_large_blocks, return_freed_memory
+from mlmclm.service.worker_environment import map_large_blocks, return_freed_memory
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 # On the CPU DeepSpeed compiles a shared-memory all-reduce that only its inference engine uses: half a minute, and a C++ compiler.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
-from mlmclm.studies.recipe import Recipe
+from mlmclm.plans.recipe import Recipe
 
 VALIDATION_LOSS = "validation loss"
 """What the workers note as not finite, where it isn't a step's own loss or gradient."""

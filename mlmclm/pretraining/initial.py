@@ -21,16 +21,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.checksums import checked, damage, read_sealed, set_aside, whole_cache, write_checksums, write_sealed
-from mlmclm.claims import make_once
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError
-from mlmclm.files import canonical_json, places_of, read_json, stable_hash, whole_folder, write_json
 from mlmclm.models.notes import NOTES
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import TOKENIZER_FILES, content_hash, fetch, local_folder, longest
 from mlmclm.progress import say
+from mlmclm.storage.checksums import checked, damage, read_sealed, set_aside, whole_cache, write_checksums, write_sealed
+from mlmclm.storage.claims import make_once
+from mlmclm.storage.files import canonical_json, places_of, read_json, stable_hash, whole_folder, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -179,7 +179,7 @@ def check_initial(
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.models.folder import load_tokenizer
-    from mlmclm.models.initial import encoder_config, read_initial, size_of
+    from mlmclm.models.given import encoder_config, read_initial, size_of
     from mlmclm.models.sources import fetch_config
 
     known: dict[str, _Source] = {}
@@ -227,11 +227,11 @@ def first_config(size: str, initial: InitialModel | None, tokenizer: Path, lengt
         tokenizer: the study's, a folder.
         length: longest sequence in tokens, of a model that begins with random weights.
     """
-    from mlmclm.models.build import load_tokenizer, model_config
+    from mlmclm.models.build import load_prepared_tokenizer, model_config
 
     if initial is None:
-        return model_config(size, load_tokenizer(tokenizer), length)
-    from mlmclm.models.initial import written_config
+        return model_config(size, load_prepared_tokenizer(tokenizer), length)
+    from mlmclm.models.given import written_config
 
     return written_config(initial.folder)
 
@@ -245,7 +245,7 @@ def source_sizes(
         UserError: no such folder, or an architecture that is not supported.
         EnvironmentFault: the hub cannot be reached.
     """
-    from mlmclm.models.initial import encoder_config, size_of
+    from mlmclm.models.given import encoder_config, size_of
     from mlmclm.models.sources import fetch_config
 
     return {name: size_of(encoder_config(fetch_config(source, data_root, beside))) for name, source in initial.items()}
@@ -358,7 +358,7 @@ def _make(folder: Path, source: _Source, tokenizer: Path, data_root: Path | None
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.models.folder import load_tokenizer
-    from mlmclm.models.initial import read_initial, size_of, write_initial
+    from mlmclm.models.given import read_initial, size_of, write_initial
 
     pinned = source.text if source.commit is None else f"{source.text.partition('@')[0]}@{source.commit}"
     weights = fetch(pinned, data_root, beside)

@@ -12,10 +12,10 @@ from typing import Any
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.models.sizes import Size
-from mlmclm.placement import Device
+from mlmclm.plans.plan import Leg
+from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.states import exists
-from mlmclm.studies.plans import Leg
-from mlmclm.studies.recipe import Recipe
+from mlmclm.service.placement import Device
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mlmclm.corpora.tokenizer import Vocabulary, special_ids
 from mlmclm.objectives.hiding import Corruption
 from mlmclm.objectives.objective import Draw, Objective
-from mlmclm.studies.recipe import Recipe
+from mlmclm.plans.recipe import Recipe
 
 
 @dataclass(frozen=True)

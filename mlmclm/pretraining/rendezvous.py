@@ -25,8 +25,8 @@ from ray.train.torch import TorchConfig
 from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBackend
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.files import disk_fault
-from mlmclm.placement import no_gpu
+from mlmclm.service.placement import no_gpu
+from mlmclm.storage.files import disk_fault
 
 LOOPBACK = "127.0.0.1"
 _listening: list[socket.socket] = []

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
-from mlmclm.files import whole_file
+from mlmclm.plans.names import ModelName
+from mlmclm.plans.plan import history
+from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.labelling import Labelling, separator
-from mlmclm.studies.names import ModelName
-from mlmclm.studies.plans import history
-from mlmclm.studies.recipe import Recipe
+from mlmclm.storage.files import whole_file
 
 if TYPE_CHECKING:
     import pyarrow

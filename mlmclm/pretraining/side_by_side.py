@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.placement import Cluster, Resources, most_places, places, places_now
+from mlmclm.plans.plan import Stage
 from mlmclm.progress import say
-from mlmclm.studies.plans import Stage
+from mlmclm.service.placement import Cluster, Resources, most_places, places, places_now
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """A running stage leaves states behind on its way, from which others can start before it ends."""

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from mlmclm.studies.devices import Device
+from mlmclm.plans.devices import Device
 from mlmclm.tracking.system import processor
 
 SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (8192, 1024, 4096))

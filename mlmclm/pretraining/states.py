@@ -18,11 +18,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mlmclm import checksums
-from mlmclm.checksums import CHECKSUMS
-from mlmclm.checksums import damage as damage
 from mlmclm.errors import UserError
-from mlmclm.files import read_json, whole_folder
+from mlmclm.storage import checksums
+from mlmclm.storage.checksums import CHECKSUMS
+from mlmclm.storage.checksums import damage as damage
+from mlmclm.storage.files import read_json, whole_folder
 
 
 def state_folder(store: Path, key: str) -> Path:

@@ -29,12 +29,12 @@ from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
-from mlmclm.files import whole_folder, write_atomic, write_json
 from mlmclm.loops_ready import Shape, prepare
 from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import PretrainingModel, build, hollow, load_tokenizer, model_config
-from mlmclm.models.initial import begin, read_written, written_config
+from mlmclm.models.build import PretrainingModel, build, hollow, load_prepared_tokenizer, model_config
+from mlmclm.models.given import begin, read_written, written_config
 from mlmclm.models.sizes import training_flops
+from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine, Evaluation, effective_stage
@@ -43,7 +43,7 @@ from mlmclm.pretraining.initial import open_initial
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.speed import matrix_peak, peak_memory
-from mlmclm.studies.recipe import Recipe
+from mlmclm.storage.files import whole_folder, write_atomic, write_json
 from mlmclm.tracking import metrics as exported
 from mlmclm.tracking.system import system_facts
 
@@ -121,7 +121,7 @@ def write_beginning(job: StageJob, folder: Path) -> None:
 
 
 def _random_config(job: StageJob) -> PreTrainedConfig:
-    return model_config(job.size, load_tokenizer(Path(job.tokenizer)), job.recipe.block_length)
+    return model_config(job.size, load_prepared_tokenizer(Path(job.tokenizer)), job.recipe.block_length)
 
 
 def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:

@@ -14,12 +14,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.selection import rate_text
-from mlmclm.analysis.study import Analysis
 from mlmclm.reports import text
-from mlmclm.reports.facts import ModelFacts, TaskFacts
+from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 
 PALETTE = (
     ("#0072b2", "#56aeea"),

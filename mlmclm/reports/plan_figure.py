@@ -6,9 +6,9 @@ import html
 
 import plotly.graph_objects as go
 
+from mlmclm.plans.costs import Pricing
+from mlmclm.plans.plan import Plan
 from mlmclm.reports.figures import FAINT, GRID, INK, PALETTE
-from mlmclm.studies.costs import Pricing
-from mlmclm.studies.plans import Plan
 
 _LANE_PIXELS = 26
 _BAR = 0.7

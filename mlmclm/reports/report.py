@@ -16,10 +16,10 @@ import pandas as pd
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from mlmclm.analysis.study import Analysis
-from mlmclm.files import canonical_json, write_atomic
-from mlmclm.reports.facts import StudyFacts
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.view import page
+from mlmclm.storage.files import canonical_json, write_atomic
 
 CSV_TABLES = {
     "results": "cells",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mlmclm.analysis.selection import rate_text
-from mlmclm.scores import metric_parts
+from mlmclm.results.metrics import metric_parts
 
 NONE = "–"
 MINUS = "−"

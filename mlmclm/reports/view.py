@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS, against
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.selection import rate_text
-from mlmclm.analysis.study import Analysis
 from mlmclm.reports import figures, text, wording
-from mlmclm.reports.facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.seeds import seed_labels
 
 EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Grid, Record, records
-from mlmclm.analysis.study import Analysis
 from mlmclm.reports import text
 from mlmclm.seeds import Seeds
 

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import yaml
 
-from mlmclm.placement import HEAD, Cluster, Group, Growth, NodeType, Resources, places_now, waiting_line
 from mlmclm.progress import say
+from mlmclm.service.placement import HEAD, Cluster, Group, Growth, NodeType, Resources, places_now, waiting_line
 
 SECONDS_BETWEEN_LOOKS = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 10.0

@@ -17,7 +17,7 @@ from pathlib import Path
 import typer
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.temporary import swept_folder
+from mlmclm.storage.temporary import swept_folder
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.database import adopt_artifacts, own_fault, sqlite_file, studies_of
 from mlmclm.tracking.views import experiment_link

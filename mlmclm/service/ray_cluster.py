@@ -25,11 +25,11 @@ from typing import Any
 import psutil
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import write_atomic
-from mlmclm.home import find_home
 from mlmclm.progress import say
-from mlmclm.temporary import swept_folder
-from mlmclm.workers import runtime_environment
+from mlmclm.service.worker_environment import runtime_environment
+from mlmclm.storage.files import write_atomic
+from mlmclm.storage.home import find_home
+from mlmclm.storage.temporary import swept_folder
 
 TEMPORARY_PREFIX = "mlmclm-ray-"
 ROOT = "r"

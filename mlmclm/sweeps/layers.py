@@ -14,8 +14,8 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
 from mlmclm.progress import say
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.launch import OnResult, SweepOutcome, run_sweep
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.run_sweep import OnResult, SweepOutcome, run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
 
 

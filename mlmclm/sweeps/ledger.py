@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from mlmclm.checksums import CHECKSUM, sealed, unsealed
-from mlmclm.claims import Claims
 from mlmclm.errors import EnvironmentFault, UserError, for_each
-from mlmclm.examples import SPLIT, KeptExamples, about_of, from_parquet
-from mlmclm.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.scores import metric_parts
+from mlmclm.results.examples import SPLIT, KeptExamples, about_of, from_parquet
+from mlmclm.results.metrics import metric_parts
+from mlmclm.storage.checksums import CHECKSUM, sealed, unsealed
+from mlmclm.storage.claims import Claims
+from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.sweeps.cells import unique_by_key
 
 SCHEMA = 1

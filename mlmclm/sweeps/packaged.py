@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.files import first_there, places_of
+from mlmclm.storage.files import first_there, places_of
 
 PACKAGED = "mlmclm.tune_spaces"
 """Where the wheel puts the checkout's top-level folder `tune_spaces/`."""

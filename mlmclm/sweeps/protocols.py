@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from mlmclm.configuration import Frozen, load_config, parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
-from mlmclm.scores import Rule
+from mlmclm.results.metrics import Rule
 from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
 from mlmclm.tasks.declaration import MetricFamily

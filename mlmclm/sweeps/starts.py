@@ -14,7 +14,7 @@ from typing import Any
 
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.kept import RESULT, kept_folder
-from mlmclm.scores import value_of
+from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seeds
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger, named

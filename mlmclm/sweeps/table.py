@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mlmclm.analysis.selection import rate_text
 from mlmclm.finetuning.cell import Cell
-from mlmclm.scores import value_of
+from mlmclm.results.metrics import value_of
 from mlmclm.sweeps.cells import cell_name
 
 LINES_A_ROW = 2

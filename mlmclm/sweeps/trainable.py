@@ -15,7 +15,7 @@ from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
 from mlmclm.finetuning.run import keep_encoder, loops_of, run_cell
 from mlmclm.loops_ready import prepare
-from mlmclm.placement import Device, no_gpu
+from mlmclm.service.placement import Device, no_gpu
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.errors import unknown
-from mlmclm.scores import metric_parts
+from mlmclm.results.metrics import metric_parts
 
 Family = Literal[
     "sequence-classification", "sequence-regression", "token-classification", "question-answering", "retrieval"

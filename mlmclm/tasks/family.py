@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from mlmclm.errors import UserError
 from mlmclm.models.packing import Packing
 from mlmclm.tasks.load import TaskData
-from mlmclm.tasks.prepared import Prepared
+from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.settings import TaskSettings
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +26,7 @@ Linear = Callable[[int, int], nn.Linear]
 Examples = dict[str, Array]
 """Columns of one length: what each example of a split got. A column that has the name of a score is that score of each
 example, NaN where it has none: its mean is the split's. Columns of objects (texts, lists) make no score: they are the predictions
-themselves, for `mlmclm.predictions`."""
+themselves, for `mlmclm.results.predictions`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Family(ABC):
     framed = False
     """Whether `encode` knows `special_tokens: tokenizer`."""
 
-    def __init__(self, prepared: Prepared, settings: TaskSettings) -> None:
+    def __init__(self, prepared: PreparedTask, settings: TaskSettings) -> None:
         self.prepared = prepared
         self.settings = settings
 

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.files import canonical_json
+from mlmclm.storage.files import canonical_json
 from mlmclm.tasks.check import check_labels_seen, check_retrieval, check_table
 from mlmclm.tasks.declaration import COLUMNS, Judged, Part, Task
 from mlmclm.tasks.pins import check_pin
-from mlmclm.tasks.reading import Raw, from_hub, reader
+from mlmclm.tasks.splits import Raw, from_hub, reader
 
 
 @dataclass(frozen=True)

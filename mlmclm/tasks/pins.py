@@ -11,9 +11,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mlmclm.checksums import read_sealed, write_sealed
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import stable_hash
+from mlmclm.storage.checksums import read_sealed, write_sealed
+from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Judged, Part, Task
 
 LOCATES = {

@@ -12,12 +12,10 @@ from pathlib import Path
 
 from mlmclm.configuration import parse, read_yaml
 from mlmclm.errors import UserError, unknown
+from mlmclm.plugins import TASKS
 from mlmclm.tasks.declaration import Task
 
 FOLDER = Path(__file__).parent / "declarations"
-ENTRY_POINTS = "mlmclm.tasks"
-"""`my_tasks = "my_package.tasks"` in this group: the YAML files in the folder of that package. None of its code is run but
-that of the packages around it."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,9 @@ def _read(files: Iterable[Path], known: Declared) -> Declared:
 
 @lru_cache(maxsize=1)
 def _installed() -> Declared:
-    """The packaged tasks and those of other installed packages."""
+    """The packaged tasks and those of other installed packages, whose own code is not run: `find_spec` imports the packages around theirs."""
     found = _read(FOLDER.glob("*.yaml"), Declared({}))
-    for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+    for point in sorted(importlib.metadata.entry_points(group=TASKS), key=lambda point: point.name):
         try:
             spec = importlib.util.find_spec(point.value)
         except ImportError:
@@ -80,7 +78,7 @@ def _installed() -> Declared:
         folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
         if not folders:
             raise UserError(
-                f"entry point {point.name!r} of the group {ENTRY_POINTS}: {point.value!r} is not a package that is "
+                f"entry point {point.name!r} of the group {TASKS}: {point.value!r} is not a package that is "
                 "installed; it must name the package whose folder holds the YAML files."
             )
         for folder in folders:

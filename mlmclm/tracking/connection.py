@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlmclm.files import in_turn
+from mlmclm.storage.files import in_turn
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.database import adopt_artifacts, make_usable, sqlite_file
 from mlmclm.tracking.index import Entry, Index

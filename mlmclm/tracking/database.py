@@ -15,9 +15,9 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from mlmclm.files import in_turn
 from mlmclm.progress import say
-from mlmclm.temporary import swept_folder
+from mlmclm.storage.files import in_turn
+from mlmclm.storage.temporary import swept_folder
 
 ALONGSIDE = ("", "-wal", "-shm")
 """Endings of the files that SQLite keeps for a database; a write-ahead log beside another database would damage that."""

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlmclm.checksums import sealed, unsealed
-from mlmclm.files import canonical_json, in_turn, write_atomic
+from mlmclm.storage.checksums import sealed, unsealed
+from mlmclm.storage.files import canonical_json, in_turn, write_atomic
 
 
 @dataclass(frozen=True)

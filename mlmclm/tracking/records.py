@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mlmclm.files import hash_file, stable_hash
+from mlmclm.storage.files import hash_file, stable_hash
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 Point = tuple[str, float, int, int]

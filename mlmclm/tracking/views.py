@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlmclm.files import stable_hash
 from mlmclm.seeds import Seed, read_seed, seed_labels
+from mlmclm.storage.files import stable_hash
 from mlmclm.tracking.records import Point, RunRecord, Status
 
 KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"

@@ -10,12 +10,12 @@ import pytest
 from analysis_study import TASKS, cell, synthetic_results
 from scipy import stats
 
+from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Grid, records
-from mlmclm.analysis.study import Analysis, analyse
 from mlmclm.analysis.summary import summary, task_metrics
 from mlmclm.errors import UserError
-from mlmclm.files import canonical_json
+from mlmclm.storage.files import canonical_json
 
 
 def one_rate(scores: dict[str, dict[str, list[float | None]]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from mlmclm.analysis.intervals import contrast, deviation, deviation_interval, holm, mean, student, within
-from mlmclm.scores import score_range
+from mlmclm.results.metrics import score_range
 
 A = [0.71, 0.74, 0.69, 0.73, 0.72]
 B = [0.61, 0.68, 0.66]

@@ -11,7 +11,7 @@ import scipy.stats
 
 from mlmclm.analysis.pairs import Pair, compare, mcnemar
 from mlmclm.errors import UserError
-from mlmclm.examples import KeptExamples
+from mlmclm.results.examples import KeptExamples
 
 Column = np.ndarray[Any, Any]
 RESULT = {

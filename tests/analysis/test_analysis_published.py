@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from analysis_study import cell
 
+from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import records
-from mlmclm.analysis.study import analyse
 
 RESULTS = Path(__file__).parents[3] / "shared" / "reference" / "encodeval_results.csv"
 SEQUENCE_CLASSIFICATION = {

@@ -14,10 +14,10 @@ import pytest
 from analysis_study import cell, synthetic_results
 from scipy import stats
 
+from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.intervals import student
 from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
 from mlmclm.analysis.selection import best_table, chosen_table, curve_table, rate_text, settled
-from mlmclm.analysis.study import analyse
 from mlmclm.errors import UserError
 from mlmclm.seeds import Seed, Seeds, seed_value
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from mlmclm.cli.main import main
-from mlmclm.files import in_turn
+from mlmclm.storage.files import in_turn
 from small_study import run as run_process
 from small_study import write_study
 

@@ -18,9 +18,9 @@ from mlmclm.analysis.results import records
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.pipeline import analyse_study, export_models, plan_sweep, prepare, prepare_tasks, study_space
-from mlmclm.place import Place
-from mlmclm.study_file import load_study
+from mlmclm.study.pipeline import analyse_study, export_models, plan_sweep, prepare, prepare_tasks, study_space
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from mlmclm.sweeps.ledger import Ledger
 from small_models import write_two
 from small_study import write_study

@@ -303,7 +303,7 @@ def test_report_and_compare_prepare_and_export_nothing_and_say_what_to_run(
 def test_a_second_run_on_the_same_study_is_refused_while_the_first_is_alive(
     template: Path, tmp_path: Path, run: Run
 ) -> None:
-    from mlmclm.files import only_one
+    from mlmclm.storage.files import only_one
 
     lock = tmp_path / "store" / "studies" / "small" / ".lock"
     with only_one(lock, "it"):

@@ -20,7 +20,7 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import find_space
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import FOLDER
 from small_models import save_small_model, small_tokenizer, write_similarities, write_two
 

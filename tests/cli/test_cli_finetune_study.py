@@ -13,9 +13,9 @@ import yaml
 
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.models.notes import NOTES
-from mlmclm.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space
-from mlmclm.place import Place
-from mlmclm.study_file import load_study
+from mlmclm.study.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from small_models import save_small_decoder
 from small_study import write_study
 

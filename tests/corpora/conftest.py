@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlmclm.corpora import pydocs
+from mlmclm.pydocs import documentation as pydocs
 from small_words import WORDS
 
 IMPORTED = "raise SystemExit('imported!')\n\n"

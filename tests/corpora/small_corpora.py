@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.prepare import prepare_corpus
-from mlmclm.corpora.prepared import PreparedCorpus
+from mlmclm.corpora.prepare_corpus import prepare_corpus
+from mlmclm.corpora.prepared_corpus import PreparedCorpus
 
 BPE = TokenizerConfig(train_vocab_size=320)
 SMALL = 0.004

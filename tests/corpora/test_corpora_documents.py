@@ -15,7 +15,7 @@ from mlmclm.corpora import documents
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.documents import LONGEST_DOCUMENT, FileSource, open_source
 from mlmclm.errors import UserError
-from mlmclm.files import hash_file, stable_hash
+from mlmclm.storage.files import hash_file, stable_hash
 from small_compressions import COMPRESSIONS
 
 ROWS = ["First document.", "Second one.\nTwo lines.", "Third: ünïcode."]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mlmclm.corpora.blocks import Blocks, token_type
-from mlmclm.corpora.packing import Place, Record, ShardWriter, read_record
+from mlmclm.corpora.shard_writer import Position, Record, ShardWriter, read_record
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import EnvironmentFault, UserError
 
@@ -43,7 +43,7 @@ def write(
         shard_blocks=shard_blocks, max_blocks=max_blocks, max_documents=max_documents, finished=finished,
     ) as writer:  # fmt: skip
         for number, tokens in enumerate(made):
-            writer.add(Place(number // 10, number % 10), tokens, size=3 * len(tokens), unknown=int(tokens[0] % 2))
+            writer.add(Position(number // 10, number % 10), tokens, size=3 * len(tokens), unknown=int(tokens[0] % 2))
         writer.finish()
     return writer
 
@@ -113,7 +113,7 @@ def test_the_limit_cuts_inside_a_document_and_counts_it(tmp_path: Path) -> None:
     assert writer.full
     assert (writer.tokens, writer.counts.documents) == (48, 2)
     assert (stream(tmp_path, writer) == np.concatenate(made)[:48]).all()
-    assert writer.next == Place(0, 2)
+    assert writer.next == Position(0, 2)
 
 
 def test_text_that_has_changed_since_is_an_error(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_on_a_full_disk_finished_shards_are_kept_and_the_fault_names_the_file(
     with pytest.raises(EnvironmentFault, match=r"train-0000[23]\.(bin|json): the disk is full") as caught, writer:
         for number, tokens in enumerate(made):
             full = len(writer.records) == 2
-            writer.add(Place(number // 10, number % 10), tokens, size=1)
+            writer.add(Position(number // 10, number % 10), tokens, size=1)
     assert "what is finished is kept" in str(caught.value)
     full = False
     left = {path.name for path in folder.iterdir()}

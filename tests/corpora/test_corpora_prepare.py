@@ -14,21 +14,23 @@ from pathlib import Path
 import pytest
 from small_corpora import BPE, LIMITS, build, stream
 
-from mlmclm.corpora import filling, prepare, pydocs, tokenising
+from mlmclm.corpora import filling, tokenising
+from mlmclm.corpora import prepare_corpus as prepare
+from mlmclm.corpora.chosen_documents import divide, held_out, sample, share
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.hashing import text_hash
-from mlmclm.corpora.prepare import prepare_corpus
-from mlmclm.corpora.prepared import PreparedCorpus, describe
-from mlmclm.corpora.selection import divide, held_out, sample, share
-from mlmclm.corpora.tokenizer import load_tokenizer, special_ids
+from mlmclm.corpora.prepare_corpus import prepare_corpus
+from mlmclm.corpora.prepared_corpus import PreparedCorpus, describe
+from mlmclm.corpora.tokenizer import load_text_tokenizer, special_ids
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.pydocs import documentation as pydocs
 
 
 def documents_in(prepared: PreparedCorpus, part: str = "train") -> list[str]:
     """The documents that the blocks hold, the last one (cut by the end) left out."""
     tokens = stream(getattr(prepared, part))
     eos = special_ids(prepared.tokenizer)["eos"]
-    tokenizer = load_tokenizer(prepared.tokenizer)
+    tokenizer = load_text_tokenizer(prepared.tokenizer)
     found: list[list[int]] = [[]]
     for token in tokens:
         if token == eos:
@@ -191,7 +193,7 @@ def test_books_are_documents_on_one_side_of_the_division_and_their_number_and_le
     assert prepared.documents == 30 - len(held)
     assert [book for book in books if book not in held][: len(documents_in(prepared))] == documents_in(prepared)
     facts = describe(prepared)
-    tokenizer = load_tokenizer(prepared.tokenizer)
+    tokenizer = load_text_tokenizer(prepared.tokenizer)
     lengths = sorted(len(tokenizer.encode(book, add_special_tokens=False)) for book in documents_in(prepared))
     assert lengths[0] <= facts["median_document_tokens"] <= lengths[-1]
     assert facts["median_document_tokens"] == int(statistics.median(lengths)) > 100
@@ -210,7 +212,7 @@ def test_progress_is_reported(lines: Path, tmp_path: Path) -> None:
 
 def test_importing_it_imports_nothing_heavy() -> None:
     code = (
-        "import sys, mlmclm.corpora.prepare, mlmclm.tasks.pydocs\n"
+        "import sys, mlmclm.corpora.prepare_corpus, mlmclm.pydocs.tasks\n"
         "heavy = {'torch', 'transformers', 'datasets', 'tokenizers', 'pyarrow', 'pandas'} & set(sys.modules)\n"
         "sys.exit(f'imports {heavy}' if heavy else 0)"
     )
@@ -251,7 +253,7 @@ def test_of_few_documents_the_one_with_the_smallest_hash_is_held_out(tmp_path: P
 
 def few_tokens(prepared: PreparedCorpus) -> str:
     """The text of a validation part that is one document without its end."""
-    return load_tokenizer(prepared.tokenizer).decode(stream(prepared.validation), skip_special_tokens=False)
+    return load_text_tokenizer(prepared.tokenizer).decode(stream(prepared.validation), skip_special_tokens=False)
 
 
 def test_documents_are_divided_as_before_where_the_fraction_holds_some_out(texts: list[str]) -> None:
@@ -283,7 +285,7 @@ def test_a_stream_is_read_on_until_something_is_held_out(texts: list[str], lines
     options = {"streaming": True, "max_documents": first // 2, "validation_fraction": 0.02}
     prepared = build(lines, tmp_path, **options)
     assert prepared.documents == first // 2
-    tokens = load_tokenizer(prepared.tokenizer).decode(stream(prepared.validation), skip_special_tokens=False)
+    tokens = load_text_tokenizer(prepared.tokenizer).decode(stream(prepared.validation), skip_special_tokens=False)
     assert texts[first].startswith(tokens[:40])
 
 

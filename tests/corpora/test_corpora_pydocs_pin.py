@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from small_corpora import BPE, SMALL, build
 
-from mlmclm.corpora import pydocs, tokenising
+from mlmclm.corpora import tokenising
 from mlmclm.corpora.config import CorpusConfig
-from mlmclm.corpora.prepare import find_corpus, prepare_corpus
-from mlmclm.corpora.pydocs import fingerprint, prepare_pydocs
-from mlmclm.corpora.pydocs_pin import pin_file, settled
+from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.errors import UserError
-from mlmclm.tasks.pydocs import PYDOCS_TASKS, build_pydocs_task
+from mlmclm.pydocs import documentation as pydocs
+from mlmclm.pydocs.documentation import fingerprint, prepare_pydocs
+from mlmclm.pydocs.pin import pin_file, settled
+from mlmclm.pydocs.tasks import PYDOCS_TASKS
+from mlmclm.pydocs.tasks import build as build_task
 
 Install = Callable[[], str]
 
@@ -46,18 +48,18 @@ def test_what_is_installed_later_changes_neither_corpus_nor_tasks_and_nothing_is
 ) -> None:
     store = tmp_path / "store"
     first = build("pydocs", store)
-    tasks = [build_pydocs_task(name, store, workers=1) for name in PYDOCS_TASKS]
+    tasks = [build_task(name, store, workers=1) for name in PYDOCS_TASKS]
     assert install() != settled(store)
     monkeypatch.setattr(pydocs, "_write", None)
     config = CorpusConfig(source="pydocs", validation_fraction=0.1)
     found = find_corpus(config, BPE, block_length=16, store=store)
     assert found is not None and found.key == first.key == build("pydocs", store).key
-    assert [build_pydocs_task(name, store) for name in PYDOCS_TASKS] == tasks
+    assert [build_task(name, store) for name in PYDOCS_TASKS] == tasks
     # Neither another corpus nor a task that was lost is made of what is installed now.
     other = build("pydocs", store, length=32)
     assert json.loads((other.folder / "index.json").read_text())["source_fingerprint"] == settled(store)
     shutil.rmtree(tasks[0])
-    assert build_pydocs_task(PYDOCS_TASKS[0], store, workers=1) == tasks[0]
+    assert build_task(PYDOCS_TASKS[0], store, workers=1) == tasks[0]
 
 
 def test_a_store_of_a_version_without_pins_keeps_its_corpus(install: Install, tmp_path: Path) -> None:

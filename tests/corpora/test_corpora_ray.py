@@ -15,13 +15,13 @@ from small_corpora import BPE, LIMITS, SMALL
 
 from mlmclm.corpora import ray_tokenising, tokenising
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.prepare import prepare_corpus
-from mlmclm.corpora.prepared import PreparedCorpus
+from mlmclm.corpora.prepare_corpus import prepare_corpus
+from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import UserError
-from mlmclm.pipeline import prepare
-from mlmclm.place import Place
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.study_file import load_study
+from mlmclm.study.pipeline import prepare
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from small_study import write_study
 
 

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 from small_corpora import BPE, LIMITS, SMALL, build, stream
 
-from mlmclm.checksums import unsealed
-from mlmclm.claims import Claims
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.config import CorpusConfig
-from mlmclm.corpora.prepare import find_corpus, prepare_corpus
-from mlmclm.corpora.prepared import PreparedCorpus, open_corpus, verify
+from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
+from mlmclm.corpora.prepared_corpus import PreparedCorpus, open_corpus, verify
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.storage.checksums import unsealed
+from mlmclm.storage.claims import Claims
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -141,7 +141,7 @@ import sys, time
 from pathlib import Path
 from mlmclm.corpora import tokenising
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.prepare import prepare_corpus
+from mlmclm.corpora.prepare_corpus import prepare_corpus
 
 tokenising.BATCH_CHARACTERS = 2000
 prepare_corpus(

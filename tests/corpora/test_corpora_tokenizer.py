@@ -13,7 +13,7 @@ import pytest
 
 from mlmclm.corpora import tokenizer as module
 from mlmclm.corpora.config import TokenizerConfig
-from mlmclm.corpora.tokenizer import load_tokenizer, prepare_tokenizer, special_ids, vocabulary
+from mlmclm.corpora.tokenizer import load_text_tokenizer, prepare_tokenizer, special_ids, vocabulary
 from mlmclm.errors import EnvironmentFault, UserError
 
 SAMPLE = "Hello wörld, it's 12345 tokens!\n\n\tdef f(x):  return x_1 <|mask|> 日本 \U0001f600"
@@ -28,7 +28,7 @@ def brought(path: Path, store: Path) -> Path:
 
 
 def test_a_trained_tokenizer_is_lossless_and_splits_digits(texts: list[str], tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(trained([*texts, "1234 1234 1234"] * 3, tmp_path))
+    tokenizer = load_text_tokenizer(trained([*texts, "1234 1234 1234"] * 3, tmp_path))
     encoding = tokenizer.encode(SAMPLE, add_special_tokens=False)
     assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == SAMPLE
     assert not any(len(token) > 1 and token.isdigit() for token in tokenizer.get_vocab())
@@ -57,7 +57,7 @@ def test_every_tokenizer_has_four_special_tokens_and_marks_the_ends(texts: list[
     folder = trained(texts, tmp_path)
     ids = special_ids(folder)
     assert ids == {"pad": 0, "bos": 1, "eos": 2, "mask": 3}
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_text_tokenizer(folder)
     first = tokenizer.encode("a", add_special_tokens=False).ids
     second = tokenizer.encode("b", add_special_tokens=False).ids
     assert tokenizer.encode("a").ids == [1, *first, 2]
@@ -66,7 +66,7 @@ def test_every_tokenizer_has_four_special_tokens_and_marks_the_ends(texts: list[
 
 def test_offsets_leave_out_the_space_before_a_word(texts: list[str], tmp_path: Path) -> None:
     text = f"{texts[0]}"
-    encoding = load_tokenizer(trained(texts, tmp_path)).encode(text)
+    encoding = load_text_tokenizer(trained(texts, tmp_path)).encode(text)
     pieces = [text[start:end] for start, end in encoding.offsets[1:-1]]
     assert all(piece == piece.strip() for piece in pieces)
 
@@ -79,7 +79,7 @@ def test_transformers_loads_the_folder_and_gives_the_same_ids(texts: list[str], 
     ids = special_ids(folder)
     assert [loaded.pad_token_id, loaded.bos_token_id, loaded.eos_token_id, loaded.mask_token_id] == list(ids.values())
     assert len(loaded) == 400
-    assert loaded(texts[0])["input_ids"] == load_tokenizer(folder).encode(texts[0]).ids
+    assert loaded(texts[0])["input_ids"] == load_text_tokenizer(folder).encode(texts[0]).ids
 
 
 def test_a_file_and_a_folder_give_the_same_tokens(texts: list[str], tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_a_file_and_a_folder_give_the_same_tokens(texts: list[str], tmp_path: Pa
     for path in (folder, folder / "tokenizer.json"):
         again = brought(path, tmp_path / "other")
         assert special_ids(again) == special_ids(folder)
-        assert load_tokenizer(again).encode(SAMPLE).ids == load_tokenizer(folder).encode(SAMPLE).ids
+        assert load_text_tokenizer(again).encode(SAMPLE).ids == load_text_tokenizer(folder).encode(SAMPLE).ids
 
 
 def test_llama3_ranks_get_eurobert_special_ids(shared_tokenizers: Path, tmp_path: Path) -> None:
     folder = brought(shared_tokenizers / "llama3" / "tokenizer.model", tmp_path)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_text_tokenizer(folder)
     assert special_ids(folder) == {"pad": 128001, "bos": 128000, "eos": 128001, "mask": 128002}
     assert tokenizer.get_vocab_size() == 128_256
     # tiktoken's own ids of these texts.
@@ -104,7 +104,7 @@ def test_llama3_ranks_get_eurobert_special_ids(shared_tokenizers: Path, tmp_path
 
 def test_gpt2_files_get_a_mask_and_a_pad_token(shared_tokenizers: Path, tmp_path: Path) -> None:
     folder = brought(shared_tokenizers / "gpt2", tmp_path)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_text_tokenizer(folder)
     assert special_ids(folder) == {"pad": 50257, "bos": 50256, "eos": 50256, "mask": 50258}
     assert tokenizer.encode("Hello world", add_special_tokens=False).ids == [15496, 995]
     assert tokenizer.encode("Hello world").ids == [50256, 15496, 995, 50256]
@@ -113,7 +113,7 @@ def test_gpt2_files_get_a_mask_and_a_pad_token(shared_tokenizers: Path, tmp_path
 def test_modernbert_keeps_its_own_special_tokens(shared_tokenizers: Path, tmp_path: Path) -> None:
     folder = brought(shared_tokenizers / "modernbert" / "tokenizer.json", tmp_path)
     assert special_ids(folder) == {"pad": 50283, "bos": 50281, "eos": 50282, "mask": 50284}
-    assert load_tokenizer(folder).get_vocab_size() == 50_368
+    assert load_text_tokenizer(folder).get_vocab_size() == 50_368
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_hub_tokenizer_comes_out_in_the_same_form(
     again = prepare_tokenizer(TokenizerConfig(name="some/model"), store=tmp_path)
     assert again != folder
     assert special_ids(again) == special_ids(folder)
-    assert load_tokenizer(again).encode(SAMPLE).ids == load_tokenizer(folder).encode(SAMPLE).ids
+    assert load_text_tokenizer(again).encode(SAMPLE).ids == load_text_tokenizer(folder).encode(SAMPLE).ids
 
 
 def test_keys_follow_what_matters(texts: list[str], tmp_path: Path) -> None:
@@ -207,4 +207,4 @@ def test_the_ordinary_tokens_are_all_but_those_that_tokenizer_json_calls_special
         assert found.special == tuple(sorted(token["id"] for token in added if token["special"]))
         assert set(special_ids(folder).values()) <= set(found.special)
         assert set(found.ordinary.tolist()) == set(range(found.size)) - set(found.special)
-        assert found.size == load_tokenizer(folder).get_vocab_size(with_added_tokens=True)
+        assert found.size == load_text_tokenizer(folder).get_vocab_size(with_added_tokens=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlmclm.corpora.workers import ordered_map
+from mlmclm.corpora.process_map import ordered_map
 from mlmclm.errors import EnvironmentFault
 
 
@@ -51,7 +51,7 @@ def test_a_killed_worker_is_an_environment_fault() -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
-        "import time\nfrom mlmclm.corpora.workers import ordered_map\n"
+        "import time\nfrom mlmclm.corpora.process_map import ordered_map\n"
         "for _ in ordered_map(time.sleep, [0.0] * 10_000_000, workers=2):\n    print('going', flush=True)\n"
     )  # No `if __name__` guard: workers must not run the caller's main module.
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)

@@ -22,15 +22,15 @@ from transformers import BertConfig, BertModel
 import mlmclm.finetuning.forward
 import mlmclm.finetuning.run
 from mlmclm.errors import UserError
-from mlmclm.files import canonical_json
 from mlmclm.finetuning.batching import batches_by_length, stream, training_rows
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.seeds import Seeds
+from mlmclm.storage.files import canonical_json
 from mlmclm.tasks.family import Examples
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.sequence_classification import SequenceClassification
 from mlmclm.tasks.token_classification import TokenClassification
 from small_models import save_framed_model, save_small_model, write_place

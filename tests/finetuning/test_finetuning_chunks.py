@@ -23,7 +23,7 @@ from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.models.packing import Packing
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.retrieval import Retrieval
 from small_models import save_small_model, write_retrieval
 

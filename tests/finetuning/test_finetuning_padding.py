@@ -34,7 +34,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Batch, Family, fresh_layers
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from small_models import FILL, write_place, write_table
 
 SHAPE = {

@@ -18,7 +18,7 @@ from mlmclm.models.folder import load_encoder
 from mlmclm.models.packing import Packing
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family, fresh_layers
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_sentiment
 
 STEPS = 4

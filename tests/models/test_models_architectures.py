@@ -30,7 +30,7 @@ from mlmclm.models.build import PretrainingModel, build, hollow
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.packing import Packing
-from mlmclm.models.stored import StoredTensors
+from mlmclm.models.stored_tensors import StoredTensors
 from small_models import small_tokenizer
 
 VOCABULARY, LENGTH = 97, 24

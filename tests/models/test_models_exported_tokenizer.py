@@ -13,21 +13,21 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
-from mlmclm.checksums import CHECKSUMS
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer import SpecialTokens, prepare_tokenizer, save, special_ids, tokenizer_key
 from mlmclm.models import exported_tokenizer
 from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import build, load_tokenizer, model_config
+from mlmclm.models.build import build, load_prepared_tokenizer, model_config
 from mlmclm.models.encoder import encode, pack_ids, pool
 from mlmclm.models.export import export_folder
 from mlmclm.models.exported_tokenizer import mend_tokenizer, write_tokenizer
 from mlmclm.models.folder import load_encoder, tokenizer_hash, weights_hash
-from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning
+from mlmclm.models.folder import load_prepared_tokenizer as loaded_by_fine_tuning
 from mlmclm.models.notes import NOTES
 from mlmclm.models.packing import Packing
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import content_hash
+from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.tasks.family import closed, ending, token_ids
 from small_models import small_tokenizer
 
@@ -135,7 +135,7 @@ def test_keys_are_those_of_the_corpus_s_tokenizer_until_a_file_is_changed(corpus
     own, of_corpus = (TokenizerConfig(path=str(path)) for path in (folder, corpus))
     assert tokenizer_key(own, "") == tokenizer_key(of_corpus, "")
     again = prepare_tokenizer(own, store=tmp_path / "store")  # of a study that continues from the folder
-    assert load_tokenizer(again)(TEXTS)["input_ids"] == load_tokenizer(corpus)(TEXTS)["input_ids"]
+    assert load_prepared_tokenizer(again)(TEXTS)["input_ids"] == load_prepared_tokenizer(corpus)(TEXTS)["input_ids"]
     file = folder / "tokenizer.json"
     file.write_text(file.read_text() + " ")
     assert tokenizer_hash(folder) != tokenizer_hash(corpus)
@@ -157,7 +157,7 @@ def model_folder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         model = bert(corpus)
     else:
         monkeypatch.setitem(SIZES, "small", Size(2, 32, 48, 4, 4, 0.3, architecture=kind, window=4))
-        model = build(model_config("small", load_tokenizer(corpus), 64), 0)
+        model = build(model_config("small", load_prepared_tokenizer(corpus), 64), 0)
     folder = tmp_path / "model"
     export_folder(folder, weights_of(model), model.config, corpus, card="A card.", decoder=True, context=64)
     return folder, corpus

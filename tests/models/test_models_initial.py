@@ -45,7 +45,7 @@ from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.export import export_folder
 from mlmclm.models.folder import check_length, load_encoder
-from mlmclm.models.initial import Initial, read_initial, size_of
+from mlmclm.models.given import Initial, read_initial, size_of
 from mlmclm.models.packing import Packing
 from mlmclm.models.sizes import parameters, training_flops
 from small_models import small_tokenizer

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from mlmclm.checksums import write_checksums
-from mlmclm.claims import Claims
-from mlmclm.files import whole_folder
-from mlmclm.pretraining import launch, states
-from mlmclm.pretraining.launch import missing_states, run_stage, stage_claims
-from mlmclm.studies.names import parse
-from mlmclm.studies.plans import Plan, Stage, make_plan
-from mlmclm.studies.recipe import Recipe
+from mlmclm.plans.names import parse
+from mlmclm.plans.plan import Plan, Stage, make_plan
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining import run_stage as launch
+from mlmclm.pretraining import states
+from mlmclm.pretraining.run_stage import missing_states, run_stage, stage_claims
+from mlmclm.storage.checksums import write_checksums
+from mlmclm.storage.claims import Claims
+from mlmclm.storage.files import whole_folder
 
 RECIPE = Recipe(warmup_steps=2, decay_steps=4)
 PRINT = "of this recipe and corpus"

@@ -127,13 +127,13 @@ def test_without_a_compiler_the_error_says_what_to_install_or_to_change(tmp_path
 
 
 def test_a_stage_on_ray_train_has_the_same_curve_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlmclm.pipeline import prepare, pretrain
-    from mlmclm.place import Place
+    from mlmclm.plans.recipe import Recipe
     from mlmclm.pretraining import states
-    from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.pretraining.run_stage import prepare_environment
     from mlmclm.service.ray_cluster import ray_session
-    from mlmclm.studies.recipe import Recipe
-    from mlmclm.study_file import load_study
+    from mlmclm.study.pipeline import prepare, pretrain
+    from mlmclm.study.place import Place
+    from mlmclm.study.study_file import load_study
     from small_study import write_study
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

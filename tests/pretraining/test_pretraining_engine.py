@@ -26,7 +26,7 @@ from mlmclm.objectives.mlm import Masked
 from mlmclm.pretraining.checkpoints import TrainingState, fresh, read_tensors, write_tensors
 from mlmclm.pretraining import engine as engines
 from mlmclm.pretraining.engine import Engine
-from mlmclm.studies.recipe import Recipe
+from mlmclm.plans.recipe import Recipe
 from pathlib import Path
 
 eurobert = EuroBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,

@@ -16,13 +16,14 @@ from safetensors import SafetensorError
 
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import disk_fault
-from mlmclm.pipeline import Prepared, prepare, pretrain
-from mlmclm.place import Place
-from mlmclm.pretraining import failures, launch
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining import failures
+from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining.checkpoints import read_tensors
-from mlmclm.studies.recipe import Recipe
-from mlmclm.study_file import load_study
+from mlmclm.storage.files import disk_fault
+from mlmclm.study.pipeline import PreparedStudy, prepare, pretrain
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from small_study import write_study
 
 
@@ -40,7 +41,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def prepared(study_path: Path, store: Path, model: str, **recipe: Any) -> Prepared:
+def prepared(study_path: Path, store: Path, model: str, **recipe: Any) -> PreparedStudy:
     study = load_study(study_path)
     changed = Recipe.model_validate(study.recipe.model_dump() | recipe)
     made = study.model_copy(update={"models": (model,), "baseline": None, "recipe": changed})

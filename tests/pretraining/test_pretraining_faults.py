@@ -16,10 +16,10 @@ import pytest
 from safetensors.torch import load_file
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.pipeline import Prepared, prepare, pretrain
-from mlmclm.place import Place
 from mlmclm.pretraining import states
-from mlmclm.study_file import StudyFile, load_study
+from mlmclm.study.pipeline import PreparedStudy, prepare, pretrain
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import StudyFile, load_study
 from small_study import write_study
 
 
@@ -30,7 +30,7 @@ def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.pretraining.run_stage import prepare_environment
     from mlmclm.service.ray_cluster import ray_session
 
     prepare_environment()
@@ -38,7 +38,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def prepared(study_path: Path, store: Path, *models: str, **recipe: Any) -> Prepared:
+def prepared(study_path: Path, store: Path, *models: str, **recipe: Any) -> PreparedStudy:
     study: StudyFile = load_study(study_path)
     changed = study.model_copy(
         update={"models": models, "baseline": None, "recipe": study.recipe.model_copy(update=recipe)}
@@ -46,7 +46,7 @@ def prepared(study_path: Path, store: Path, *models: str, **recipe: Any) -> Prep
     return prepare(changed, Place(store, study_path.parent / "data"))
 
 
-def weights(made: Prepared, index: int = 0) -> dict[str, Any]:
+def weights(made: PreparedStudy, index: int = 0) -> dict[str, Any]:
     state = made.plan.targets[index]
     return load_file(states.state_folder(made.place.store, state.key(made.fingerprint)) / "state.safetensors")
 
@@ -78,7 +78,7 @@ def one_worker_killed(store: Path, at: int) -> Iterator[None]:
     assert killed, "no worker was killed, so nothing was tested"
 
 
-def interrupt(made: Prepared, at: int) -> Path:
+def interrupt(made: PreparedStudy, at: int) -> Path:
     """Pretrains until a worker is killed, and gives up then; returns the run's folder."""
     with one_worker_killed(made.place.store, at), pytest.raises(EnvironmentFault):
         pretrain(made)
@@ -94,20 +94,20 @@ def flip_a_byte(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(session: None, study_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def undisturbed(session: None, study_path: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
     made = prepared(study_path, tmp_path_factory.mktemp("undisturbed"), "1m-mlm40-200")
     pretrain(made)
     return made
 
 
-def curve(made: Prepared) -> dict[int, float]:
+def curve(made: PreparedStudy) -> dict[int, float]:
     rows = states.curve(made.place.store, made.plan.targets[0].key(made.fingerprint))
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 201)), "each step's loss once"
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
 def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
-    undisturbed: Prepared, study_path: Path, tmp_path: Path
+    undisturbed: PreparedStudy, study_path: Path, tmp_path: Path
 ) -> None:
     disturbed = prepared(study_path, tmp_path, "1m-mlm40-200")
     with one_worker_killed(tmp_path, 5):
@@ -118,7 +118,7 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
 
 @pytest.mark.slow
 def test_a_stage_under_zero_3_whose_workers_build_no_model_begins_with_the_same_weights(
-    undisturbed: Prepared, study_path: Path, tmp_path: Path
+    undisturbed: PreparedStudy, study_path: Path, tmp_path: Path
 ) -> None:
     divided = prepared(study_path, tmp_path, "1m-mlm40-10", zero_stage=3)
     pretrain(divided)
@@ -134,7 +134,7 @@ def test_a_stage_under_zero_3_whose_workers_build_no_model_begins_with_the_same_
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cut short", "a byte flipped"])
 def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
-    undisturbed: Prepared, study_path: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
+    undisturbed: PreparedStudy, study_path: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disturbed = prepared(study_path, tmp_path, "1m-mlm40-200", max_failures=0, keep_checkpoints=3)
     run_folder = interrupt(disturbed, 20)
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
 
 @pytest.mark.slow
 def test_a_stage_goes_on_with_fewer_and_more_workers_and_another_zero_stage(
-    undisturbed: Prepared, study_path: Path, tmp_path: Path
+    undisturbed: PreparedStudy, study_path: Path, tmp_path: Path
 ) -> None:
     for workers, zero_stage, until in ((2, 1, 20), (1, 2, 60)):
         interrupt(prepared(study_path, tmp_path, "1m-mlm40-200", max_failures=0, workers=workers, zero_stage=zero_stage), until)  # fmt: skip

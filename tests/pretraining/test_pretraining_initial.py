@@ -28,20 +28,20 @@ from mlmclm.cli.main import main
 from mlmclm.cli.pretrain import with_suite
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.files import stable_hash
 from mlmclm.models.architectures import final_states, load_weights, weights_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.sizes import parameters
-from mlmclm.pipeline import Prepared, export_models, find_prepared, prepare, study_space
-from mlmclm.place import Place
+from mlmclm.plans.names import parse
+from mlmclm.plans.plan import ENGINE_VERSION, history, make_plan
+from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
-from mlmclm.studies.names import parse
-from mlmclm.studies.plans import ENGINE_VERSION, history, make_plan
-from mlmclm.studies.recipe import Recipe
-from mlmclm.study_file import load_study
+from mlmclm.storage.files import stable_hash
+from mlmclm.study.pipeline import PreparedStudy, export_models, find_prepared, prepare, study_space
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from small_models import save_small_decoder
 from small_study import run, write_study
 
@@ -61,11 +61,11 @@ def study(folder: Path, source: str | Path | None = None, **changes: Any) -> Pat
     return path
 
 
-def made(path: Path, store: Path | None = None) -> Prepared:
+def made(path: Path, store: Path | None = None) -> PreparedStudy:
     return prepare(load_study(path), Place(store or path.parent / "store", path.parent / "data"))
 
 
-def job_of(prepared: Prepared) -> StageJob:
+def job_of(prepared: PreparedStudy) -> StageJob:
     """What a worker is told of the first stage."""
     stage = prepared.plan.stages[0]
     corpus, recipe = prepared.corpus, prepared.study.recipe

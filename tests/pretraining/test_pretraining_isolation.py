@@ -8,22 +8,22 @@ import pytest
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import special_ids, vocabulary
 from mlmclm.errors import UserError
-from mlmclm.facts import flops
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import UNLABELLED
-from mlmclm.pipeline import Prepared, prepare
-from mlmclm.place import Place
+from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import engine
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.seen import seen
-from mlmclm.studies.recipe import Recipe
-from mlmclm.study_file import load_study
+from mlmclm.study.facts import flops
+from mlmclm.study.pipeline import PreparedStudy, prepare
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from small_study import write_study
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def made(tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
     """Documents of 5 to 60 words in blocks of 32 tokens."""
     path = write_study(tmp_path_factory.mktemp("isolation"))
     study = load_study(path)
@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(study.model_copy(update={"recipe": recipe}), place)
 
 
-def test_only_a_document_s_first_tokens_lose_their_label_and_masks_stay_as_they_were(made: Prepared) -> None:
+def test_only_a_document_s_first_tokens_lose_their_label_and_masks_stay_as_they_were(made: PreparedStudy) -> None:
     recipe, tokenizer = made.study.recipe, made.corpus.tokenizer
     end = separator(recipe, tokenizer)
     assert end == special_ids(tokenizer)["eos"]
@@ -55,7 +55,7 @@ def test_only_a_document_s_first_tokens_lose_their_label_and_masks_stay_as_they_
         assert np.array_equal(document_lengths(apart[0], end), document_lengths(tokens, end))
 
 
-def test_data_order_shows_the_labels_that_are_trained_on(made: Prepared) -> None:
+def test_data_order_shows_the_labels_that_are_trained_on(made: PreparedStudy) -> None:
     recipe = made.study.recipe
     name = next(name for name in made.study.parsed if str(name) == "1m-clm-30")
     (batch,) = seen(made.corpus.train, recipe, range(4, 5), model=name, tokenizer=made.corpus.tokenizer)
@@ -64,7 +64,7 @@ def test_data_order_shows_the_labels_that_are_trained_on(made: Prepared) -> None
     assert ends.any() and np.array_equal(batch.labels[:, :-1] == UNLABELLED, ends)
 
 
-def test_every_document_of_the_corpus_is_found(made: Prepared) -> None:
+def test_every_document_of_the_corpus_is_found(made: PreparedStudy) -> None:
     tokens = made.corpus.train.take(np.arange(len(made.corpus.train)))
     end = special_ids(made.corpus.tokenizer)["eos"]
     lengths = document_lengths(tokens, end)
@@ -73,7 +73,7 @@ def test_every_document_of_the_corpus_is_found(made: Prepared) -> None:
     assert len(lengths) == int((tokens == end).sum()) + cut
 
 
-def test_the_flops_of_a_card_count_attention_within_documents(made: Prepared) -> None:
+def test_the_flops_of_a_card_count_attention_within_documents(made: PreparedStudy) -> None:
     state = made.target(next(name for name in made.study.parsed if str(name) == "1m-clm-30"))
     recipe, corpus = made.study.recipe, made.corpus
     together, apart = (

@@ -15,11 +15,11 @@ import pytest
 from listening import is_loopback, watched
 from mlmclm.cli.main import main
 from mlmclm.corpora.tokenizer import vocabulary
-from mlmclm.pipeline import Prepared, prepare, pretrain
-from mlmclm.place import Place
 from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_weights
-from mlmclm.study_file import load_study
+from mlmclm.study.pipeline import PreparedStudy, prepare, pretrain
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from small_study import write_study
 
 MODEL = "1m-clm-1-mlm40-2"
@@ -40,14 +40,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def made(study: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
     return prepare(load_study(study), Place(tmp_path_factory.mktemp("store"), study.parent / "data"))
 
 
 @pytest.fixture(scope="module")
-def trained(made: Prepared, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def trained(made: PreparedStudy, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Trains the model; `listening` has the addresses of each process meanwhile, `rendezvous` the modes of the folder."""
-    from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.pretraining.run_stage import prepare_environment
     from mlmclm.service.ray_cluster import ray_session
 
     modes: set[int] = set()
@@ -63,7 +63,7 @@ def trained(made: Prepared, tmp_path_factory: pytest.TempPathFactory) -> SimpleN
     return SimpleNamespace(listening=listening, rendezvous=modes)
 
 
-def order(made: Prepared, study: Path, *words: str | Path) -> None:
+def order(made: PreparedStudy, study: Path, *words: str | Path) -> None:
     """Runs `mlmclm data order`, which has to end well."""
     with pytest.raises(SystemExit) as ended:
         main(
@@ -72,7 +72,7 @@ def order(made: Prepared, study: Path, *words: str | Path) -> None:
     assert ended.value.code == 0
 
 
-def exported(made: Prepared, study: Path, path: Path) -> list[dict[str, Any]]:
+def exported(made: PreparedStudy, study: Path, path: Path) -> list[dict[str, Any]]:
     """The two steps of the model, one mapping a row."""
     order(made, study, "--steps", "0:2", "--model", MODEL, "--labels", "--export", path)
     if path.suffix == ".jsonl":
@@ -91,11 +91,11 @@ def test_while_a_stage_runs_no_process_listens_to_others(trained: SimpleNamespac
 
 @pytest.mark.slow
 def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
-    study: Path, made: Prepared, trained: SimpleNamespace, tmp_path: Path
+    study: Path, made: PreparedStudy, trained: SimpleNamespace, tmp_path: Path
 ) -> None:
     import torch
 
-    from mlmclm.models.build import build, load_tokenizer, model_config
+    from mlmclm.models.build import build, load_prepared_tokenizer, model_config
     from mlmclm.pretraining.labelling import Labelling
 
     rows = exported(made, study, tmp_path / "order.parquet")
@@ -105,7 +105,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
     for row in steps:  # looked at alone: the look is in the rate, and not in the step's own time
         assert 0 < row["step_seconds"] <= 8 * 32 / row["tokens_per_second"]
     losses = [row["loss"] for row in steps]
-    model = build(model_config("1m", load_tokenizer(made.corpus.tokenizer), 32), made.study.recipe.seed)
+    model = build(model_config("1m", load_prepared_tokenizer(made.corpus.tokenizer), 32), made.study.recipe.seed)
     for step, causal in ((0, True), (1, False)):
         if step == 1:  # the weights after the step of CLM, which the second stage started from
             start = made.plan.stages[1].start.key(made.fingerprint)
@@ -136,7 +136,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
 
 @pytest.mark.slow
 def test_tokens_a_second_count_every_step_though_validation_comes_between(tmp_path: Path) -> None:
-    from mlmclm.pretraining.launch import prepare_environment
+    from mlmclm.pretraining.run_stage import prepare_environment
     from mlmclm.service.ray_cluster import ray_session
 
     recipe = {
@@ -155,7 +155,7 @@ def test_tokens_a_second_count_every_step_though_validation_comes_between(tmp_pa
 
 
 def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
-    study: Path, made: Prepared, tmp_path: Path
+    study: Path, made: PreparedStudy, tmp_path: Path
 ) -> None:
     from mlmclm.pretraining.labelling import Labelling
     from mlmclm.pretraining.worker import _micro_batches
@@ -193,7 +193,7 @@ def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
 
 
 def test_parquet_json_lines_and_printed_rows_say_the_same(
-    study: Path, made: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: Path, made: PreparedStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = exported(made, study, tmp_path / "order.parquet")
     assert exported(made, study, tmp_path / "order.jsonl") == rows

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.placement import HEAD, Cluster, Growth, NodeType
+from mlmclm.plans.names import parse
+from mlmclm.plans.plan import Plan, Stage, State, make_plan
+from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.side_by_side import room, run_stages
-from mlmclm.studies.names import parse
-from mlmclm.studies.plans import Plan, Stage, State, make_plan
-from mlmclm.studies.recipe import Recipe
+from mlmclm.service.placement import HEAD, Cluster, Growth, NodeType
 
 NAMES = ("1m-clm-100", "1m-clm-50-mlm40-100", "1m-clm-25-mlm40-100", "1m-mlm40-100", "1m-mlm40-dec100-clm-120")
 

@@ -11,21 +11,21 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from mlmclm import pipeline
 from mlmclm.cli.pretrain import with_suite
-from mlmclm.pipeline import Prepared, prepare
-from mlmclm.place import Place
+from mlmclm.plans.plan import Stage
 from mlmclm.pretraining import states
-from mlmclm.pretraining.launch import prepare_environment, run_stage
+from mlmclm.pretraining.run_stage import prepare_environment, run_stage
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.studies.plans import Stage
-from mlmclm.study_file import load_study
+from mlmclm.study import pipeline
+from mlmclm.study.pipeline import PreparedStudy, prepare
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from small_study import write_study
 
 NAMES = ("1m-clm-100", "1m-clm-50-mlm40-100", "1m-clm-25-mlm40-100")
 
 
-def prepared(study_path: Path, store: Path, *names: str) -> Prepared:
+def prepared(study_path: Path, store: Path, *names: str) -> PreparedStudy:
     """The study with a suite of these models."""
     suite = study_path.parent / "suite.yaml"
     suite.write_text(yaml.safe_dump({"models": list(names)}), encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mlmclm.reports.facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 
 MODELS = {"2m-clm-600": 0.66, "2m-mlm40-600": 0.70, "2m-clm-150-mlm40-600": 0.715, "2m-untrained": 0.52}
 

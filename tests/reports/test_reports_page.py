@@ -19,11 +19,11 @@ from analysis_study import TASKS, cell, synthetic_results
 from plotly.offline import get_plotlyjs
 from report_study import MODELS, facts
 
+from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import Grid
-from mlmclm.analysis.study import Analysis, analyse
 from mlmclm.errors import EnvironmentFault
-from mlmclm.reports.facts import ModelFacts, TaskFacts
 from mlmclm.reports.report import render_report, write_report
+from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -290,7 +290,7 @@ import sys, hashlib, pathlib
 sys.path[:0] = sys.argv[2:]
 from analysis_study import synthetic_results
 from report_study import MODELS, facts
-from mlmclm.analysis.study import analyse
+from mlmclm.analysis.analyse import analyse
 from mlmclm.reports.report import write_report
 paths = write_report(analyse(synthetic_results(MODELS), "2m-untrained"), facts(), pathlib.Path(sys.argv[1]))
 for name, path in sorted(paths.items()):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
 
-from mlmclm.analysis.study import analyse
+from mlmclm.analysis.analyse import analyse
 from mlmclm.reports import text
 from mlmclm.reports.wording import baseline_sentence, cautions, headline, limits
 from mlmclm.seeds import Seeds, seed_value

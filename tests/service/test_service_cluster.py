@@ -15,14 +15,14 @@ from ray.cluster_utils import Cluster as Raylets
 from ray.core.generated.autoscaler_pb2 import ClusterConfig
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.pipeline import Prepared, prepare, pretrain
-from mlmclm.place import Place
-from mlmclm.placement import Growth, NodeType
 from mlmclm.pretraining import states
-from mlmclm.pretraining.launch import prepare_environment
+from mlmclm.pretraining.run_stage import prepare_environment
 from mlmclm.service.cluster import cluster_view
+from mlmclm.service.placement import Growth, NodeType
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.study_file import load_study
+from mlmclm.study.pipeline import PreparedStudy, prepare, pretrain
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import load_study
 from small_study import write_study
 
 
@@ -80,7 +80,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def prepared(folder: Path, workers: str = "local") -> Prepared:
+def prepared(folder: Path, workers: str = "local") -> PreparedStudy:
     corpus = {"source": "prose", "text_documents": "paragraph", "validation_fraction": 0.1, "workers": workers}
     study = load_study(write_study(folder, corpus=corpus)).model_copy(
         update={"models": ("1m-clm-10",), "baseline": None}

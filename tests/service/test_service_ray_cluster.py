@@ -17,8 +17,8 @@ from ray._private.node import Node
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.service.ray_cluster import START_LIMITS, STARTS, _listening_in, ray_session
-from mlmclm.temporary import swept_folder
-from mlmclm.workers import runtime_environment, worker_environment
+from mlmclm.service.worker_environment import runtime_environment, worker_environment
+from mlmclm.storage.temporary import swept_folder
 
 DRIVER = """
 import os, sys, time
@@ -212,9 +212,9 @@ def test_what_a_job_sets_is_left_to_it() -> None:
 def test_a_temporary_folder_goes_with_its_owner_however_the_owner_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlmclm.temporary.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("mlmclm.storage.temporary.GRACE_SECONDS", 0.0)
     code = (
-        "import os, sys; from pathlib import Path; from mlmclm.temporary import swept_folder\n"
+        "import os, sys; from pathlib import Path; from mlmclm.storage.temporary import swept_folder\n"
         "with swept_folder(Path(sys.argv[1]), 'x-'): os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

@@ -25,10 +25,10 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.launch import SweepOutcome, run_sweep
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.run_sweep import SweepOutcome, run_sweep
 from mlmclm.sweeps.space import Space
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_entities, write_sentiment
 
 

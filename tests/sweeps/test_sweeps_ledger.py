@@ -17,9 +17,9 @@ import pytest
 from sweep_cells import make_cell, make_cells, make_result
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.examples import to_parquet
-from mlmclm.files import canonical_json
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.results.examples import to_parquet
+from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
 from mlmclm.tasks.registry import get_task
 

@@ -18,24 +18,24 @@ from safetensors.torch import load_file
 from sweep_cells import make_cell, make_result
 
 import mlmclm.sweeps.layers
-from mlmclm.checksums import sealed, unsealed
 from mlmclm.errors import UserError
-from mlmclm.files import canonical_json
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, kept_folder
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
+from mlmclm.storage.checksums import sealed, unsealed
+from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.launch import SweepOutcome
 from mlmclm.sweeps.layers import run_layers
 from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.run_sweep import SweepOutcome
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
 from mlmclm.sweeps.trainable import KeepingWorker
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import fresh_layers
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import get_task
 from small_models import write_two
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from mlmclm.tasks.pydocs_sections import Field, clean, parse
+from mlmclm.pydocs.sections import Field, clean, parse
 
 NUMPYDOC = """
 Compute the mean of an array.

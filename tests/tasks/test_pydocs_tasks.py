@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mlmclm.corpora.pydocs import Root
 from mlmclm.errors import UserError
-from mlmclm.tasks import pydocs as module
-from mlmclm.tasks.pydocs import PYDOCS_TASKS, build_pydocs_task
-from mlmclm.tasks.pydocs_text import normal, select, shortened, words
+from mlmclm.pydocs import tasks as module
+from mlmclm.pydocs.documentation import Root
+from mlmclm.pydocs.tasks import PYDOCS_TASKS, build
+from mlmclm.pydocs.text import normal, select, shortened, words
 from small_words import WORDS
 
 SHARED = """Reads {0} things from there.
@@ -71,7 +71,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which the tasks are made."""
     folder = tmp_path_factory.mktemp("store")
-    build_pydocs_task("pydocs-qa", folder, roots=[Root(packages, "folder")], workers=1)
+    build("pydocs-qa", folder, roots=[Root(packages, "folder")], workers=1)
     return folder
 
 
@@ -80,7 +80,7 @@ def tables(store: Path, packages: Path) -> Tables:
     """task -> table -> rows."""
     result: Tables = {}
     for name in PYDOCS_TASKS:
-        folder = build_pydocs_task(name, store, roots=[Root(packages, "folder")], workers=1)
+        folder = build(name, store, roots=[Root(packages, "folder")], workers=1)
         result[name] = {file.stem: pq.read_table(file).to_pylist() for file in folder.glob("*.parquet")}
     return result
 
@@ -186,14 +186,12 @@ def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
 ) -> None:
     roots = [Root(packages, "folder")]
     for name in PYDOCS_TASKS:
-        facts = json.loads((build_pydocs_task(name, store, roots=roots) / "meta.json").read_text())
+        facts = json.loads((build(name, store, roots=roots) / "meta.json").read_text())
         assert facts["rows"] == {table: len(rows) for table, rows in tables[name].items()}
         assert facts["name"] == name
-        again = build_pydocs_task(name, tmp_path, roots=roots, workers=2)
+        again = build(name, tmp_path, roots=roots, workers=2)
         assert json.loads((again / "meta.json").read_text()) == facts
-    assert json.loads((build_pydocs_task("pydocs-kind", store, roots=roots) / "meta.json").read_text())[
-        "label_names"
-    ] == [
+    assert json.loads((build("pydocs-kind", store, roots=roots) / "meta.json").read_text())["label_names"] == [
         "summary",
         "parameter",
         "return",
@@ -205,7 +203,7 @@ def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
 def test_what_is_made_is_not_made_again(store: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "prepare_pydocs", None)
     for name in PYDOCS_TASKS:
-        assert build_pydocs_task(name, store, roots=[Root(packages, "folder")]).is_dir()
+        assert build(name, store, roots=[Root(packages, "folder")]).is_dir()
 
 
 @pytest.mark.parametrize("file", ["test.parquet", "meta.json"])
@@ -213,25 +211,25 @@ def test_a_task_with_another_bit_is_made_again_and_a_line_says_so(
     store: Path, packages: Path, tmp_path: Path, file: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(store, tmp_path / "store")
-    folder = build_pydocs_task("pydocs-qa", tmp_path / "store", roots=[Root(packages, "folder")], workers=1)
+    folder = build("pydocs-qa", tmp_path / "store", roots=[Root(packages, "folder")], workers=1)
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
     capfd.readouterr()
-    assert build_pydocs_task("pydocs-qa", tmp_path / "store", roots=[Root(packages, "folder")], workers=1) == folder
+    assert build("pydocs-qa", tmp_path / "store", roots=[Root(packages, "folder")], workers=1) == folder
     assert (folder / file).read_bytes() == whole
     assert f"{folder} is not used: {file} is not what was written" in " ".join(capfd.readouterr().err.split())
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Did you mean 'pydocs-qa'\? Allowed: pydocs-kind"):
-        build_pydocs_task("pydocs-q", tmp_path)
+        build("pydocs-q", tmp_path)
 
 
 def test_too_little_documentation_is_an_error(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"module{number}.py").write_text(f'"""A module about nothing, number {number}."""\n')
     with pytest.raises(UserError, match="too little documentation"):
-        build_pydocs_task("pydocs-qa", tmp_path / "store", roots=[Root(tmp_path, "folder")], workers=1)
+        build("pydocs-qa", tmp_path / "store", roots=[Root(tmp_path, "folder")], workers=1)
 
 
 def test_shortening_keeps_whole_sentences_or_cuts_the_first() -> None:

@@ -169,12 +169,12 @@ def tagger(monkeypatch: pytest.MonkeyPatch) -> TokenClassification:
     """A tagger without data, whose `score_of` scores given tags."""
     from pathlib import Path
 
-    from mlmclm.tasks.prepared import Prepared
+    from mlmclm.tasks.prepared_task import PreparedTask
     from mlmclm.tasks.registry import get_task
 
     names = get_task("conll2003").label_names
     assert names is not None
-    family = TokenClassification(Prepared("", Path(), "token-classification", "", names), TaskSettings())
+    family = TokenClassification(PreparedTask("", Path(), "token-classification", "", names), TaskSettings())
 
     def score_of(true: list[np.ndarray], found: list[np.ndarray]) -> dict[str, float]:
         offsets = np.cumsum([0, *(len(row) for row in true)])

@@ -25,7 +25,7 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Examples, Family
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.question_answering import QUESTION, windows
 from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.retrieval import ndcg_at_10, rankings, study_ndcg_at_10

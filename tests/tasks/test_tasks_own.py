@@ -18,7 +18,7 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.tasks import registry
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.prepare import prepare_task
+from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import FOLDER, broken_files, find_tasks, get_task, task_names
 from small_models import save_small_model, write_sentiment
 

@@ -11,9 +11,9 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.tasks import prepare
+from mlmclm.tasks import prepare_task as prepare
 from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.prepare import find_or_prepare, prepare_task
+from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
 from mlmclm.tasks.question_answering import QuestionAnswering
 from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_table
 

@@ -13,9 +13,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.place import Place
-from mlmclm.study_file import StudyFile
-from mlmclm.study_tracking import StudyTracking
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import StudyFile
+from mlmclm.study.tracking import StudyTracking
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 from mlmclm.tracking.connection import Connection
 

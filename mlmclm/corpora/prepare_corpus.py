@@ -1,0 +1,368 @@
+"""From text to packed blocks in shards, once: the same input gives the same bytes, whoever makes them and however often it is interrupted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlmclm.corpora.blocks import token_type
+from mlmclm.corpora.chosen_documents import head, held_out, sample
+from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.dividing import divide_source, no_text, too_little
+from mlmclm.corpora.documents import TRAIN, VALIDATION, Source, open_source
+from mlmclm.corpora.filling import check_fit, fill
+from mlmclm.corpora.prepared_corpus import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index, summary
+from mlmclm.corpora.process_map import Progress, silent, worker_count
+from mlmclm.corpora.shard_writer import Record, ShardWriter, read_record, record_file
+from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
+from mlmclm.corpora.tokenising import Encoder, Vocabulary, local_encoder, plain
+from mlmclm.corpora.tokenizer import (
+    TRAINING_CHARACTERS,
+    check_ids,
+    load_text_tokenizer,
+    prepare_tokenizer,
+    special_ids,
+    tokenizer_key,
+)
+from mlmclm.errors import UserError
+from mlmclm.progress import say
+from mlmclm.storage.checksums import cache_damage, sealed, write_sealed
+from mlmclm.storage.claims import Claims
+from mlmclm.storage.files import expanded, stable_hash
+
+CORPUS_VERSION = 1
+"""Part of every key: raise it when the blocks of the same text change."""
+
+Session = Callable[[], AbstractContextManager[Any]]
+"""Opens a Ray session, or joins the one that is open."""
+
+
+def prepare_corpus(
+    corpus: CorpusConfig,
+    tokenizer: TokenizerConfig,
+    *,
+    block_length: int,
+    store: Path,
+    data_root: Path | None = None,
+    beside: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    session: Session | None = None,
+) -> PreparedCorpus:
+    """Reads, tokenises and packs a corpus, or opens it where it is already (well under a second).
+
+    Shards that an interrupted preparation has finished are kept, and of a corpus that has lost some, only those are made again.
+
+    Args:
+        block_length: tokens a block.
+        store: the study's folder; blocks go to `corpora/` unless the corpus says otherwise, the tokenizer to `tokenizers/`.
+        data_root: the folder in which a local source's name is also looked up.
+        beside: the study file's folder, in which it is looked up first.
+        workers: processes of this machine; all processors where None. It does not change the result.
+        session: a Ray cluster that `corpus.workers: auto` and `ray` use; opened if there is something to tokenise.
+
+    Raises:
+        UserError: a source, column or tokenizer that is not there or doesn't fit, or too little text.
+        EnvironmentFault: the hub or an address cannot be reached, the disk is full, or a worker was killed.
+    """
+    report = progress or silent
+    count = worker_count(workers)
+    place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
+    if place.source.settle() not in (None, place.origin):
+        # Another process was the first to use the source in this store, and it found other documents.
+        place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
+    new = read_index(place.shelf) is None
+    if not place.complete():
+        byte_level = tokenizer.train_vocab_size is not None
+        below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=report)
+        place = replace(place, below=below)
+        _tokenizer(tokenizer, corpus, place, store, report)
+        check_ids(place.tokenizer)
+
+        def waiting(other: str) -> None:
+            report(f"waiting for {other}, which prepares this corpus", 0, None)
+
+        with Claims(store).wait(lambda: [f"corpora-{place.key}"], waiting):
+            if not place.complete():
+                with _encoder(corpus, place.tokenizer, count, session) as encoder:
+                    _make(place, corpus, encoder, report)
+    prepared = _open(place, store)
+    assert prepared is not None
+    if new:
+        say(summary(prepared))
+    return prepared
+
+
+def find_corpus(
+    corpus: CorpusConfig,
+    tokenizer: TokenizerConfig,
+    *,
+    block_length: int,
+    store: Path,
+    data_root: Path | None = None,
+    beside: Path | None = None,
+    damaged: bool = False,
+) -> PreparedCorpus | None:
+    """What `prepare_corpus` would return without any work, or None where there is some to do; raises what it raises.
+
+    Args:
+        damaged: also where the work is to make lost shards again.
+    """
+    place = _locate(corpus, tokenizer, block_length, store, data_root, beside, 1, silent)
+    found = place.tokenizer_damage() if place.tokenizer.is_dir() else None
+    if found is not None:
+        raise UserError(f"{place.tokenizer}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
+    return _open(place, store) if damaged or place.complete() else None
+
+
+def _open(place: _Place, store: Path) -> PreparedCorpus | None:
+    """A finished corpus where it is there."""
+    index = read_index(place.shelf)
+    if index is None:
+        return None
+    return replace(open_prepared(place.key, place.shelf, index, store), left_out=place.source.left_out())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a corpus is, or will be."""
+
+    source: Source
+    origin: str
+    """The source's fingerprint."""
+    key: str
+    shelf: Shelf
+    tokenizer: Path
+    block_length: int
+    below: int | None = None
+    """The hash below which a document is held out, where the source is divided so; known when there is something to make."""
+
+    def tokenizer_damage(self) -> str | None:
+        """Return what is wrong with the tokenizer that is there."""
+        return cache_damage(self.tokenizer, "tokenizer.json")
+
+    def complete(self) -> bool:
+        """Whether tokenizer and shards are there; looks at the shards' sizes."""
+        index = read_index(self.shelf)
+        if index is None or not self.tokenizer.is_dir() or self.tokenizer_damage() is not None:
+            return False
+        return not any(blocks_of(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
+
+
+def _locate(
+    corpus: CorpusConfig,
+    tokenizer: TokenizerConfig,
+    block_length: int,
+    store: Path,
+    data_root: Path | None,
+    beside: Path | None,
+    workers: int,
+    report: Progress,
+) -> _Place:
+    if block_length < 2:
+        raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
+    source = open_source(corpus, store=store, data_root=data_root, beside=beside, workers=workers, progress=report)
+    origin = source.fingerprint()
+    own_key = tokenizer_key(tokenizer, _text_key(corpus, origin))
+    # Where the text lies does not matter, only what it is.
+    facts = [CORPUS_VERSION, corpus.identity(), origin, own_key, block_length]
+    key = stable_hash(facts)[:16]
+    return _Place(source, origin, key, _shelf(corpus, store, key), store / "tokenizers" / own_key, block_length)
+
+
+def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
+    if corpus.shards is None:
+        return Shelf(str(store / "corpora" / key))
+    if "://" not in corpus.shards:
+        return Shelf(str(expanded(corpus.shards).resolve() / key))
+    return Shelf(f"{corpus.cache or CACHE}/{key}", f"{corpus.shards.rstrip('/')}/{key}")
+
+
+def _text_key(corpus: CorpusConfig, origin: str) -> str:
+    """Identifies the text that a tokenizer is trained on: the whole training text, however much of it is packed."""
+    return stable_hash([origin, corpus.validation_split, corpus.validation_fraction, corpus.streaming, corpus.seed])
+
+
+def _tokenizer(config: TokenizerConfig, corpus: CorpusConfig, place: _Place, store: Path, report: Progress) -> None:
+    """Makes the tokenizer, trained on a fixed sample of the training text where it is to be trained."""
+
+    def texts() -> Iterator[str]:
+        training = _training(corpus, place)
+        if corpus.streaming:
+            chosen = list(head(training, characters=TRAINING_CHARACTERS))
+        else:
+            chosen, _ = sample(
+                training, characters=TRAINING_CHARACTERS, documents=None, purpose="tokenizer", seed=corpus.seed
+            )
+        if not chosen:
+            raise no_text(corpus)
+        report("training the tokenizer", 0, None)
+        yield from map(plain, chosen)
+
+    prepare_tokenizer(config, store=store, corpus_key=_text_key(corpus, place.origin), texts=texts())
+    report("tokenizer ready", 1, 1)
+
+
+def _training(corpus: CorpusConfig, place: _Place) -> Iterator[str]:
+    """The documents to train on, in the source's order, the empty ones left out."""
+    for text in place.source.train():
+        if text.strip() and (place.below is None or not held_out(text, below=place.below, seed=corpus.seed)):
+            yield text
+
+
+@contextmanager
+def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Session | None) -> Iterator[Encoder]:
+    """Who tokenises."""
+    vocabulary = Vocabulary.of(tokenizer, special_ids(tokenizer)["eos"])
+    running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    if corpus.workers == "local" or (corpus.workers == "auto" and session is None and not running):
+        with local_encoder(vocabulary, workers) as encoder:
+            yield encoder
+        return
+    from mlmclm.corpora.ray_tokenising import ray_encoder
+
+    if session is None and not running:
+        raise UserError("corpus.workers: ray: there is no Ray session here; allowed without one: auto, local.")
+    with session() if session is not None else nullcontext(), ray_encoder(vocabulary) as encoder:
+        yield encoder
+
+
+def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> None:
+    """Makes what is missing: shards of a finished corpus, or the rest of one that is not."""
+    shelf = place.shelf
+    for left in shelf.local.glob(".*"):  # of a process that was killed; a lock keeps living ones away
+        if left.suffix != ".lock":
+            left.unlink(missing_ok=True)
+    index = read_index(shelf)
+    if index is not None:
+        _repair(place, corpus, index, encoder, report)
+        return
+    facts = _pack(place, corpus, encoder, report)
+    facts |= {"key": place.key, "tokenizer_key": place.tokenizer.name, "block_length": place.block_length}
+    made_from = {"source": corpus.source, **corpus.identity()}
+    shelf.write_json(INDEX, sealed({**facts, "source_fingerprint": place.origin, "corpus": made_from}))
+    for part in (TRAIN, VALIDATION):
+        for number in range(len(facts[part]["shards"])):
+            shelf.remove(record_file(part, number))
+    if corpus.shards is not None:
+        own = place.tokenizer.parent.parent / "corpora" / place.key
+        write_sealed(own / ELSEWHERE, {"folder": shelf.folder, "address": shelf.address})
+
+
+def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> dict[str, Any]:
+    """Makes the shards that are missing of a corpus that is not finished; returns the facts about all."""
+    vocabulary = load_text_tokenizer(place.tokenizer).get_vocab_size(with_added_tokens=True)
+    dtype, length = token_type(vocabulary), place.block_length
+    shard_blocks = max(1, int(corpus.shard_mib * 2**20) // (length * dtype.itemsize))
+    limits = {TRAIN: corpus.max_tokens, VALIDATION: corpus.max_validation_tokens}
+    with ExitStack() as stack:
+        writers = {
+            part: ShardWriter(
+                place.shelf,
+                part,
+                length,
+                dtype,
+                shard_blocks=shard_blocks,
+                max_blocks=None if tokens is None else tokens // length,
+                max_documents=corpus.max_documents if part == TRAIN and corpus.streaming else None,
+                finished=_finished(place.shelf, part),
+            )
+            for part, tokens in limits.items()
+        }
+        for writer in writers.values():
+            stack.enter_context(writer)
+        fill(writers, corpus, place.source, place.below, encoder, report)
+        for writer in writers.values():
+            _check_size(writer, corpus, place)
+            check_fit(writer, corpus)
+        for writer in writers.values():
+            writer.finish()
+    return {
+        "vocabulary": vocabulary,
+        "dtype": dtype.str,
+        **{
+            part: {
+                **writer.counts._asdict(),
+                "tokens": writer.tokens,
+                "blocks": writer.blocks,
+                "shards": [record.to_json() for record in writer.records],
+            }
+            for part, writer in writers.items()
+        },
+    }
+
+
+def _finished(shelf: Shelf, part: str) -> list[Record]:
+    """The first shards of a part, as far as they are whole; records of later ones are removed, so that none outlives a change of size."""
+    sizes = shelf.sizes()
+    found: list[Record] = []
+    whole = True
+    while record_file(part, len(found)) in sizes and whole:
+        record = read_record(shelf, part, len(found))
+        whole = record is not None and sizes.get(record.shard.file) == record.bytes
+        if record is not None and whole:
+            found.append(record)
+    for file in sizes:
+        name, _, number = file.removesuffix(".json").rpartition("-")
+        if file.endswith(".json") and name == part and int(number) >= len(found):
+            shelf.remove(file)
+    return found
+
+
+def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder: Encoder, report: Progress) -> None:
+    """Makes the damaged shards of a finished corpus again, each alone."""
+    shelf, dtype = place.shelf, np.dtype(index["dtype"])
+    for part in (TRAIN, VALIDATION):
+        damaged = blocks_of(index, shelf, part).damaged()
+        if damaged and "end" not in index[part]["shards"][0]:
+            raise UserError(
+                "\n".join(f"{shelf.where(file)}: {what}." for file, what in damaged.items())
+                + f"\nAn earlier version prepared it; delete the folder {shelf.local} to have it prepared anew."
+            )
+        records = [Record.from_json(value) for value in index[part]["shards"]] if damaged else []
+        for number, record in enumerate(records):
+            file = record.shard.file
+            if file not in damaged:
+                continue
+            title = f"making {file} again ({damaged[file]})"
+            with ShardWriter(
+                shelf,
+                part,
+                place.block_length,
+                dtype,
+                shard_blocks=record.shard.blocks,
+                max_blocks=sum(known.shard.blocks for known in records[: number + 1]),
+                finished=records[:number],
+            ) as writer:
+                fill(
+                    {part: writer},
+                    corpus,
+                    place.source,
+                    place.below,
+                    encoder,
+                    lambda *_, title=title: report(title, 0, None),
+                )
+                writer.finish()
+            shelf.remove(record_file(part, number))
+            if writer.records[number:] != [record]:
+                shelf.remove(file)
+                raise UserError(
+                    f"{shelf.where(file)}: it was lost ({damaged[file]}), and the source's text is no longer what it was made from. Delete "
+                    f"{shelf.where('')} to have the corpus prepared anew."
+                )
+
+
+def _check_size(writer: ShardWriter, corpus: CorpusConfig, place: _Place) -> None:
+    """Raises UserError where a part has no block; what was made is removed, because another setting gives another corpus."""
+    if writer.blocks:
+        return
+    place.shelf.clear()
+    if writer.part == TRAIN and not writer.counts.documents:
+        raise no_text(corpus)
+    raise too_little(corpus, writer.part, f"{writer.counts.encoded_tokens:,} tokens", place.block_length)

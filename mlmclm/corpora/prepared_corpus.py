@@ -1,0 +1,202 @@
+"""A prepared corpus: opening it, describing it, and holding its shards against their checksums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlmclm.corpora.blocks import Blocks, Shard
+from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.documents import TRAIN, VALIDATION
+from mlmclm.corpora.process_map import Progress, silent
+from mlmclm.corpora.shelf import INDEX, Shelf
+from mlmclm.corpora.tokenizer import load_text_tokenizer, special_ids
+from mlmclm.errors import UserError
+from mlmclm.storage.checksums import parse_sealed, read_sealed
+
+SAMPLED_TOKENS = 8_000_000
+"""Tokens that are read to say how long documents are."""
+
+ELSEWHERE = "shelf.json"
+"""In a corpus's folder in the store: where its shards are, if not there."""
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """Packed blocks of a corpus, and the tokenizer that they were made with."""
+
+    key: str
+    folder: Path
+    """The shards' folder; where they lie at an address, that of this node's copies."""
+    tokenizer: Path
+    """A Hugging Face fast tokenizer's folder."""
+    tokenizer_key: str
+    block_length: int
+    train: Blocks
+    validation: Blocks
+    documents: int
+    """Documents in the training blocks."""
+    tokens: int
+    """Tokens in the training blocks, EOS included."""
+    vocabulary: int
+    """Tokens of the tokenizer, special ones included: ids are below it."""
+    left_out: str = ""
+    """Files beside those of the source that were not read, for people; empty for none, and where the source was not looked at."""
+
+
+def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
+    """A corpus of the store by its key, and what it was made from.
+
+    Raises:
+        UserError: it is not there.
+    """
+    folder = store / "corpora" / key
+    elsewhere = folder / ELSEWHERE
+    again = f"Delete {folder} and run `mlmclm data` on the study."
+    shelf = Shelf(**read_sealed(elsewhere, again)) if elsewhere.is_file() else Shelf(str(folder))
+    index = read_index(shelf)
+    if index is None:
+        raise UserError(f"{shelf.where(INDEX)}: no such file.")
+    return open_prepared(key, shelf, index, store), CorpusConfig.model_validate(index["corpus"])
+
+
+def read_index(shelf: Shelf) -> dict[str, Any] | None:
+    """Return what a finished corpus holds and was made from; None for one that is not finished.
+
+    `train` and `validation` each have facts and their `shards`: file, blocks, bytes, SHA-256, and where in the documents
+    it ends.
+    """
+    index = _read(shelf, INDEX)
+    return _of_one_file(shelf) if index is None else index
+
+
+def _read(shelf: Shelf, file: str) -> dict[str, Any] | None:
+    """A corpus's JSON file, None where there is none."""
+    content = shelf.read(file)
+    where = shelf.where(file)
+    return None if content is None else parse_sealed(content, where, _remedy(where))
+
+
+def _remedy(where: str) -> str:
+    return f"Delete {where} and run `mlmclm data` on the study: the corpus is prepared anew."
+
+
+def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
+    """The index of a corpus that an earlier version prepared: one file a part, without checksums."""
+    meta = _read(shelf, "meta.json")
+    if meta is None:
+        return None
+    width = meta["block_length"] * np.dtype(meta["dtype"]).itemsize
+    for part in (TRAIN, VALIDATION):
+        blocks = meta[part]["blocks"]
+        meta[part]["shards"] = [{"file": f"{part}.bin", "blocks": blocks, "bytes": blocks * width, "sha256": None}]
+    return meta
+
+
+def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
+    """Describe a corpus for people: sizes, vocabulary, bytes a token, and the beginnings of a few blocks."""
+    shelf = prepared.train.shelf
+    index = read_index(shelf) or {}
+    tokenizer = load_text_tokenizer(prepared.tokenizer)
+    rows = np.arange(min(examples, len(prepared.train)), dtype=np.int64)
+    beginnings = prepared.train.take(rows)[:, :100]
+    return {
+        "source": index["corpus"]["source"],
+        "folder": shelf.address or str(prepared.folder),
+        "tokenizer": str(prepared.tokenizer),
+        "vocabulary": prepared.vocabulary,
+        "block_length": prepared.block_length,
+        "bytes_per_token": round(index["train"]["bytes"] / index["train"]["encoded_tokens"], 3),
+        "shards": len(prepared.train.shards) + len(prepared.validation.shards),
+        "median_document_tokens": median_length(prepared),
+        **({"files_left_out": prepared.left_out} if prepared.left_out else {}),
+        "train": {name: index["train"][name] for name in ("documents", "tokens", "blocks")},
+        "validation": {name: index["validation"][name] for name in ("documents", "tokens", "blocks")},
+        "examples": [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in beginnings],
+    }
+
+
+def median_length(prepared: PreparedCorpus) -> int | None:
+    """Median length of some training documents, in tokens without EOS; None where not one of them is whole.
+
+    They are those of the first `SAMPLED_TOKENS` of the first shard that this node has, or the first of all.
+    """
+    shards, shelf = prepared.train.shards, prepared.train.shelf
+    number = next((number for number, shard in enumerate(shards) if (shelf.local / shard.file).is_file()), 0)
+    first = sum(shard.blocks for shard in shards[:number])
+    blocks = min(shards[number].blocks, max(1, SAMPLED_TOKENS // prepared.block_length))
+    tokens = prepared.train.take(np.arange(first, first + blocks, dtype=np.int64)).ravel()
+    ends = np.flatnonzero(tokens == special_ids(prepared.tokenizer)["eos"])
+    # A later shard begins within a document.
+    lengths = np.diff(ends) if number else np.diff(ends, prepend=-1)
+    return int(np.median(lengths - 1)) if len(lengths) else None
+
+
+def summary(prepared: PreparedCorpus) -> str:
+    """One line of how many documents there are, how long they are, and what was left out."""
+    index = read_index(prepared.train.shelf) or {}
+    train, validation = (f"{index[part]['documents']:,}" for part in (TRAIN, VALIDATION))
+    median = median_length(prepared)
+    length = "longer than what was looked at" if median is None else f"median length {median:,} tokens"
+    left_out = f"; files left out: {prepared.left_out}" if prepared.left_out else ""
+    return f"corpus {index['corpus']['source']}: {train} documents, {length}; {validation} for validation{left_out}"
+
+
+def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[str, str]:
+    """Reads all shards; what is wrong with each that is not what was written, by its path or address.
+
+    Shards of a corpus that was prepared before there were checksums are held against their sizes only.
+    """
+    wrong, read = {}, 0
+    parts = (prepared.train, prepared.validation)
+    total = sum(blocks.bytes_of(shard) for blocks in parts for shard in blocks.shards)
+    report = progress or silent
+
+    def follow(size: int) -> None:
+        nonlocal read
+        read += size
+        report("verifying", read, total)
+
+    for blocks in parts:
+        damaged = blocks.damaged()
+        for shard in blocks.shards:
+            what = damaged.get(shard.file)
+            if what is None and shard.sha256 is not None:
+                found = blocks.shelf.checksum(shard.file, follow)
+                what = None if found == shard.sha256 else f"SHA-256 {found}, but it was written with {shard.sha256}"
+            if what is not None:
+                wrong[blocks.shelf.where(shard.file)] = what
+    return wrong
+
+
+def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
+    """The corpus of an index that was read.
+
+    Raises:
+        UserError: an entry of the index is missing.
+    """
+    try:
+        return PreparedCorpus(
+            key=key,
+            folder=shelf.local,
+            tokenizer=store / "tokenizers" / index["tokenizer_key"],
+            tokenizer_key=index["tokenizer_key"],
+            block_length=index["block_length"],
+            train=blocks_of(index, shelf, TRAIN),
+            validation=blocks_of(index, shelf, VALIDATION),
+            documents=index["train"]["documents"],
+            tokens=index["train"]["tokens"],
+            vocabulary=index["vocabulary"],
+        )
+    except (KeyError, TypeError, ValueError) as error:  # an earlier version's, which has no checksum
+        where = shelf.where(INDEX)
+        raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). {_remedy(where)}") from error
+
+
+def blocks_of(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:
+    """A part's blocks."""
+    shards = [Shard(value["file"], value["blocks"], value["sha256"]) for value in index[part]["shards"]]
+    return Blocks(shelf, shards, index["block_length"], index["dtype"])

@@ -1,0 +1,284 @@
+"""Packing documents into shards of whole blocks, such that any shard can be made alone.
+
+The blocks of a part are its documents' tokens, joined and cut, whatever the size of the shards. With every shard goes a
+record of where in the documents it ended: the next one goes on there, in another process on another day if need be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlmclm.corpora.blocks import Shard
+from mlmclm.corpora.shelf import Shelf
+from mlmclm.errors import UserError
+from mlmclm.progress import say
+from mlmclm.storage.checksums import sealed, unsealed
+from mlmclm.storage.files import disk_fault, temporary_file
+
+
+class Position(NamedTuple):
+    """A document of a source: the piece that it is read from (a file, most often), and its number therein."""
+
+    piece: int = 0
+    number: int = 0
+
+
+class Counts(NamedTuple):
+    """What is known of the documents that were packed."""
+
+    documents: int = 0
+    bytes: int = 0
+    """UTF-8 bytes of their text."""
+    encoded_tokens: int = 0
+    """EOS included; more than the blocks hold, because the last document may be cut."""
+    unknown: int = 0
+    """Tokens that stand for text which the tokenizer doesn't know."""
+    empty: int = 0
+    """Documents of which no token but EOS is left."""
+
+    def plus(self, tokens: int, size: int, unknown: int) -> Counts:
+        """With one document more."""
+        return Counts(
+            self.documents + 1,
+            self.bytes + size,
+            self.encoded_tokens + tokens,
+            self.unknown + unknown,
+            self.empty + (tokens == 1),
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished shard, and where the next one begins."""
+
+    shard: Shard
+    bytes: int
+    document: Position
+    """The document that the shard's last token belongs to; the next shard goes on in it."""
+    token: int
+    """How many of that document's tokens are in this or earlier shards."""
+    counts: Counts
+    """Of the documents up to that one, itself included."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        end = {"piece": self.document.piece, "document": self.document.number, "token": self.token}
+        return {**self.shard._asdict(), "bytes": self.bytes, "end": end, "counts": self.counts._asdict()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Record:
+        """The inverse of `to_json`."""
+        end = value["end"]
+        shard = Shard(value["file"], value["blocks"], value["sha256"])
+        return cls(
+            shard, value["bytes"], Position(end["piece"], end["document"]), end["token"], Counts(**value["counts"])
+        )
+
+
+def shard_file(part: str, number: int) -> str:
+    """The name of a shard's file."""
+    return f"{part}-{number:05d}.bin"
+
+
+def record_file(part: str, number: int) -> str:
+    """The name of its record, which is there until the index is."""
+    return f"{part}-{number:05d}.json"
+
+
+def read_record(shelf: Shelf, part: str, number: int) -> Record | None:
+    """A finished shard's record; None where it is not there or damaged, and the shard is to be made again."""
+    try:
+        return Record.from_json(unsealed(json.loads(shelf.read(record_file(part, number)) or b"")))
+    except (ValueError, KeyError, TypeError):
+        say(f"{shelf.where(record_file(part, number))} is damaged: its shard is made again.")
+        return None
+
+
+@dataclass
+class _Unfinished:
+    """The shard that is being written."""
+
+    temporary: Path
+    handle: BinaryIO
+    blocks: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+
+class ShardWriter:
+    """Packs the documents of one part into shards; what fills no block at the end is dropped.
+
+    A context manager: a shard that is not finished when it ends is removed.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        part: str,
+        block_length: int,
+        dtype: np.dtype[Any],
+        *,
+        shard_blocks: int,
+        max_blocks: int | None = None,
+        max_documents: int | None = None,
+        finished: list[Record] | None = None,
+    ) -> None:
+        """Goes on after the `finished` shards, the first ones of the part.
+
+        Args:
+            shard_blocks: blocks a shard; the last one may have fewer.
+            max_blocks, max_documents: of the part, the finished shards' included; None for no limit.
+        """
+        self.part = part
+        self.records = list(finished or ())
+        self.blocks = sum(record.shard.blocks for record in self.records)
+        last = self.records[-1] if self.records else None
+        self.counts = last.counts if last else Counts()
+        self._shelf, self._length, self._dtype = shelf, block_length, dtype
+        self._shard_blocks, self._max_blocks, self._max_documents = shard_blocks, max_blocks, max_documents
+        self._document = last.document if last else Position(-1)
+        self._taken = last.token if last else 0  # tokens of that document in the finished shards
+        self._resumes = last is not None
+        self._pending: list[NDArray[Any]] = []
+        self._pending_tokens = 0
+        self._shard: _Unfinished | None = None
+        self._cut: tuple[Position, int, Counts] = (self._document, self._taken, self.counts)
+
+    def __enter__(self) -> Self:
+        """The writer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Removes what is not finished."""
+        if self._shard is not None:
+            with suppress(OSError):  # a full disk, said already
+                self._shard.handle.close()
+            self._shard.temporary.unlink(missing_ok=True)
+            self._shard = None
+
+    @property
+    def full(self) -> bool:
+        """Whether no further document is wanted."""
+        if self._max_blocks is not None and self.blocks >= self._max_blocks:
+            return True
+        # The last document of the finished shards, where there are such, may have more tokens.
+        return self._max_documents is not None and self.counts.documents >= self._max_documents and not self._resumes
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the blocks so far."""
+        return self.blocks * self._length
+
+    @property
+    def next(self) -> Position:
+        """The first document that is still of use; a part that is full has use for none before it."""
+        if self._resumes and not self.full:
+            return self._document
+        return Position(self._document.piece, self._document.number + 1)
+
+    def add(self, document: Position, tokens: NDArray[Any], *, size: int, unknown: int = 0) -> None:
+        """Appends a document's tokens, int [n], its EOS included; one that is in the finished shards already is ignored.
+
+        Args:
+            size: UTF-8 bytes of its text.
+            unknown: how many of the tokens stand for unknown text.
+
+        Raises:
+            UserError: the document that the last finished shard ends in doesn't come again.
+            EnvironmentFault: the disk is full, or the address cannot be reached.
+        """
+        if self.full or document < self.next:
+            return
+        skipped = 0
+        if self._resumes:
+            skipped, self._resumes = self._taken, False
+            if document != self._document or len(tokens) < skipped:
+                raise UserError(
+                    f"{self._shelf.where('')}: the source's text has changed since its first shards were made. Delete it to have the corpus prepared anew."
+                )
+        else:
+            self.counts = self.counts.plus(len(tokens), size, unknown)
+            self._document = document
+        self._pending.append(tokens[skipped:])
+        self._pending_tokens += len(tokens) - skipped
+        if self._pending_tokens >= self._length:
+            self._write(len(tokens))
+
+    def finish(self) -> None:
+        """Ends the part: what is in blocks becomes its last shard."""
+        if self._shard is not None:
+            self._finish_shard()
+
+    def _write(self, last: int) -> None:
+        """Writes the whole blocks among the pending tokens, which end with the `last` document's.
+
+        The first block takes in all that is pending of earlier documents, so that every cut lies in the last one.
+        """
+        stream = np.concatenate(self._pending)
+        blocks = len(stream) // self._length
+        if self._max_blocks is not None:
+            blocks = min(blocks, self._max_blocks - self.blocks)
+        end = 0
+        while blocks:
+            shard = self._shard or self._begin_shard()
+            now = min(blocks, self._shard_blocks - shard.blocks)
+            begin, end = end, end + now * self._length
+            content = stream[begin:end].astype(self._dtype).tobytes()
+            try:
+                shard.handle.write(content)
+            except OSError as error:
+                raise disk_fault(error, self._shelf.local / self._file) from error
+            shard.digest.update(content)
+            shard.blocks += now
+            self.blocks += now
+            blocks -= now
+            self._cut = (self._document, last - (len(stream) - end), self.counts)
+            if shard.blocks == self._shard_blocks or (self._max_blocks is not None and self.blocks >= self._max_blocks):
+                self._finish_shard()
+        self._pending, self._pending_tokens = [stream[end:]], len(stream) - end
+
+    @property
+    def _file(self) -> str:
+        return shard_file(self.part, len(self.records))
+
+    def _begin_shard(self) -> _Unfinished:
+        folder = self._shelf.local
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor, name = temporary_file(folder, self._file)
+            os.fchmod(descriptor, 0o644)
+        except OSError as error:
+            raise disk_fault(error, folder / self._file) from error
+        self._shard = _Unfinished(Path(name), os.fdopen(descriptor, "wb"))
+        return self._shard
+
+    def _finish_shard(self) -> None:
+        """Gives the shard its name, when it is on the disk, and then writes its record."""
+        shard, self._shard = self._shard, None
+        assert shard is not None
+        path = self._shelf.local / self._file
+        try:
+            with shard.handle:
+                shard.handle.flush()
+                os.fsync(shard.handle.fileno())
+            shard.temporary.replace(path)
+        except OSError as error:
+            shard.temporary.unlink(missing_ok=True)
+            raise disk_fault(error, path) from error
+        self._shelf.put(self._file)
+        document, token, counts = self._cut
+        made = Shard(self._file, shard.blocks, shard.digest.hexdigest())
+        record = Record(made, shard.blocks * self._length * self._dtype.itemsize, Position(*document), token, counts)
+        self._shelf.write_json(record_file(self.part, len(self.records)), sealed(record.to_json()))
+        self.records.append(record)

@@ -1,0 +1,152 @@
+"""The documents of one local file: a table with a column of text, or text itself; compressed or not."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import lzma
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mlmclm.errors import UserError
+from mlmclm.storage.data_files import TABLES, is_compressed, kind_of, open_bytes, open_text, read_table
+
+TEXT = (".txt", ".md")
+SUFFIXES = TABLES + TEXT
+
+
+def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str]:
+    """The documents of a file, in order; empty ones included.
+
+    Args:
+        column: the column of text, where the file has columns.
+        paragraphs: whether a document of a text file is a paragraph, in place of the file.
+
+    Raises:
+        UserError: the file is not what its suffix says, cannot be read, or lacks the column.
+    """
+    readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
+        ".parquet": _read_parquet,
+        ".jsonl": _read_json_lines,
+        ".json": _read_json,
+        ".csv": _read_separated,
+        ".tsv": _read_separated,
+    }
+    kind = kind_of(path)
+    try:
+        if kind in readers:
+            yield from readers[kind](path, column)
+        elif paragraphs:
+            yield from _read_paragraphs(path)
+        else:
+            with open_text(path) as file:
+                yield file.read().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
+    except PermissionError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+    except (EOFError, lzma.LZMAError, OSError) as error:
+        if not is_compressed(path):
+            raise
+        raise UserError(f"{path} cannot be read; is it cut short? ({error})") from error
+
+
+def check_column(where: object, column: str, columns: Iterable[str]) -> None:
+    """Raises UserError unless the column is there."""
+    names = list(columns)
+    if column not in names:
+        near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(
+            f"{where}: there is no column {column!r}.{hint} Its columns: {', '.join(names)}. Set text_column."
+        )
+
+
+def text_of(value: Any, where: object, column: str) -> str:
+    """A cell that must be text; a missing one is an empty document."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: column {column!r} holds {type(value).__name__}, not text. Set text_column.")
+    return value
+
+
+def _read_parquet(path: Path, column: str) -> Iterator[str]:
+    """The text column of a Parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with ExitStack() as stack:
+            source = pyarrow.BufferReader(stack.enter_context(open_bytes(path)).read()) if is_compressed(path) else path
+            file = stack.enter_context(pyarrow.parquet.ParquetFile(source))
+            check_column(path, column, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield text_of(value, path, column)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
+
+
+def _read_json_lines(path: Path, column: str) -> Iterator[str]:
+    """The text column of a file with one JSON object a line."""
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _json_text(_load_json(line, f"{path}, line {number}"), f"{path}, line {number}", column)
+
+
+def _read_json(path: Path, column: str) -> Iterator[str]:
+    """The text column of a JSON array of objects, or of one JSON object a line (both are called .json)."""
+    with open_text(path) as file:
+        content = file.read()
+    if not content.lstrip().startswith("["):
+        yield from _read_json_lines(path, column)
+        return
+    for number, row in enumerate(_load_json(content, str(path))):
+        yield _json_text(row, f"{path}, entry {number}", column)
+
+
+def _read_separated(path: Path, column: str) -> Iterator[str]:
+    """The text column of a CSV or TSV file."""
+    table = read_table(path)
+    check_column(path, column, table.column_names)
+    for value in table[column].to_pylist():
+        yield text_of(value, path, column)
+
+
+def _load_json(content: str, where: str) -> Any:
+    """Parses JSON."""
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error}).") from error
+
+
+def _json_text(row: Any, where: str, column: str) -> str:
+    """The text of one object."""
+    if not isinstance(row, dict):
+        _refuse(row, where, column)
+    check_column(where, column, row)
+    return text_of(row[column], where, column)
+
+
+def _refuse(row: Any, where: str, column: str) -> NoReturn:
+    """Raises UserError for an entry that is not an object."""
+    raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
+
+
+def _read_paragraphs(path: Path) -> Iterator[str]:
+    """Yield the paragraphs of a text file, which is never whole in memory."""
+    lines: list[str] = []
+    with open_text(path) as file:
+        for line in file:
+            if line.strip():
+                lines.append(line)
+            elif lines:
+                yield "".join(lines).rstrip("\n")
+                lines = []
+    if lines:
+        yield "".join(lines).rstrip("\n")

@@ -1,0 +1,280 @@
+"""Models to continue from: a Hugging Face folder or name becomes an encoder of `ARCHITECTURES` that keeps every weight.
+
+    EuroBERT, ModernBERT    as they are
+    Llama, SmolLM           a EuroBERT encoder, whose state-dict keys are the same
+    ModernBERT decoders     a ModernBERT encoder, with query, key and value projections fused
+    Qwen2, Qwen3            their own class with `is_causal` false
+    BERT, RoBERTa           as they are, without the layers over the first token
+
+The vocabulary gains what the tokenizer has more than the model's own: a mask token at least, where there is none. A new token's
+rows of the embedding and of the LM head are the mean of the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    EuroBertConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertDecoderForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from mlmclm.errors import UserError
+from mlmclm.models.architectures import (
+    ARCHITECTURES,
+    DROPOUTS,
+    LLAMA_FIELDS,
+    MODERNBERT_FIELDS,
+    load_weights,
+    shared,
+    weights_of,
+)
+from mlmclm.models.build import hollow
+from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, read_model
+from mlmclm.models.sizes import Size, parameters
+from mlmclm.models.sources import fetch
+from mlmclm.models.stored_tensors import StoredTensors
+from mlmclm.storage.files import read_json
+
+MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
+"""Texts that are taken for the mask token where the tokenizer names none but has one of them; the first is added otherwise."""
+POOLING = re.compile(r"(bert|roberta)\.(pooler\.|embeddings\.position_ids)|cls\.seq_relationship\.")
+"""Of BERT's published weights what no language model uses: the layers over the first token, and numbers counted up."""
+
+
+@dataclass(frozen=True)
+class Initial:
+    """What a model starts from."""
+
+    config: PreTrainedConfig
+    weights: dict[str, Tensor]
+    """fp32, by the names of `architectures.weights_of`."""
+    tokenizer: PreTrainedTokenizerFast
+    """With a mask token."""
+
+    def model(self) -> PreTrainedModel:
+        """`begin` of the configuration and the weights."""
+        return begin(self.config, self.weights)
+
+
+def begin(config: PreTrainedConfig, weights: Mapping[str, Tensor] | None) -> PreTrainedModel:
+    """The model with these weights, fp32, on the CPU, or `hollow`; without dropout, whatever its configuration says."""
+    config = copy.deepcopy(config)
+    for name in DROPOUTS:
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    model = hollow(config)
+    if weights is not None:
+        load_weights(model, weights)
+    return model
+
+
+def write_initial(folder: Path, initial: Initial) -> None:
+    """Configuration and weights as two files of an existing folder; `begin(*read_written(folder))` takes them up."""
+    initial.config.save_pretrained(str(folder))
+    save_file(initial.weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def written_config(folder: Path) -> PreTrainedConfig:
+    """The configuration that `write_initial` wrote."""
+    return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def read_written(folder: Path) -> tuple[PreTrainedConfig, StoredTensors]:
+    """What `write_initial` wrote; each weight is read when it is asked for."""
+    return written_config(folder), StoredTensors(folder / "model.safetensors")
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """A decoder that becomes an encoder."""
+
+    model: type[PreTrainedModel]
+    config: Callable[[PreTrainedConfig], PreTrainedConfig]
+    """The encoder's configuration."""
+    weights: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    """The encoder's weights by its names for them."""
+
+
+def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None = None) -> Initial:
+    """Reads a model folder, or fetches one from the Hugging Face hub by its name; no code that comes with it is run.
+
+    Args:
+        tokenizer: of the corpus, which may have more tokens than the model's own; by default the model's own.
+
+    Raises:
+        UserError: no such folder, an architecture that is not supported, weights that are not a whole language model, or a
+            tokenizer that gives the model's tokens other ids.
+        EnvironmentFault: the hub cannot be reached.
+    """
+    folder = fetch(str(source))
+    kind = check_model_folder(folder)["model_type"]
+    _check_kind(kind, source)
+    own = load_tokenizer(folder, PreTrainedTokenizerFast)
+    known = own.get_vocab()
+    chosen = _with_mask(own) if tokenizer is None else tokenizer
+    new = _new_ids(known, chosen, source)
+    decoder = _DECODERS.get(kind)
+    model = _load(folder, decoder.model if decoder is not None else ARCHITECTURES[kind].model)
+    if kind in POOLED and not model.config.tie_word_embeddings:
+        raise UserError(
+            f"{source}: tie_word_embeddings: false is not supported for {kind!r}: its LM head is the embedding."
+        )
+    _grow(model, sorted(known.values()), new, folder)
+    config = _encoder(model.config)
+    weights = weights_of(model)
+    if decoder is not None:
+        weights = decoder.weights(weights)
+    if config.model_type == "eurobert":
+        config.mask_token_id = chosen.mask_token_id
+    return Initial(config, weights, chosen)
+
+
+def encoder_config(folder: Path) -> PreTrainedConfig:
+    """The encoder's configuration for the model of a folder, whose config.json is all that is read.
+
+    Raises:
+        UserError: there is none, or an architecture that is not supported.
+    """
+    kind = read_json(folder / "config.json").get("model_type")
+    _check_kind(kind, folder)
+    return _encoder(written_config(folder))
+
+
+def size_of(config: PreTrainedConfig) -> Size:
+    """The shape of an encoder with this configuration; the parameters are counted on transformers' own class."""
+    kinds = getattr(config, "layer_types", None) or []
+    local = sum(kind == "sliding_attention" for kind in kinds)
+    shape = Size(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        initial_deviation=config.initializer_range,
+        architecture=config.model_type,
+        window=config.sliding_window if local else None,
+        local=local or None,
+        head_width=getattr(config, "head_dim", None),
+        gated=config.model_type not in POOLED,
+        vocabulary=config.vocab_size,
+    )
+    with torch.device("meta"):
+        base = ARCHITECTURES[config.model_type].model(copy.deepcopy(config)).base_model
+    counted = sum(parameter.numel() for parameter in base.parameters())
+    return replace(shape, extra=counted - parameters(shape, config.vocab_size))
+
+
+def _check_kind(kind: str, source: str | Path) -> None:
+    if kind not in ARCHITECTURES and kind not in _DECODERS:
+        raise UserError(
+            f"{source}: the architecture {kind!r} cannot be continued from; "
+            f"supported: {', '.join(sorted([*ARCHITECTURES, *_DECODERS]))}."
+        )
+
+
+def _encoder(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration under which the weights are an encoder."""
+    decoder = _DECODERS.get(config.model_type)
+    config = copy.deepcopy(config) if decoder is None else decoder.config(config)
+    if config.model_type in ("qwen2", "qwen3"):
+        config.is_causal = False
+    elif config.model_type in POOLED:
+        config.is_decoder = False
+    config.dtype = "float32"
+    return config
+
+
+def _with_mask(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    if tokenizer.mask_token is None:
+        vocabulary = tokenizer.get_vocab()
+        text = next((text for text in MASK_TOKENS if text in vocabulary), MASK_TOKENS[0])
+        tokenizer.add_special_tokens({"mask_token": text})
+    return tokenizer
+
+
+def _new_ids(known: dict[str, int], tokenizer: PreTrainedTokenizerFast, source: str | Path) -> list[int]:
+    """Ids of the tokens that the model doesn't know."""
+    vocabulary = tokenizer.get_vocab()
+    for text, index in known.items():
+        if vocabulary.get(text) != index:
+            raise UserError(
+                f"{source}: the tokenizer is not this model's: {text!r} has the id {vocabulary.get(text)} in it, and {index} "
+                "in the model's own. Use the model's folder as the tokenizer's path."
+            )
+    if tokenizer.mask_token_id is None:
+        raise UserError(f"{source}: the tokenizer has no mask token.")
+    return sorted(set(vocabulary.values()) - set(known.values()))
+
+
+def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
+    try:
+        model, info = read_model(kind, folder)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{folder}: the model cannot be read ({' '.join(str(error).split())[:300]}).") from error
+    homeless = [key for key in info["unexpected_keys"] if POOLING.match(key) is None]
+    problems = {"the weights lack": info["missing_keys"], f"{kind.__name__} has no place for": homeless}
+    for words, keys in problems.items():
+        if keys:
+            raise UserError(f"{folder}: {words} {', '.join(sorted(keys)[:5])}; a whole language model is needed.")
+    return model
+
+
+def _grow(model: PreTrainedModel, known: list[int], new: list[int], folder: Path) -> None:
+    """Gives the rows of new tokens the mean of the known ones', in the embedding and the LM head."""
+    rows = len(model.get_input_embeddings().weight)
+    if known[-1] >= rows:
+        raise UserError(f"{folder}: the tokenizer has the id {known[-1]}, but the embedding only {rows} rows.")
+    if not new:
+        return
+    if new[-1] >= rows:
+        with torch.random.fork_rng(devices=[]):
+            model.resize_token_embeddings(new[-1] + 1, mean_resizing=False)
+    head = model.get_output_embeddings()
+    tensors = [model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)]
+    with torch.no_grad():
+        for tensor in {id(tensor): tensor for tensor in tensors if tensor is not None}.values():
+            tensor[new] = tensor[known].mean(0)
+
+
+def _eurobert(config: PreTrainedConfig) -> EuroBertConfig:
+    if config.mlp_bias:
+        raise UserError(
+            f"{config._name_or_path}: mlp_bias: EuroBERT has a bias in its LM head with it, Llama has none."
+        )
+    return EuroBertConfig(**shared(config, LLAMA_FIELDS))
+
+
+def _modernbert(config: PreTrainedConfig) -> ModernBertConfig:
+    return ModernBertConfig(**shared(config, MODERNBERT_FIELDS))
+
+
+def _fuse(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A ModernBERT decoder's weights under the encoder's names."""
+    fused: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if match := re.fullmatch(r"(model\.layers\.\d+\.attn\.)q_proj(\.\w+)", name):
+            parts = [weights[f"{match[1]}{letter}_proj{match[2]}"] for letter in "qkv"]
+            fused[f"{match[1]}Wqkv{match[2]}"] = torch.cat(parts)
+        elif re.search(r"\.[kv]_proj\.", name) is None:
+            fused[re.sub(r"^lm_head\.", "head.", name)] = tensor
+    return fused
+
+
+_DECODERS = {
+    "llama": _Decoder(LlamaForCausalLM, _eurobert, lambda weights: weights),
+    "modernbert-decoder": _Decoder(ModernBertDecoderForCausalLM, _modernbert, _fuse),
+}

@@ -1,0 +1,102 @@
+"""What a plan costs: tokens, model FLOPs, and hours on a named device at an assumed utilisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mlmclm.errors import UserError, unknown
+from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, Size, training_flops
+from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
+from mlmclm.plans.plan import Leg, Plan, Stage, State
+from mlmclm.plans.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work, and the hours that it takes on one device (on n of them, an n-th each)."""
+
+    steps: int
+    tokens: int
+    flops: int
+    device_hours: float
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """All that turns steps into costs.
+
+    Raises:
+        UserError: an unknown device, or a utilisation outside (0, 1].
+    """
+
+    recipe: Recipe
+    vocabulary: int | None
+    """Rows of the embedding and the LM head; None for those of the architecture's published models. A size that brings its own
+    keeps it."""
+    device_name: str
+    utilisation: float = DEFAULT_UTILISATION
+    """Share of the device's peak that model FLOPs are computed at."""
+    sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+    here: Device | None = None
+    """The device `HERE`; needed where that is the one to count on."""
+
+    def __post_init__(self) -> None:
+        if self.device_name not in (*DEVICES, HERE):
+            raise unknown("device", self.device_name, (*DEVICES, HERE), where="--device")
+        if self.device_name == HERE and self.here is None:
+            raise ValueError(f"the device {HERE!r} needs its measured peak: pass it as `here`")
+        if not 0 < self.utilisation <= 1:
+            raise UserError(f"--utilisation {self.utilisation}: a share of the peak, more than 0 and at most 1.")
+
+    @property
+    def device(self) -> Device:
+        """The device that hours are counted on."""
+        return self.here if self.here is not None and self.device_name == HERE else DEVICES[self.device_name]
+
+    def rows(self, size: str) -> int:
+        """Rows of a size's embedding and LM head."""
+        shape = self.sizes[size]
+        return shape.vocabulary or self.vocabulary or PUBLISHED_VOCABULARY[shape.architecture]
+
+    def stage(self, stage: Stage) -> Cost:
+        """Cost of one stage."""
+        return self._cost((stage.end.size, leg) for leg in stage.legs)
+
+    def plan(self, plan: Plan) -> Cost:
+        """Cost of a plan, every stage once."""
+        return self._cost((stage.end.size, leg) for stage in plan.stages for leg in stage.legs)
+
+    def states(self, states: Iterable[State]) -> Cost:
+        """Cost of states if each is trained from the initialisation by itself."""
+        return self._cost((state.size, leg) for state in states for leg in state.legs)
+
+    def _cost(self, legs: Iterable[tuple[str, Leg]]) -> Cost:
+        steps = flops = 0
+        for size, leg in legs:
+            steps += leg.stop - leg.start
+            flops += leg_flops(self.sizes[size], leg, self.recipe, self.rows(size))
+        hours = flops / (self.device.peak * self.utilisation) / 3600
+        return Cost(steps, steps * self.recipe.batch * self.recipe.block_length, flops, hours)
+
+
+def leg_flops(size: Size, leg: Leg, recipe: Recipe, vocabulary: int, documents: NDArray[Any] | None = None) -> int:
+    """Model FLOPs of a leg's steps (`models.sizes.training_flops`), of which the LM head's are those of the labelled tokens.
+
+    Args:
+        documents: lengths of some documents of the corpus, where the recipe isolates them; an upper bound comes out without.
+    """
+    tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
+    length, count = (recipe.block_length, 1) if documents is None else (int(documents.sum()), len(documents))
+    return training_flops(
+        size,
+        tokens=tokens,
+        labelled=round(tokens * leg.objective.labelled_share(length, count)),
+        length=recipe.block_length,
+        vocabulary=vocabulary,
+        causal=leg.objective.causal,
+        documents=documents,
+    )

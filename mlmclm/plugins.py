@@ -1,0 +1,26 @@
+"""Extensions by other installed packages: entry points of this project's groups.
+
+| group | an entry point names |
+|---|---|
+| `mlmclm.tasks` | a package whose folder holds task declarations (YAML) |
+| `mlmclm.generators` | a `mlmclm.tasks.generator.Generator`, under the `source` of the tasks whose data it makes |
+| `mlmclm.corpora` | a function `(store, workers, progress) -> mlmclm.corpora.documents.Source`, under the name of a corpus source |
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+TASKS, GENERATORS, CORPORA = "mlmclm.tasks", "mlmclm.generators", "mlmclm.corpora"
+
+
+def plugin(group: str, name: str) -> Any | None:
+    """Import the object that an entry point names; None where no installed package has one of this name."""
+    found = importlib.metadata.entry_points(group=group, name=name)
+    return next(iter(found)).load() if found else None
+
+
+def plugin_names(group: str) -> list[str]:
+    """The names of a group's entry points, sorted."""
+    return sorted(importlib.metadata.entry_points(group=group).names)

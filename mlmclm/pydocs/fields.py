@@ -1,0 +1,104 @@
+"""Tagging parameter names, types and exceptions in one to three flattened entries of a docstring.
+
+Colons, brackets around types, line ends, final full stops and initial capitals are gone, the order of name, type and
+description varies, and parameter names also occur untagged inside descriptions: what is a name or a type must be
+read from the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mlmclm.pydocs.sections import Field
+from mlmclm.pydocs.text import (
+    EVALUATION_SPLITS,
+    Documented,
+    Table,
+    distinct,
+    draw,
+    normal,
+    select,
+    shortened,
+    words,
+)
+
+LABELS = ["O", "B-PARAM", "B-TYPE", "I-TYPE", "B-EXCEPTION"]
+COUNTS = {"train": 6000, "validation": 500, "test": 500}
+LONGEST_DESCRIPTION = 16
+LONGEST_TYPE = 8
+"""Words a type; what is longer is prose."""
+COLUMNS = {"tokens": "texts", "tags": "integers"}
+
+_NOT_TYPE = re.compile(r"[,;]? *\(?\b(?:optional|defaults?(?: to|:|=)?|required)\b.*$", re.IGNORECASE)
+
+Tagged = list[tuple[str, str]]
+
+
+def make(documents: Sequence[Documented]) -> dict[str, Table]:
+    """The tables train, validation and test: tokens, tags (indices into `LABELS`)."""
+    taken: set[str] = set()
+    tables = {}
+    for split in ("train", *EVALUATION_SPLITS):
+        # Train may repeat itself; an evaluation split only has descriptions that occur in no split before it.
+        known = set(taken) if split in EVALUATION_SPLITS else set()
+        examples: list[tuple[Tagged, str]] = []
+        for document in documents:
+            if document.split == split:
+                described = [(field, _description(field)) for field in document.parsed.fields if field.role != "note"]
+                keys = [normal(description) for _, description in described]
+                taken.update(keys)
+                fresh = [
+                    pair for pair, key in zip(described, keys, strict=True) if key not in known and key.count(" ") >= 2
+                ]
+                examples += [(tagged, document.package) for tagged in _examples(fresh)]
+        examples = distinct(examples, key=lambda example: _text(example[0]))
+        chosen = select(examples, COUNTS[split], key=lambda e: _text(e[0]), package=lambda e: e[1], salt="fields")
+        rows = [
+            {"tokens": [word for word, _ in tagged], "tags": [LABELS.index(tag) for _, tag in tagged]}
+            for tagged, _ in chosen
+        ]
+        tables[split] = Table(rows, COLUMNS)
+    return tables
+
+
+def _examples(described: list[tuple[Field, str]]) -> list[Tagged]:
+    """Runs of one to three entries of a docstring."""
+    entries = [_entry(field, description) for field, description in described]
+    examples = []
+    start = 0
+    while start < len(entries):
+        size = 1 + draw(described[start][1], "fields-size", 3)
+        examples.append([pair for entry in entries[start : start + size] for pair in entry])
+        start += size
+    return [example for example in examples if any(tag != "O" for _, tag in example)]
+
+
+def _entry(field: Field, text: str) -> Tagged:
+    """One entry as tagged words, its parts in an order drawn by its text."""
+    description = [(word, "O") for word in words(text)]
+    kind = words(_NOT_TYPE.sub("", field.type))
+    typed: Tagged = []
+    if field.role == "exception":
+        typed = [(field.type, "B-EXCEPTION")]
+    elif 0 < len(kind) <= LONGEST_TYPE:
+        typed = [(word, "I-TYPE" if number else "B-TYPE") for number, word in enumerate(kind)]
+    named: Tagged = [(field.name, "B-PARAM")] if field.role in ("parameter", "attribute") else []
+    orders = [
+        [named, typed, description],
+        [named, typed, description],
+        [typed, named, description],
+        [named, description, typed] if named else [description, typed],
+    ]
+    return [pair for part in orders[draw(field.name + text, "fields-order", len(orders))] for pair in part]
+
+
+def _description(field: Field) -> str:
+    """The beginning of a description, without the capital and the full stop that would mark its start and end."""
+    text = shortened(field.description, LONGEST_DESCRIPTION).rstrip(".:;, ")
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
+
+
+def _text(tagged: Tagged) -> str:
+    """The words in a row."""
+    return " ".join(word for word, _ in tagged)

@@ -1,0 +1,52 @@
+"""Which part of a documentation a text comes from: the summary, a parameter, a result, an exception or a note.
+
+The heading is gone, and no word decides: "the number of tasks" may be a parameter or a result, "if the file is
+missing" a note or an exception. Classes are equally frequent as far as there are texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mlmclm.pydocs.text import EVALUATION_SPLITS, Documented, Table, distinct, normal, select, shortened, words
+
+LABELS = ["summary", "parameter", "return", "exception", "note"]
+COUNTS = {"train": 8000, "validation": 500, "test": 500}
+LONGEST = 32
+"""Words a text."""
+SHORTEST = 4
+COLUMNS = {"text": "text", "text_pair": "text", "label": "integer"}
+
+
+def make(documents: Sequence[Documented]) -> dict[str, Table]:
+    """The tables train, validation and test: text, text_pair (null), label."""
+    pools: dict[str, list[tuple[str, str, int]]] = {split: [] for split in COUNTS}
+    for document in documents:
+        pools[document.split] += [(text, document.package, label) for text, label in _texts(document)]
+    pools = {split: distinct(pool, key=lambda item: normal(item[0])) for split, pool in pools.items()}
+    taken = {normal(text) for text, _, _ in pools["train"]}
+    for split in EVALUATION_SPLITS:
+        pools[split] = distinct(pools[split], key=lambda item: normal(item[0]), taken=taken)
+        taken |= {normal(text) for text, _, _ in pools[split]}
+    return {split: Table(_rows(pool, split), COLUMNS) for split, pool in pools.items()}
+
+
+def _texts(document: Documented) -> Iterator[tuple[str, int]]:
+    """(text, label) of each part of a docstring."""
+    parts = [("summary", document.parsed.summary)]
+    parts += [(field.role, field.description) for field in document.parsed.fields]
+    for role, description in parts:
+        text = shortened(description, LONGEST)
+        if role in LABELS and len(words(text)) >= SHORTEST:
+            yield text, LABELS.index(role)
+
+
+def _rows(pool: list[tuple[str, str, int]], split: str) -> list[dict[str, object]]:
+    """Equally many of each label, in an order that the label has no part in."""
+    chosen = []
+    for label in range(len(LABELS)):
+        candidates = [item for item in pool if item[2] == label]
+        count = COUNTS[split] // len(LABELS)
+        chosen += select(candidates, count, key=lambda item: item[0], package=lambda item: item[1], salt="kind")
+    mixed = select(chosen, len(chosen), key=lambda item: item[0], package=lambda item: item[0], salt="kind-order")
+    return [{"text": text, "text_pair": None, "label": label} for text, _, label in mixed]

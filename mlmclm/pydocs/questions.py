@@ -1,0 +1,128 @@
+"""Questions about one entry among several of a docstring: a parameter, what is returned, when an error occurs.
+
+The context holds two to four entries of the same docstring; the answer is the entry's type or the beginning of its
+description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mlmclm.pydocs.sections import Field
+from mlmclm.pydocs.text import (
+    EVALUATION_SPLITS,
+    Documented,
+    Table,
+    distinct,
+    draw,
+    normal,
+    select,
+    shortened,
+    words,
+)
+
+COUNTS = {"train": 8000, "validation": 500, "test": 500}
+LONGEST_DESCRIPTION = 16
+LARGEST_CONTEXT = 4
+"""Entries a context."""
+COLUMNS = {"id": "text", "question": "text", "context": "text", "answers": "answers"}
+
+_ABOUT_PARAMETER = ("What does the parameter {} do?", "What is {}?", "What is the meaning of {}?")
+_ABOUT_TYPE = ("What type is {}?", "What is the type of {}?")
+_ABOUT_RESULT = ("What is returned?", "What does it return?")
+_ABOUT_ERROR = ("When is {} raised?", "What causes {}?")
+
+
+class _Part(NamedTuple):
+    """One entry in a context: its text, and where its type and its description start in that text."""
+
+    field: Field
+    text: str
+    kind: str
+    kind_start: int
+    description: str
+    description_start: int
+
+
+def make(documents: Sequence[Documented]) -> dict[str, Table]:
+    """The tables train, validation and test: id, question, context, answers (text, answer_start)."""
+    taken: set[str] = set()
+    tables = {}
+    for split in ("train", *EVALUATION_SPLITS):
+        known = set(taken) if split in EVALUATION_SPLITS else set()
+        examples: list[tuple[dict[str, Any], str]] = []
+        for document in documents:
+            if document.split == split:
+                parts = [_part(field) for field in document.parsed.fields if field.role != "note"]
+                taken.update(normal(part.description) for part in parts)
+                fresh = [
+                    part
+                    for part in parts
+                    if normal(part.description) not in known and len(part.description.split()) >= 3
+                ]
+                examples += [(row, document.package) for row in _questions(fresh)]
+        examples = distinct(examples, key=lambda example: normal(example[0]["context"]))
+        chosen = select(examples, COUNTS[split], key=lambda e: e[0]["context"], package=lambda e: e[1], salt="qa")
+        tables[split] = Table([{"id": f"{split}-{n}", **row} for n, (row, _) in enumerate(chosen)], COLUMNS)
+    return tables
+
+
+def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
+    """One question for each run of two to four entries, about one of them."""
+    rows = []
+    start = 0
+    while len(parts) - start >= 2:
+        size = 2 + draw(parts[start].text, "qa-size", LARGEST_CONTEXT - 1)
+        run = parts[start : start + size]
+        start += size
+        context = " ".join(part.text for part in run)
+        names = [part.field.name or part.field.type if part.field.role != "return" else "" for part in run]
+        if len(run) < 2 or len(set(names)) < len(names):
+            continue  # Two results or two conditions of one exception: the question would have two answers.
+        asked = _preferred(run, context)
+        offset = sum(len(part.text) + 1 for part in run[:asked])
+        question, answer, place = _ask(run[asked], context)
+        answers = {"text": [answer], "answer_start": [offset + place]}
+        rows.append({"question": question, "context": context, "answers": answers})
+    return rows
+
+
+def _preferred(run: list[_Part], context: str) -> int:
+    """The entry to ask about: results and exceptions, which are rare, in two contexts of three that have one."""
+    rare = [number for number, part in enumerate(run) if part.field.role in ("return", "exception")]
+    if rare and draw(context, "qa-rare", 3) > 0:
+        return rare[draw(context, "qa-which-rare", len(rare))]
+    return draw(context, "qa-which", len(run))
+
+
+def _ask(part: _Part, context: str) -> tuple[str, str, int]:
+    """(question, answer, where the answer starts in the entry's text)."""
+    if part.field.role == "return":
+        return _one(_ABOUT_RESULT, context), part.description, part.description_start
+    if part.field.role == "exception":
+        return _one(_ABOUT_ERROR, context).format(part.field.type), part.description, part.description_start
+    if part.kind and draw(context, "qa-type", 3) == 0:
+        return _one(_ABOUT_TYPE, context).format(part.field.name), part.kind, part.kind_start
+    return _one(_ABOUT_PARAMETER, context).format(part.field.name), part.description, part.description_start
+
+
+def _one(forms: Sequence[str], context: str) -> str:
+    """One way to ask."""
+    return forms[draw(context, "qa-form", len(forms))]
+
+
+def _part(field: Field) -> _Part:
+    """An entry's text, in one of the two usual forms."""
+    description = shortened(field.description, LONGEST_DESCRIPTION).rstrip(".:;, ")
+    kind = field.type if field.role != "exception" and len(words(field.type)) <= 8 else ""
+    if field.role == "return":
+        head, middle = "Returns ", ", " if kind else ""
+    elif field.role == "exception":
+        head, middle = f"Raises {field.type}: ", ""
+    elif draw(description, "qa-layout", 2):
+        head, middle = (f"{field.name} (", "): ") if kind else (f"{field.name}: ", "")
+    else:
+        head, middle = f"{field.name} : ", ". " if kind else ""
+    before = f"{head}{kind}{middle}"
+    return _Part(field, f"{before}{description}.", kind, len(head), description, len(before))

@@ -1,0 +1,104 @@
+"""Finding the rest of a docstring, given its summary.
+
+The rest: the paragraphs after the summary and what the sections say, without the object's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mlmclm.pydocs.text import (
+    EVALUATION_SPLITS,
+    Documented,
+    Table,
+    distinct,
+    normal,
+    select,
+    sentences,
+    shortened,
+    words,
+)
+
+TRAIN = 8000
+QUERIES = 400
+"""Queries of each evaluation split."""
+CORPUS = 1500
+"""Texts of each evaluation split, the queries' positives among them."""
+QUERY_WORDS = (4, 24)
+BODY_WORDS = (12, 64)
+
+_IDENTIFIER = re.compile(r"\w+")
+
+
+class _Pair(NamedTuple):
+    """A summary and the rest of its docstring."""
+
+    query: str
+    body: str
+    package: str
+
+
+def make(documents: Sequence[Documented]) -> dict[str, Table]:
+    """Tables train (query, positive) and, for each evaluation split, queries and corpus (id, text) and qrels."""
+    pools: dict[str, list[_Pair]] = {}
+    queries: set[str] = set()
+    bodies: set[str] = set()
+    for split in ("train", *EVALUATION_SPLITS):
+        pairs = [pair for document in documents if document.split == split and (pair := _pair(document)) is not None]
+        pairs = distinct(
+            distinct(pairs, key=lambda p: normal(p.query), taken=queries), key=lambda p: normal(p.body), taken=bodies
+        )
+        queries |= {normal(pair.query) for pair in pairs}
+        bodies |= {normal(pair.body) for pair in pairs}
+        pools[split] = pairs
+    train = [{"query": pair.query, "positive": pair.body} for pair in _select(pools["train"], TRAIN)]
+    tables = {"train": Table(train, {"query": "text", "positive": "text"})}
+    for split in EVALUATION_SPLITS:
+        tables.update(_evaluation(split, _select(pools[split], CORPUS)))
+    return tables
+
+
+def _select(pairs: list[_Pair], count: int) -> list[_Pair]:
+    """A fixed choice of pairs."""
+    return select(pairs, count, key=lambda pair: pair.query, package=lambda pair: pair.package, salt="retrieval")
+
+
+def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, Table]:
+    """Queries, corpus and relevance of a split; the corpus is in the order of its texts, which tells nothing."""
+    order = sorted(range(len(pairs)), key=lambda number: pairs[number].body)
+    place = {number: f"d{position}" for position, number in enumerate(order)}
+    asked = range(min(QUERIES, len(pairs)))
+    text = {"id": "text", "text": "text"}
+    return {
+        f"{split}_queries": Table([{"id": f"q{number}", "text": pairs[number].query} for number in asked], text),
+        f"{split}_corpus": Table([{"id": place[number], "text": pairs[number].body} for number in order], text),
+        f"{split}_qrels": Table(
+            [{"query_id": f"q{number}", "corpus_id": place[number], "score": 1} for number in asked],
+            {"query_id": "text", "corpus_id": "text", "score": "integer"},
+        ),
+    }
+
+
+def _without(name: str, pieces: list[str]) -> str:
+    """The pieces in a row, without a name as a whole word (a dotted path to it included)."""
+    if not name:
+        return " ".join(pieces)
+    kept = (piece for piece in pieces if name not in piece or name not in _IDENTIFIER.findall(piece))
+    return " ".join(kept)
+
+
+def _pair(document: Documented) -> _Pair | None:
+    """The pair of a docstring, unless either side is too short to say anything."""
+    first, *others = sentences(document.parsed.summary) or [""]
+    query = shortened(first, QUERY_WORDS[1])
+    parts = [*others, document.parsed.body]
+    parts += [f"{field.name} {field.type} {field.description}" for field in document.parsed.fields]
+    name = document.name.rpartition(".")[2]
+    # The longest body has no more pieces than words; some to spare for the name's own occurrences.
+    pieces = " ".join(part for part in parts if part).split(maxsplit=2 * BODY_WORDS[1])[: 2 * BODY_WORDS[1]]
+    body = shortened(_without(name, pieces), BODY_WORDS[1])
+    if len(words(query)) < QUERY_WORDS[0] or len(words(body)) < BODY_WORDS[0] or normal(query) in normal(body):
+        return None
+    return _Pair(query, body, document.package)

@@ -1,0 +1,141 @@
+"""Four tasks made from Python's documentation, one a family, split by package so that nothing leaks.
+
+| task | family | what is asked |
+|---|---|---|
+| pydocs-kind | sequence-classification | which part of a documentation a text comes from, its heading removed |
+| pydocs-fields | token-classification | parameter names, types and exceptions in flattened sections |
+| pydocs-qa | question-answering | what a parameter does or is, what is returned, when an exception is raised |
+| pydocs-retrieval | retrieval | the rest of a docstring, given its summary |
+
+Train, validation and test come from different packages (`mlmclm.pydocs.splits`), and an evaluation text that
+also stands in train is left out even if it was written for another package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
+from mlmclm.errors import UserError, unknown
+from mlmclm.pydocs import fields as pydocs_fields
+from mlmclm.pydocs import kind as pydocs_kind
+from mlmclm.pydocs import questions as pydocs_qa
+from mlmclm.pydocs import retrieval as pydocs_retrieval
+from mlmclm.pydocs.documentation import Root, prepare_pydocs, read_group, read_groups
+from mlmclm.pydocs.pin import settled
+from mlmclm.pydocs.sections import parse
+from mlmclm.pydocs.text import Documented, Table
+from mlmclm.storage.checksums import whole_cache, write_checksums
+from mlmclm.storage.files import stable_hash, whole_folder, write_json
+
+TASK_VERSION = 1
+"""Part of every key: raise it when the examples of any of the four tasks change."""
+
+_MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[str, Table]], str]] = {
+    "pydocs-kind": ("sequence-classification", pydocs_kind.LABELS, pydocs_kind.make, pydocs_kind.__doc__ or ""),
+    "pydocs-fields": ("token-classification", pydocs_fields.LABELS, pydocs_fields.make, pydocs_fields.__doc__ or ""),
+    "pydocs-qa": ("question-answering", [], pydocs_qa.make, pydocs_qa.__doc__ or ""),
+    "pydocs-retrieval": ("retrieval", [], pydocs_retrieval.make, pydocs_retrieval.__doc__ or ""),
+}
+
+PYDOCS_TASKS = tuple(_MAKERS)
+
+
+def build(
+    task: str,
+    store: Path,
+    progress: Progress | None = None,
+    *,
+    roots: Sequence[Root] | None = None,
+    workers: int | None = None,
+) -> Path:
+    """The folder of a task: one Parquet file a table and `meta.json`; all four tasks are made together on first use.
+
+    They are made of the store's documentation (`mlmclm.pydocs.pin`), and stay what they are whatever is installed later.
+
+    Classification, tagging and question answering: `train`, `validation`, `test`. Retrieval: `train`, and for each
+    of validation and test `..._queries`, `..._corpus`, `..._qrels`. `meta.json`: name, family, label_names, rows of
+    each table, fingerprint (of the content), pydocs (fingerprint of the text), how.
+
+    Args:
+        roots: the sources to read instead of this environment's, where the store has no documentation yet.
+
+    Raises:
+        UserError: an unknown name, or too little documentation to make a task of.
+        EnvironmentFault: the disk is full, or a worker was killed.
+    """
+    if task not in _MAKERS:
+        raise unknown("task", task, PYDOCS_TASKS)
+    there = find(task, store)
+    if there is not None:
+        return there
+    report = progress or silent
+    text = prepare_pydocs(store, roots=roots, workers=workers, progress=report)
+    source = settled(store)
+    assert source is not None
+    documents = _parsed(text, worker_count(workers), report)
+    for number, name in enumerate(_MAKERS):
+        folder = _folder(name, store, source)
+        if not folder.is_dir():
+            _build(name, folder, documents, source)
+        report("making tasks from the documentation", number + 1, len(_MAKERS))
+    return _folder(task, store, source)
+
+
+def find(task: str, store: Path) -> Path | None:
+    """The folder that `build` returns without any work; None where there is some to do."""
+    source = settled(store)
+    folder = None if source is None else _folder(task, store, source)
+    return folder if folder is not None and whole_cache(folder, "meta.json") else None
+
+
+def _folder(task: str, store: Path, source: str) -> Path:
+    """Where a task made of a documentation lies, or will."""
+    return store / "tasks" / stable_hash([TASK_VERSION, task, source])[:16]
+
+
+def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
+    """All documents, taken apart."""
+    groups = read_groups(folder)
+    documents: list[Documented] = []
+    jobs = [(str(folder), number) for number in range(groups)]
+    for number, part in enumerate(ordered_map(_parse_group, jobs, workers=min(workers, groups))):
+        documents += part
+        progress("reading parameters, results and exceptions", number + 1, groups)
+    return documents
+
+
+def _parse_group(job: tuple[str, int]) -> list[Documented]:
+    """A worker's work: one row group of the documents."""
+    rows = read_group(Path(job[0]), job[1])
+    return [
+        Documented(row["split"], row["package"], row["name"], parse(row["text"]))
+        for row in rows
+        if row["kind"] != "topic"
+    ]
+
+
+def _build(task: str, folder: Path, documents: Sequence[Documented], source: str) -> None:
+    """Makes one task and writes it whole."""
+    import pyarrow
+    import pyarrow.parquet
+
+    family, labels, make, how = _MAKERS[task]
+    tables = make(documents)
+    empty = [name for name, table in tables.items() if not table.rows]
+    if empty:
+        raise UserError(
+            f"{task}: there is too little documentation in this environment for {', '.join(empty)}: packages with "
+            "parameter descriptions are needed for each split. Choose other tasks, or install such packages."
+        )
+    meta: dict[str, Any] = {"name": task, "family": family, "label_names": labels, "pydocs": source, "how": how}
+    meta["rows"] = {name: len(table.rows) for name, table in tables.items()}
+    meta["fingerprint"] = stable_hash([labels, {name: table.rows for name, table in tables.items()}])
+    with whole_folder(folder) as temporary:
+        for name, table in tables.items():
+            content = pyarrow.Table.from_pylist(table.rows, schema=table.schema())
+            pyarrow.parquet.write_table(content, temporary / f"{name}.parquet", compression="zstd")
+        write_json(temporary / "meta.json", meta)
+        write_checksums(temporary)

@@ -1,0 +1,1 @@
+"""What a fine-tuning cell leaves: scores by metric, its test examples, its predictions."""

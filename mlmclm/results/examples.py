@@ -1,0 +1,110 @@
+"""What each example of the test split got in a cell, as a Parquet file: one row an example, in the split's order.
+
+Of the validation split nothing is kept: the learning rate is chosen on it, so a comparison there would flatter the chosen one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlmclm.errors import UserError
+from mlmclm.storage.files import canonical_json
+
+SPLIT = "test"
+ABOUT = b"mlmclm"
+"""The entry of the file's metadata that says which result it belongs to."""
+
+
+@dataclass(frozen=True)
+class KeptExamples:
+    """A cell's result and its examples."""
+
+    result: Mapping[str, Any]
+    columns: dict[str, np.ndarray[Any, Any]]
+    """The numbers that scores are made of, by name (`Family.examples`), each with a value an example."""
+    label_names: tuple[str, ...]
+    """What the classes or tags are called, from number 0; empty where there are none."""
+    predictions: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    """Texts and lists, as `columns`; empty where the numbers say all, and in files of earlier versions."""
+
+    @property
+    def rows(self) -> int:
+        """How many examples there are."""
+        return len(next(iter(self.columns.values())))
+
+
+def to_parquet(
+    result: Mapping[str, Any], columns: Mapping[str, np.ndarray[Any, Any]], label_names: Sequence[str]
+) -> bytes:
+    """The file of a scored cell's examples. Whole numbers take the fewest bytes that hold them, NaN is null."""
+    table = pa.table({name: pa.array(_small(values), from_pandas=True) for name, values in columns.items()})
+    about = {
+        "key": result["key"],
+        "split": SPLIT,
+        "label_names": list(label_names),
+        "scores": result["scores"][SPLIT],
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({ABOUT: canonical_json(about)}),
+        sink,
+        compression="zstd",
+        write_page_checksum=True,
+    )
+    return bytes(sink.getvalue())
+
+
+def about_of(path: Path) -> dict[str, Any] | None:
+    """Return what a file of examples says of its cell: `key`, `split`, `label_names` and `scores`; None where it is not there or damaged."""
+    try:
+        about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[ABOUT])
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return None
+    return about if {"key", "scores"} <= about.keys() else None
+
+
+def from_parquet(path: Path, result: Mapping[str, Any], sha256: str | None = None) -> KeptExamples:
+    """The examples of a scored cell.
+
+    Args:
+        sha256: of the file's bytes; None where it wasn't noted.
+
+    Raises:
+        UserError: the file isn't there, is damaged, or belongs to another result; it says what to do.
+    """
+    again = f"Delete {path.with_suffix('.json')} and run the command that made it again: this cell alone is then computed again."
+    try:
+        content = path.read_bytes()
+        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+            raise ValueError("its checksum differs from the one noted with the result")
+        table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+        about = json.loads((table.schema.metadata or {})[ABOUT])
+    except FileNotFoundError as error:
+        raise UserError(
+            f"result {result['key']} (model {result['model']}, task {result['task']}) has no examples beside it: an earlier "
+            f"version filed it, or {path.name} was removed. {again}"
+        ) from error
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: damaged file of examples ({reason}). {again}") from error
+    if (about["key"], about["scores"]) != (result["key"], result["scores"][SPLIT]):
+        raise UserError(f"{path}: the examples are those of another result than the one beside it. {again}")
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    objects = {name: column for name, column in columns.items() if column.dtype == object}
+    numbers = {name: column for name, column in columns.items() if name not in objects}
+    return KeptExamples(result, numbers, tuple(about["label_names"]), objects)
+
+
+def _small(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if values.dtype.kind not in "iu" or not len(values) or values.min() < 0:
+        return values
+    return values.astype(np.min_scalar_type(values.max()))

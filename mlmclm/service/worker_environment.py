@@ -1,0 +1,84 @@
+"""The environment of Ray worker processes: what both pretraining workers and sweep workers start with."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from typing import Any
+
+GIBIBYTE = 1 << 30
+LARGE_BLOCK = 1 << 20
+"""Bytes, for `map_large_blocks`."""
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
+"""Of glibc's malloc.h."""
+
+SETUP_HOOK = "mlmclm.service.worker_environment.quiet_worker"
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment variables of one-thread workers, for the `env_vars` of a Ray runtime environment.
+
+    Two one-thread workers are faster than one two-thread worker on small models. The allocator's settings keep large
+    buffers in the process instead of faulting them in again at every step (1.5 times the speed of a pretraining loop on
+    the machine of reference/platform.md): no block is mapped by itself, whatever its size (a threshold would not do, glibc
+    takes none above 32 MiB). One arena, because glibc serves large blocks of any other from fresh memory all the same,
+    and Ray Train runs the training function in a thread that is not the main one. Memory comes in pages of 2 MiB where the
+    system gives them on request (3 to 8 % of a pretraining step).
+    """
+    tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
+    return {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(8 * GIBIBYTE),
+        "MALLOC_TOP_PAD_": str(64 << 20),
+        "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+
+
+def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The `runtime_env` for `ray.init`; what the surrounding Ray job has set already (`job`) is left to it.
+
+    Ray refuses a driver's runtime environment that sets a variable, or the hook, that its job's sets too.
+    """
+    job = job or {}
+    theirs = job.get("env_vars") or {}
+    ours: dict[str, Any] = {
+        "env_vars": {name: value for name, value in worker_environment().items() if name not in theirs}
+    }
+    if "worker_process_setup_hook" not in job:
+        ours["worker_process_setup_hook"] = SETUP_HOOK
+    return ours
+
+
+def map_large_blocks() -> None:
+    """Has this process take each large block from the system, and return it as soon as it is freed: the contrary of
+    `worker_environment`, for what needs memory more than speed; nothing where the C library is not glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        mallopt(M_MMAP_MAX, 1 << 16)
+        mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)
+        mallopt(M_TOP_PAD, LARGE_BLOCK)
+
+
+def return_freed_memory() -> None:
+    """Hands the system what this process has freed, which `worker_environment` has it keep; nothing where the C library is
+    not glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def quiet_worker() -> None:
+    """Runs in each new worker process: silences what Ray logs about features that are off.
+
+    Ray Train's placement group cleaner asks the dashboard for the state of the run and logs a failed query every few
+    seconds where there is no dashboard.
+    """
+    logging.getLogger("ray.train.v2._internal.execution.controller.placement_group_cleaner").setLevel(logging.ERROR)

@@ -1,0 +1,166 @@
+"""Checksums of what is immutable: of a folder's files beside them, of a JSON object inside it.
+
+    FOLDER/checksums.json    size and SHA-256 of each file of the folder, by its name; written last
+    {"checksum": ..., ...}   SHA-256 of the object's other entries
+
+What an earlier version wrote has none and is taken as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.progress import say
+from mlmclm.storage.files import hash_file, in_turn, parse_json, read_json, stable_hash, write_json
+
+CHECKSUMS = "checksums.json"
+CHECKSUM = "checksum"
+
+
+def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Notes size and SHA-256 of files of a folder, and has the system put them on the disk.
+
+    Args:
+        names: of the files; None for all.
+    """
+    if names is None:
+        names = (path.name for path in folder.iterdir() if path.is_file())
+    sums = {}
+    for path in (folder / name for name in sorted(names)):
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+        sums[path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+    write_json(folder / CHECKSUMS, sums)
+
+
+def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = None) -> str | None:
+    """Return what a folder with checksums lacks to be whole, None if nothing.
+
+    Args:
+        read: compare checksums too; sizes alone are looked at otherwise, in no time.
+        names: look at these files only; one that was not noted counts as damage.
+    """
+    if not folder.is_dir():
+        return "it is not there"
+    try:
+        sums = read_json(folder / CHECKSUMS)
+        for name in sums if names is None else names:
+            if name not in sums:
+                return f"{name} has been added: it is not among the files that were written"
+            path, noted = folder / name, sums[name]
+            if not path.is_file():
+                return f"{name} is missing"
+            size = path.stat().st_size
+            if size != noted["bytes"]:
+                return f"{name} has {size:,} bytes instead of {noted['bytes']:,}"
+            if read and hash_file(path) != noted["sha256"]:
+                return f"{name} is not what was written: its checksum differs"
+    except (UserError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"{CHECKSUMS} cannot be read ({type(error).__name__})"
+    return None
+
+
+def checked(folder: Path, names: Iterable[str] | None, remedy: str) -> None:
+    """Holds files of a folder against their checksums; a folder of an earlier version, which has none, passes.
+
+    Raises:
+        UserError: one of them is not what was written; the message names the file and the remedy.
+    """
+    found = damage(folder, names=names) if noted(folder) else None
+    if found is not None:
+        raise UserError(f"{folder}: {found}. {remedy}")
+
+
+def noted(folder: Path) -> bool:
+    """Whether a folder has checksums; one that an earlier version wrote has none."""
+    return (folder / CHECKSUMS).is_file()
+
+
+def whole_cache(folder: Path, needed: str) -> bool:
+    """Whether a folder that can be made again is there and whole; reads it.
+
+    One that is damaged is renamed, and a line says so: whoever calls makes it again.
+
+    Args:
+        needed: a file without which there is nothing to use, in a folder of an earlier version too.
+    """
+    if not folder.is_dir():
+        return False
+    if cache_damage(folder, needed) is None:
+        return True
+    with in_turn(folder.with_name(".damaged.lock")):
+        found = cache_damage(folder, needed) if folder.is_dir() else None  # another process may have made it again
+        if found is not None:
+            say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again.")
+    return folder.is_dir()
+
+
+def cache_damage(folder: Path, needed: str) -> str | None:
+    """Return what is wrong with a folder that is there, None if nothing; arguments as those of `whole_cache`."""
+    found = damage(folder) if noted(folder) else None
+    return found or (None if (folder / needed).is_file() else f"{needed} is missing")
+
+
+def set_aside(path: Path) -> Path:
+    """Renames what is not whole, so that it can be made again; returns where it is now."""
+    aside = path.with_name(f"{path.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.unlink(missing_ok=True)
+    path.rename(aside)
+    return aside
+
+
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with its checksum among its entries."""
+    return {**value, CHECKSUM: stable_hash(value)}
+
+
+def unsealed(value: Any) -> dict[str, Any]:
+    """A JSON object without its checksum, which must be right where there is one.
+
+    Raises:
+        ValueError: it isn't, or this is no object.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    content = {name: entry for name, entry in value.items() if name != CHECKSUM}
+    if CHECKSUM in value and value[CHECKSUM] != stable_hash(content):
+        raise ValueError("its checksum differs from its content")
+    return content
+
+
+def parse_sealed(content: bytes, where: object, remedy: str) -> dict[str, Any]:
+    """The object of a JSON file's content, without its checksum.
+
+    Raises:
+        UserError: it is damaged; the message names the file (`where`) and the remedy.
+    """
+    try:
+        return unsealed(parse_json(content, where))
+    except UserError as error:
+        raise UserError(f"{error} {remedy}") from error
+    except ValueError as error:
+        raise UserError(f"{where}: damaged ({error}). {remedy}") from error
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """The object of a JSON file, without its checksum.
+
+    Raises:
+        UserError: it isn't there, or is damaged; the message names the file and the remedy.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file. {remedy}") from error
+    return parse_sealed(content, path, remedy)
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON object with its checksum, whole or not at all."""
+    write_json(path, sealed(value))

@@ -1,0 +1,88 @@
+"""Working folders that do not outlive their use, even when the process that made them was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from stat import S_ISDIR
+
+from mlmclm.storage.files import disk_fault, machine_tag
+
+GRACE_SECONDS = 60.0
+"""The least age of what is swept: its owner may be between making it and locking it."""
+FOREIGN_SECONDS = 7 * 24 * 3600.0
+"""The same for another machine's, whose locks may not be seen here; this machine is another one after it was started again."""
+UNFINISHED = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})\.[a-z0-9_]{8}")
+"""The name of a file or folder that isn't whole yet; see `files.temporary_file`."""
+
+
+@contextmanager
+def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yields a new folder `parent/prefix…`, removed at the end; folders of the same prefix whose owner died go first.
+
+    The owner holds a lock on the folder's `.lock` file, which the kernel drops when the process dies, however it dies.
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _sweep(parent, prefix)
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise disk_fault(error, parent) from error
+    with lock:
+        # Python's descriptors are not inherited by child processes, so no child can keep the lock alive.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_unfinished(store: Path) -> None:
+    """Removes what killed processes left half made in a store: what `files.whole_file`, `whole_folder` and `temporary_file`
+    hide until it is whole. What a process works on is left alone, and for a week what another machine made."""
+    for folder in (store, *store.glob("*/"), *store.glob("*/*/")):
+        for path in folder.glob(".*"):
+            named = UNFINISHED.fullmatch(path.name)
+            if named is None:
+                continue
+            grace = GRACE_SECONDS if named["machine"] == machine_tag() else FOREIGN_SECONDS
+            with suppress(OSError):  # in use, another user's, or just removed by another process
+                status = path.lstat()
+                if time.time() - status.st_mtime < grace:
+                    continue
+                descriptor = os.open(path, (os.O_RDONLY if S_ISDIR(status.st_mode) else os.O_RDWR) | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    """Removes this user's abandoned folders; those of others, young ones and ones in use are left alone."""
+    for folder in parent.glob(f"{prefix}*"):
+        try:
+            status = folder.lstat()
+            if not folder.is_dir() or folder.is_symlink() or status.st_uid != os.getuid():
+                continue
+            if time.time() - status.st_mtime < GRACE_SECONDS:
+                continue
+            with (folder / ".lock").open("a") as lock:  # made anew where a removal was cut short after it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use, or just removed by another process

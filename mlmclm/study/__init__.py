@@ -1,0 +1,1 @@
+"""A study from its file to its report."""

@@ -1,0 +1,139 @@
+"""Any state of a store as a Hugging Face folder: deposited ones, and the checkpoints of a stage that isn't finished."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mlmclm.errors import UserError
+from mlmclm.models.sizes import SIZES
+from mlmclm.plans.names import ModelName
+from mlmclm.plans.plan import State, history
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining import states
+from mlmclm.pretraining.initial import first_config, open_initial
+from mlmclm.progress import say
+from mlmclm.storage.files import read_json
+
+
+@dataclass(frozen=True)
+class Found:
+    """A state on the way of a model."""
+
+    name: ModelName
+    """Of these weights: the model's, with the step where it isn't the last."""
+    state: State
+    folder: Path
+    recipe: Recipe
+    corpus: str
+    """Key of the prepared corpus."""
+    fingerprint: str
+
+
+def sizes_in(store: Path) -> list[str]:
+    """The sizes that a store's models can have: those that there are, and its studies' names for models to continue from."""
+    own = {description["size"] for _, description in _described(store) if description.get("initial") is not None}
+    return [*SIZES, *sorted(own - SIZES.keys())]
+
+
+def find_state(
+    store: Path,
+    name: ModelName,
+    *,
+    step: int | None = None,
+    fingerprint: str | None = None,
+    initial: str | None = None,
+) -> Found:
+    """The state of a model at a step, or the furthest that there is; one that isn't whole is said and passed over.
+
+    Args:
+        step: optimiser steps; None for the model's last, or where it isn't there, the furthest on its way.
+        fingerprint: of the study (`plans.plan.fingerprint`); None for the only one in the store that has the model.
+        initial: key of what the study's model begins with, if that is a given model.
+
+    Raises:
+        UserError: there is none, or there are several of different studies.
+    """
+    every = [
+        found
+        for found in _on_the_way(store, name)
+        if fingerprint is None or (found.fingerprint, found.state.initial) == (fingerprint, initial)
+    ]
+    wanted = [found for found in every if step in (None, found.state.step)]
+    if len({(found.fingerprint, found.state.initial) for found in wanted}) > 1:
+        corpora = ", ".join(sorted({found.corpus for found in wanted}))
+        raise UserError(
+            f"{store}: several studies have a model {str(name)!r} (corpora {corpora}); name the study file instead of the store."
+        )
+    for found in sorted(wanted, key=lambda found: found.state.step, reverse=True):
+        damage = states.damage(found.folder)
+        if damage is None:
+            return found
+        say(f"{found.folder} is not used: {damage}.")
+    steps = ", ".join(str(step) for step in sorted({found.state.step for found in every}))
+    at = "" if step is None else f" at step {step}"
+    there = f"there are steps {steps}" if steps else "train it with `mlmclm pretrain`"
+    raise UserError(f"{store}: no whole state of model {str(name)!r}{at}; {there}.")
+
+
+def _described(store: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """All states and checkpoints with what they were made of, deposited ones first."""
+    folders = [path for path in sorted((store / "states").glob("*")) if re.fullmatch("[0-9a-f]{64}", path.name)]
+    for run in sorted((store / "runs").glob("*")):
+        folders += [folder for _, folder in states.checkpoints(run)]
+    for folder in folders:
+        try:
+            description: dict[str, Any] = read_json(folder / "state.json")
+        except UserError:
+            continue  # damaged, or without steps
+        if "size" in description:
+            yield folder, description
+
+
+def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
+    """States whose history is a part of the model's, deposited ones first."""
+    for folder, description in _described(store):
+        try:
+            recipe, step = Recipe.model_validate(description["recipe"]), int(description["step"])
+        except (ValidationError, KeyError):
+            continue  # of another version
+        if description["size"] != name.size or not 0 < step <= name.steps:
+            continue
+        at = replace(name, checkpoint=step) if step < name.phases[-1].until else name
+        state = history(at, recipe, description.get("initial"))
+        if description["legs"] == [leg.identity() for leg in state.legs]:
+            yield Found(at, state, folder, recipe, description["corpus"], description["fingerprint"])
+
+
+def export_state(found: Found, store: Path, target: Path) -> None:
+    """Writes the Hugging Face folder of a state, with its card; the decoder too where the last step was causal.
+
+    Raises:
+        UserError: the folder is there already, or the state's corpus is not in the store.
+    """
+    from mlmclm.corpora.prepared_corpus import open_corpus
+    from mlmclm.models.export import export_folder
+    from mlmclm.pretraining.checkpoints import read_weights
+    from mlmclm.reports.model_card import model_card
+    from mlmclm.study.facts import state_facts
+
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
+    corpus, made_from = open_corpus(store, found.corpus)
+    curve = states.folder_curve(store, found.folder)
+    initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
+    facts = state_facts(found.name, found.state, found.recipe, corpus, made_from.source, curve, initial)
+    export_folder(
+        target,
+        read_weights(found.folder),
+        first_config(found.name.size, initial, corpus.tokenizer, found.recipe.block_length),
+        corpus.tokenizer,
+        card=model_card(facts),
+        decoder=facts["causal"],
+        context=found.recipe.block_length,
+    )

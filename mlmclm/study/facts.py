@@ -1,0 +1,207 @@
+"""What a study's report and model cards say beside the scores.
+
+None of it depends on when, where or how fast anything ran, but for `StudyFacts.provenance`, which says just that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.tokenizer import special_ids
+from mlmclm.models.sizes import Size, parameters
+from mlmclm.plans.costs import leg_flops
+from mlmclm.plans.names import ModelName
+from mlmclm.plans.plan import State
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining.initial import InitialModel, shape
+from mlmclm.reports.provenance import cell_work, provenance, stage_work
+from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
+from mlmclm.storage.files import read_json
+from mlmclm.study.pipeline import PreparedStudy
+
+if TYPE_CHECKING:
+    from mlmclm.corpora.prepared_corpus import PreparedCorpus
+    from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepared_task import PreparedTask
+
+SAMPLED_BLOCKS = 1024
+"""Blocks of a corpus whose documents stand for all where FLOPs are counted."""
+
+
+def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
+    """What a study's model's card says; nothing of it depends on when or where it was trained."""
+    study = prepared.study
+    return state_facts(
+        name,
+        prepared.target(name),
+        study.recipe,
+        prepared.corpus,
+        study.corpus.source,
+        prepared.curve(name),
+        prepared.initial.get(name.size),
+    )
+
+
+def state_facts(
+    name: ModelName,
+    state: State,
+    recipe: Recipe,
+    corpus: PreparedCorpus,
+    source: str,
+    trained: list[dict[str, Any]],
+    initial: InitialModel | None = None,
+) -> dict[str, Any]:
+    """`card_facts` of any state: `trained` are its metrics from the first step on, `source` is the corpus's."""
+    objective = name.last_objective
+    size = shape(name.size, initial)
+    vocabulary = size.vocabulary or corpus.vocabulary
+    validation = [record["validation_loss"] for record in trained if "validation_loss" in record]
+    return {
+        "name": str(name),
+        "size": name.size,
+        "architecture": size.architecture,
+        "initial": initial.source if initial is not None else None,
+        "base_model": initial.source.partition("@")[0] if initial is not None and initial.commit else None,
+        "parameters": parameters(size, vocabulary),
+        "stages": list(stage_texts(name, recipe)),
+        "objective": str(objective) if objective is not None else None,
+        "causal": objective is not None and objective.causal,
+        "steps": state.step,
+        "tokens": state.step * recipe.batch * recipe.block_length,
+        "flops": flops(state, recipe, size, vocabulary, corpus),
+        "recipe": recipe.identity(),
+        "corpus": {
+            "source": source,
+            "documents": corpus.documents,
+            "tokens": corpus.tokens,
+            "vocabulary": corpus.vocabulary,
+        },
+        "validation_loss": validation[-1] if validation else None,
+        "curve": [(record["step"], record["loss"]) for record in trained if "loss" in record],
+    }
+
+
+def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
+    """One line a phase of a model's plan."""
+    start, decay_steps = 0, 0 if recipe.decay == "constant" else recipe.decay_steps
+    for index, phase in enumerate(name.phases):
+        stop = min(phase.until, name.steps)
+        if start >= stop:
+            return
+        decayed = (
+            (phase.decayed or index == len(name.phases) - 1) and decay_steps > 0 and stop > phase.until - decay_steps
+        )
+        law = f", the last {stop - (phase.until - decay_steps)} with decaying rate" if decayed else ""
+        yield f"steps {start} to {stop}: {phase.objective.words}{law}"
+        start = stop
+
+
+def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: PreparedCorpus) -> int:
+    """Model FLOPs of a state's whole history here (`plans.costs.leg_flops`)."""
+    documents = _some_documents(corpus) if recipe.isolate_documents else None
+    return sum(leg_flops(size, leg, recipe, vocabulary, documents) for leg in state.legs)
+
+
+def _some_documents(corpus: PreparedCorpus) -> NDArray[np.int64]:
+    """Lengths of the documents in blocks from all over the training part."""
+    rows = np.linspace(0, len(corpus.train) - 1, min(len(corpus.train), SAMPLED_BLOCKS)).astype(np.int64)
+    return document_lengths(corpus.train.take(rows), special_ids(corpus.tokenizer)["eos"])
+
+
+def study_facts(
+    prepared: PreparedStudy,
+    space: Space,
+    tasks: dict[str, PreparedTask],
+    results: Sequence[dict[str, Any]],
+    command: str,
+) -> StudyFacts:
+    """What the report says beside the results.
+
+    Args:
+        results: of all cells; only what they say of how they were computed is used.
+    """
+    from mlmclm.tasks.registry import get_task
+
+    study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
+    declared = {name: get_task(name, prepared.place.task_dirs).measured_by(space.metrics) for name in space.tasks}
+    return StudyFacts(
+        name=study.name,
+        command=command,
+        models=tuple(_model_facts(prepared, name) for name in prepared.plan.models),
+        tasks=tuple(
+            TaskFacts(name, task.title, task.family, task.metric, _rows(tasks[name]), _source(task))
+            for name, task in declared.items()
+        ),
+        learning_rates=space.learning_rates,
+        seeds=space.seeds,
+        baseline=study.baseline,
+        corpus={
+            "source": study.corpus.source,
+            "documents": corpus.documents,
+            "training tokens": len(corpus.train) * recipe.block_length,
+            "validation tokens": len(corpus.validation) * recipe.block_length,
+            "vocabulary": prepared.corpus.vocabulary,
+        },
+        recipe={key: _plain(value) for key, value in recipe.identity().items()},
+        protocol={
+            "metrics": space.metrics,
+            "rule": space.rule,
+            **({"start_from": _plain(space.start_from)} if space.start_from else {}),
+            **{key: _plain(value) for key, value in (space.common_settings() | space.axes()).items()},
+        },
+        provenance=provenance(
+            [work for stage in prepared.plan.stages if (work := stage_work(*prepared.trained(stage))) is not None],
+            # Two names of the same weights share their cells.
+            [cell_work(result) for result in {result["key"]: result for result in results}.values()],
+            corpus=corpus.key,
+            tasks={name: task.task_data for name, task in tasks.items()},
+        ),
+    )
+
+
+def _rows(task: PreparedTask) -> dict[str, int]:
+    """Rows of each of a task's tables."""
+    return {name: int(rows) for name, rows in read_json(task.folder / "meta.json")["rows"].items()}
+
+
+def _source(task: Any) -> str:
+    return f"{task.source}{f' ({task.licence})' if task.licence else ''}"
+
+
+def _plain(value: Any) -> str | int | float | bool | None:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return value if isinstance(value, str | int | float | bool) or value is None else ", ".join(map(str, value))
+
+
+def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
+    state, recipe = prepared.target(name), prepared.study.recipe
+    trained = prepared.curve(name)
+    validation = tuple((record["step"], record["validation_loss"]) for record in trained if "validation_loss" in record)
+    phases = [phase.until for phase in name.phases]
+    initial = prepared.initial.get(name.size)
+    size = shape(name.size, initial)
+    vocabulary = size.vocabulary or prepared.corpus.vocabulary
+    if initial is None:
+        kind: Kind = "pretrained" if name.phases else "untrained"
+    else:
+        kind = "continued" if name.phases else "external"
+    return ModelFacts(
+        name=str(name),
+        kind=kind,
+        description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
+        stages=tuple(stage_texts(name, recipe)),
+        parameters=parameters(size, vocabulary),
+        steps=state.step,
+        tokens=state.step * recipe.batch * recipe.block_length,
+        flops=flops(state, recipe, size, vocabulary, prepared.corpus),
+        validation_loss=validation[-1][1] if validation else None,
+        curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),
+        validation_curve=validation,
+        switches=tuple(until for until in phases[:-1] if until < state.step),
+    )

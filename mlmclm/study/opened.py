@@ -1,0 +1,77 @@
+"""A study as it is in the store, for the verbs that compute nothing: `report`, `compare` and dry runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from mlmclm.errors import UserError, for_each
+from mlmclm.study.pipeline import PreparedStudy, exported_model, find_prepared
+from mlmclm.study.place import Place
+from mlmclm.study.study_file import StudyFile
+
+if TYPE_CHECKING:
+    from mlmclm.sweeps.cells import SweepModel
+    from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepared_task import PreparedTask
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """All that the cells of a study are named by."""
+
+    prepared: PreparedStudy
+    models: list[SweepModel]
+    tasks: dict[str, PreparedTask]
+
+
+def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stored:
+    """A study of which corpus, models and tasks are in the store, whatever of its cells; nothing is made.
+
+    Args:
+        file: the study file, for what is to be run where something is missing.
+
+    Raises:
+        UserError: something is missing; it says what to run.
+    """
+    command = f"`mlmclm study {file}`"
+    prepared = find_prepared(study, place, damaged=True)
+    if prepared is None:
+        raise UserError(f"study {study.name!r} is not prepared in {place.store}: run {command} first.")
+    models = _all_there(find_models(prepared), f"is not trained and exported yet: run {command} first.", "model")
+    tasks = _all_there(find_tasks(prepared, space), f"is not prepared yet: run {command} first.", "task")
+    return Stored(prepared, list(models.values()), tasks)
+
+
+def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
+    """Return what `pipeline.export_models` would without any work, by the models' names; None for those that are not there."""
+    return {
+        str(name): exported_model(prepared, name) if (prepared.model_folder(name) / "config.json").is_file() else None
+        for name in prepared.plan.models
+    }
+
+
+def find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask | None]:
+    """Return what `pipeline.prepare_tasks` would without any work but reading; None for those that are not there."""
+    from mlmclm.tasks.prepared_task import find_task
+    from mlmclm.tasks.registry import get_task
+
+    place, tokenizer = prepared.place, prepared.corpus.tokenizer
+
+    def one(name: str) -> PreparedTask | None:
+        task = get_task(name, place.task_dirs)
+        return find_task(task, tokenizer, space.protocol_for(name), place.store, place.data_root)
+
+    return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
+
+
+def _all_there(found: Mapping[str, Item | None], what: str, kind: str) -> dict[str, Item]:
+    """All of them; a UserError that says so of each that is missing."""
+    missing = [name for name, item in found.items() if item is None]
+    if missing:
+        raise UserError("\n".join(f"{kind} {name!r} {what}" for name in missing))
+    return {name: item for name, item in found.items() if item is not None}

@@ -1,0 +1,310 @@
+"""Runs the missing cells of a sweep as Ray Tune trials, and returns the results of all.
+
+The ledger decides what is missing, so a sweep that was stopped, however it was stopped, goes on when it is run again;
+Tune's own experiment state is neither needed nor kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.run import loops_of
+from mlmclm.loops_ready import prepare
+from mlmclm.progress import say_once
+from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place
+from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
+from mlmclm.storage.temporary import swept_folder
+from mlmclm.sweeps.cells import cell_name, unique_by_key
+from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.sweep_progress import SweepProgress
+from mlmclm.sweeps.table import SweepTable
+
+OnResult = Callable[[dict[str, Any]], None]
+
+TUNE_ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of every trial: a third of the time
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the driver at once: there is no state to save
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # the experiment's state grows with the trials and is never read
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a crash is one line of ours, and its traceback is in the outcome
+    "TUNE_WARN_THRESHOLD_S": "60",
+    "RAY_AIR_NEW_OUTPUT": "0",  # the newer output engine prints a table whatever the verbosity
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep has given.
+
+    `results` are in the order of the cells, those without a result left out; `computed` counts the cells computed now,
+    `reused` those whose result was there; `failed` lists the cells that raised, with the error, and `not_run` those
+    that were never tried because the machine's fault would have met them all.
+    """
+
+    results: list[dict[str, Any]]
+    computed: int = 0
+    reused: int = 0
+    failed: list[tuple[Cell, Exception]] = field(default_factory=list)
+    not_run: list[Cell] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raises one error for all failed cells: a `UserError` where each failed for the user's input, else a fault."""
+        if not self.failed:
+            return
+        names = [cell_name(cell) for cell, _ in self.failed]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        first = self.failed[0][1]
+        kept = f"{len(self.results)} results are kept; the same command runs the missing cells only."
+        skipped = f" {len(self.not_run)} cells were not tried." if self.not_run else ""
+        kind = UserError if all(isinstance(error, UserError) for _, error in self.failed) else EnvironmentFault
+        total = len(names) + len(self.results) + len(self.not_run)
+        raise kind(
+            f"{len(names)} of {total} cells failed: {shown}.{skipped} {kept}\nFirst error: {describe(first)}"
+        ) from first
+
+
+def run_sweep(
+    cells: Sequence[Cell],
+    *,
+    store: Path,
+    data_root: Path | None,
+    cpus_per_cell: float = 1,
+    gpus_per_cell: float | None = None,
+    device: Choice = "auto",
+    max_concurrent: int | None = None,
+    max_failures: int = 3,
+    progress: bool = True,
+    on_result: OnResult | None = None,
+    session: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    name: str = "sweep",
+    worker: type[Any] | None = None,
+    ledger: Ledger | None = None,
+) -> SweepOutcome:
+    """Computes the cells that have no result yet; equal keys are computed once.
+
+    Args:
+        cells: the cells, in the order in which workers should take them.
+        store: the store; with several machines it is shared between them.
+        data_root: folder of local data sets, or None.
+        cpus_per_cell, gpus_per_cell: what a running cell reserves; fractions of a GPU are allowed. A cell with none runs on the CPU.
+        device: decides on the GPUs where `gpus_per_cell` is None: one for `cuda`, none for `cpu`, and for `auto` one where the cluster
+            has or can get any.
+        max_concurrent: at most so many cells at once; None for as many as fit the cluster.
+        max_failures: how often a cell that crashed is run again; an error that would come again is not.
+        progress: whether to show it: a bar on a terminal, else lines.
+        on_result: called in this thread with each result once it is known, those of earlier runs first, in `cells`'
+            order.
+        session: opened only where something is missing; must leave Ray initialised.
+        name: name of the Tune experiment.
+        worker: a subclass of `SweepWorker` to use in its place.
+        ledger: where its results are; by default the store's.
+
+    Raises:
+        UserError: a result file of the ledger is damaged, or the cluster can never hold a cell (`placement.check_place`).
+            What fails in a cell is in the outcome, see `SweepOutcome.check`.
+    """
+    # Tune resolves relative paths against each trial's own folder.
+    store = store.resolve()
+    ledger = ledger or Ledger(store)
+    names_of: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        names_of[cell_key(cell)].append(cell)
+    there = zip(names_of, ledger.find_all(names_of), strict=True)
+    found = {key: result for key, result in there if result is not None}
+    reused = len(found)
+    table = SweepTable(cells)
+
+    def announce(key: str, take: Callable[[dict[str, Any]], object]) -> None:
+        for cell in names_of[key]:
+            result = named(found[key], cell)
+            take(result)
+            if on_result is not None:
+                on_result(result)
+
+    for key in found:
+        announce(key, table.add)
+    missing = {key: cell for key, cell in unique_by_key(cells).items() if key not in found}
+    errors: dict[str, Exception] = {}
+    computed = 0
+    if missing:
+        shown = SweepProgress(missing.values(), table=table, reused=reused, visible=progress)
+        with session():
+
+            def on_done(key: str) -> str:
+                result = ledger.find(key)
+                if result is None:
+                    raise EnvironmentFault(
+                        f"{ledger.path(key)}: a worker wrote this result but it isn't there. Is {store} shared?"
+                    )
+                found[key] = result
+                announce(key, shown.result)
+                return str(result["status"])
+
+            errors, computed = _run_trials(
+                missing,
+                ledger=ledger,
+                store=store,
+                data_root=data_root.resolve() if data_root else None,
+                bundle=lambda cluster: cell_bundle(cpus_per_cell, gpus_per_cell, device, cluster),
+                max_concurrent=max_concurrent,
+                max_failures=max_failures,
+                progress=shown,
+                on_done=on_done,
+                name=name,
+                worker=worker,
+            )
+    return SweepOutcome(
+        results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
+        computed=computed,
+        reused=len(found) - computed,
+        failed=[(cell, errors[key]) for key, cell in missing.items() if key in errors],
+        not_run=[cell for key, cell in missing.items() if key not in errors and key not in found],
+    )
+
+
+def describe(error: BaseException) -> str:
+    """One line for an error; that of a Ray task is the line of what was raised in it."""
+    cause = getattr(error, "cause", None) or error
+    if isinstance(cause, MlmclmError):
+        return str(cause)
+    lines = str(cause).strip().splitlines()
+    # Ray puts the worker's traceback first and the exception last; a dead actor's message starts with what happened.
+    text = (lines[-1] if "Traceback" in str(cause) else lines[0]) if lines else ""
+    return f"{type(cause).__name__}: {text}"
+
+
+def _run_trials(
+    missing: Mapping[str, Cell],
+    *,
+    ledger: Ledger,
+    store: Path,
+    data_root: Path | None,
+    bundle: Callable[[Cluster], Resources],
+    max_concurrent: int | None,
+    max_failures: int,
+    progress: SweepProgress,
+    on_done: Callable[[str], str],
+    name: str,
+    worker: type[Any] | None,
+) -> tuple[dict[str, Exception], int]:
+    """One Tune experiment over the missing cells, and another one for those that other processes claimed and left; returns the
+    errors of those that failed, by key, and how many were computed here."""
+    # Imported here because a run without missing cells should not wait for Ray and PyTorch.
+    import ray
+    from ray import tune
+
+    from mlmclm.service.cluster import cluster_view, waits_said
+    from mlmclm.service.ray_cluster import computes_here
+    from mlmclm.sweeps.trainable import SweepWorker
+    from mlmclm.sweeps.watch import StopOnFault, Watch
+
+    if not ray.is_initialized():
+        raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
+    view = cluster_view()
+    resources = bundle(view())
+    remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
+    check_place("A cell", resources, view(), remedy=remedy)
+    if not resources.get("GPU") and computes_here():
+        prepare(loops_of(missing.values()), say_once)
+    fault, errors, computed, rounds = StopOnFault(), dict[str, Exception](), 0, 0
+    left = dict(missing)
+    with (
+        swept_folder(store, ".tune-") as storage,
+        progress,
+        waits_said("fine-tuning", view, all_of_them=True),
+        _environment(TUNE_ENVIRONMENT),
+        _level("ray.tune", logging.CRITICAL),
+        _level("ray.train", logging.CRITICAL),
+    ):
+        while left and not fault.set:
+            rounds += 1
+            watch = Watch(left, progress, on_done, fault, max_failures)
+            trainable = tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root)
+            # The Ray dashboard lists actors by this name, which Tune leaves at "with_parameters.<locals>._Inner".
+            trainable.__qualname__ = SweepWorker.__qualname__
+            tune.Tuner(
+                trainable,
+                param_space={
+                    "cell": tune.grid_search(list(left)),
+                    "resources": dict(resources),
+                },
+                tune_config=tune.TuneConfig(
+                    reuse_actors=True,
+                    max_concurrent_trials=max_concurrent,
+                    trial_name_creator=lambda trial: cell_name(missing[trial.config["cell"]]),
+                    trial_dirname_creator=lambda trial: trial.trial_id,
+                ),
+                run_config=tune.RunConfig(
+                    name=f"{name}-{rounds}",
+                    storage_path=str(storage),
+                    failure_config=tune.FailureConfig(max_failures=max_failures),
+                    callbacks=[watch],
+                    stop=fault,
+                    verbose=0,
+                ),
+            ).fit()
+            if watch.broken is not None:
+                raise watch.broken
+            errors |= watch.errors
+            computed += watch.computed
+            left = {} if fault.set else _left_by_others(watch.taken, ledger, progress, on_done)
+    return errors, computed
+
+
+def _left_by_others(
+    taken: Mapping[str, Cell], ledger: Ledger, progress: SweepProgress, on_done: Callable[[str], str]
+) -> dict[str, Cell]:
+    """Waits for cells that other processes compute, and announces their results; returns those without one as soon as nobody
+    computes one of them."""
+    waiting, free, said = dict(taken), False, False
+    while waiting and not free:
+        for key, cell in list(waiting.items()):
+            other = ledger.claims.holder(ledger.claim(key))  # before the result, which is filed before a claim ends
+            if ledger.path(key).exists():
+                del waiting[key]
+                progress.started(cell)
+                on_done(key)
+                progress.finished(cell, "reused")
+            elif other is None:
+                free = True
+            elif not said:
+                progress.note(f"waiting for cells that {other} computes, {cell_name(cell)} for one")
+                said = True
+        if waiting and not free:
+            progress.tick()
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    return waiting
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for a while; what the user has set stays."""
+    added = {key: value for key, value in values.items() if key not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)
+
+
+@contextmanager
+def _level(name: str, level: int) -> Iterator[None]:
+    """Sets a logger's level for a while."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,174 @@
+"""Tokenised task data: made once for a (task, tokenizer, lengths), then memory-mapped by every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from mlmclm.errors import UserError
+from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
+from mlmclm.progress import say
+from mlmclm.storage.checksums import write_checksums
+from mlmclm.storage.files import read_json, whole_folder, write_json
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.load import TaskData, load_task
+from mlmclm.tasks.prepared_task import PreparedTask, open_prepared, prepared_key
+from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.settings import TaskSettings
+from mlmclm.tasks.texts import Frame
+
+TOKEN_COLUMNS = ("input_ids", "query", "positive")
+"""Of the families' tables, what is made of tokens."""
+
+
+def prepare_task(
+    task: str | Task,
+    tokenizer_folder: Path,
+    settings: TaskSettings,
+    store: Path,
+    data_root: Path | None,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> PreparedTask:
+    """Loads, checks and tokenises a task, before any training; several processes may do so at once.
+
+    Args:
+        task: a declaration, or the name of an installed one.
+        tokenizer_folder: a model folder, or one that holds only a tokenizer.
+        settings: a protocol, or the part of it that the families read.
+
+    Raises:
+        UserError: everything that is wrong with the data, the tokenizer, or a length the model doesn't have.
+    """
+    task = get_task(task) if isinstance(task, str) else task
+    check_length(tokenizer_folder, settings.max_length)
+    data = load_task(task, store=store, data_root=data_root, progress=progress)
+    return prepare_data(data, tokenizer_folder, settings, store)
+
+
+def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask:
+    """Tokenises checked data, unless that is done.
+
+    Raises:
+        UserError: the tokenizer lacks a token, or has ids that the model of its folder doesn't know; what is there is damaged.
+    """
+    made = _prepare(data, tokenizer_folder, settings, store)
+    if settings.pooling == "bos" and not made.starts:
+        raise UserError(
+            f"pooling: bos: the tokenizer in {tokenizer_folder} puts no token before a text. Use pooling: mean or last."
+        )
+    return made
+
+
+def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask:
+    key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
+    there = open_prepared(store, key)
+    if there is not None:
+        _check_whole(there, tokenizer_folder)
+        return there
+    family = FAMILIES[data.task.family]
+    own = settings.special_tokens == "tokenizer"
+    if own and not family.framed:
+        raise UserError(
+            f"task {data.task.name}: special_tokens: tokenizer is not for {data.task.family}. Give the task special_tokens: end under "
+            "per_task."
+        )
+    tokenizer = load_tokenizer(tokenizer_folder, own_template=own)
+    tables = family.encode(data, tokenizer, settings)
+    _say_lost(data, tables, settings)
+    with whole_folder(store / "prepared" / key) as folder:
+        for name, table in tables.items():
+            with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table.combine_chunks())
+        meta: dict[str, Any] = {
+            "task": data.task.name,
+            "family": data.task.family,
+            "task_data": data.fingerprint,
+            "label_names": list(data.label_names),
+            "settings": settings.encoding(pairs=data.task.pair_template is not None),
+            "rows": {name: table.num_rows for name, table in tables.items()},
+        }
+        facts = {
+            "unanswerable": data.task.unanswerable,
+            "recut": any(rows["recut"] for rows in _counts(tables)),
+            "starts": own and bool(Frame.of(tokenizer, pairs=False).single[0]),
+        }
+        meta |= {name: True for name, value in facts.items() if value}
+        write_json(folder / "meta.json", meta)
+        write_checksums(folder)
+    made = open_prepared(store, key)
+    if made is None:
+        raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")
+    _check_whole(made, tokenizer_folder)
+    return made
+
+
+def _counts(tables: Mapping[str, pa.Table]) -> list[dict[str, int]]:
+    """Count the rows of each table of joined pairs, and those that are `lost` and `recut` (`texts.encode_texts`)."""
+    return [
+        {"rows": table.num_rows, **{name: pa.compute.sum(table[name]).as_py() or 0 for name in ("lost", "recut")}}
+        for table in tables.values()
+        if "recut" in table.column_names
+    ]
+
+
+def _say_lost(data: TaskData, tables: Mapping[str, pa.Table], settings: TaskSettings) -> None:
+    """Names a task some of whose pairs lose one of their texts wholly."""
+    rows, lost = (sum(counts[name] for counts in _counts(tables)) for name in ("rows", "lost"))
+    if lost:
+        say(
+            f"task {data.task.name}: {lost:,} of {rows:,} pairs lose one of their texts wholly at max_length {settings.max_length} "
+            f"(pair_truncation: {settings.pair_truncation})"
+        )
+
+
+def _check_whole(prepared: PreparedTask, tokenizer_folder: Path) -> None:
+    """Every table is there, and has no token that the model of the folder, where it holds one, doesn't know.
+
+    Raises:
+        UserError: it says of which file, or which id.
+    """
+    config = tokenizer_folder / "config.json"
+    known = read_json(config).get("vocab_size") if config.is_file() else None
+    for name in read_json(prepared.folder / "meta.json")["rows"]:
+        table = prepared.table(name)
+        for column in TOKEN_COLUMNS:
+            if known is not None and column in table.column_names:
+                largest = pa.compute.max(pa.compute.list_flatten(table[column])).as_py()
+                if largest is not None and largest >= known:
+                    raise UserError(
+                        f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
+                        "(vocab_size of config.json). Is it another model's tokenizer?"
+                    )
+
+
+def find_or_prepare(
+    task: str | Task,
+    task_data: str,
+    tokenizer_folder: Path,
+    settings: TaskSettings,
+    store: Path,
+    data_root: Path | None,
+) -> PreparedTask:
+    """The prepared data of a known fingerprint, without reading the raw data where it is there already.
+
+    Raises:
+        UserError: the data now differ from those of the fingerprint.
+    """
+    task = get_task(task) if isinstance(task, str) else task
+    key = prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings)
+    there = open_prepared(store, key)
+    if there is not None:
+        return there
+    data = load_task(task, store=store, data_root=data_root)
+    if data.fingerprint != task_data:
+        raise UserError(
+            f"task {task.name}: the data have changed since this sweep was planned (fingerprint "
+            f"{data.fingerprint[:12]}, planned {task_data[:12]}). Start the sweep again: it plans with the data that "
+            "are there now."
+        )
+    return prepare_data(data, tokenizer_folder, settings, store)

@@ -1,0 +1,157 @@
+"""A split as its source has it: a local folder, the Hugging Face Hub, or generated data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.storage.data_files import TABLES, files_of, names_in, read_table
+from mlmclm.storage.files import read_json
+from mlmclm.tasks.declaration import Part, Task
+from mlmclm.tasks.generator import find_generator
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A table as the source has it."""
+
+    table: pa.Table
+    where: str
+    """File or Hub split, for messages."""
+    label_names: dict[str, tuple[str, ...]]
+    """Class names by column, where the source carries them."""
+    columns: dict[str, str]
+    """Canonical name -> the source's name, where it isn't the task's."""
+
+
+def from_hub(task: Task, data_root: Path | None) -> bool:
+    """Whether the task's data come from the Hub: no package generates them, and no local folder stands in."""
+    read = task.source != "local" and find_generator(task.source) is None
+    return read and not _stands_in(task, data_root)
+
+
+def _stands_in(task: Task, data_root: Path | None) -> bool:
+    return data_root is not None and bool(task.folder) and (data_root / str(task.folder)).is_dir()
+
+
+def reader(
+    task: Task, store: Path, data_root: Path | None, progress: Callable[[str, int, int | None], None] | None
+) -> Callable[[str | Part], Raw]:
+    """How one split of this task is read."""
+    generator = find_generator(task.source)
+    if generator is not None:
+        generated = generator.build(task.name, store, progress)
+        return lambda split: _read_local(task, generated, split)
+    folder = data_root / task.folder if data_root is not None and task.folder else None
+    if folder is not None and _stands_in(task, data_root):
+        return lambda split: _read_local(task, folder, split)
+    if task.source == "local":
+        missing = f"there is no folder {folder}" if folder else "no folder of data sets is given"
+        raise UserError(
+            f"task {task.name}: {missing}. The data set isn't on the Hub: "
+            f"give --data the folder that holds {task.folder}/."
+        )
+    return lambda split: _read_hub(task, split, folder)
+
+
+def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
+    """A split as a folder has it: in a file, or in the parts and folders that the Hub's own download leaves."""
+    split = part if isinstance(part, str) else part.file or part.split
+    names = [split, *_other_names(split)]
+    folders = [folder, folder / "data"]
+    if isinstance(part, Part) and split.startswith("qrels"):
+        names.append(f"qrels/{part.split}")  # BEIR's
+    config_name = (part.config_name if isinstance(part, Part) else None) or task.config_name
+    folders += [folder / inner for inner in (config_name, task.data_dir) if inner]
+    try:
+        files = files_of(folders, names)
+        if not files:
+            raise UserError(
+                f"{folder} has no split {split!r} ({split}{', '.join(TABLES)}, compressed or in the Hub's parts); "
+                f"there are: {', '.join(names_in(folders)) or '(no data files)'}."
+            )
+        tables = [read_table(file) for file in files]
+    except UserError as error:
+        raise UserError(f"task {task.name}: {error}") from error
+    names_of = _names_in(tables[0].schema.metadata)
+    if (folder / "meta.json").is_file():
+        generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
+        names_of |= {"label": generated, "tags": generated}
+    try:
+        plain = [table.replace_schema_metadata(None) for table in tables]
+        table = pa.concat_tables(plain, promote_options="default")
+    except pa.ArrowException as error:
+        raise UserError(
+            f"task {task.name}: the parts of {split!r} in {folder} have different columns: {error}."
+        ) from error
+    return Raw(table, str(files[0] if len(files) == 1 else files[0].parent), names_of, _own_columns(part))
+
+
+def _other_names(split: str) -> list[str]:
+    """Other names that files have for a validation split: GLUE's are `dev` and `dev_matched`."""
+    if not split.startswith("validation"):
+        return []
+    return [split.replace("validation", other, 1) for other in ("dev", "valid", "val")]
+
+
+def _own_columns(part: str | Part) -> dict[str, str]:
+    return {} if isinstance(part, str) else part.columns
+
+
+def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
+    """Class names by column from the `huggingface` metadata that `datasets` writes into Parquet."""
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    found = {}
+    for column, feature in features.items():
+        while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+            feature = feature["feature"]
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
+            found[column] = tuple(feature["names"])
+    return found
+
+
+def _read_hub(task: Task, part: str | Part, folder: Path | None) -> Raw:
+    """One split of a data set of the Hub, without running its code."""
+    import datasets
+
+    source, config_name, revision, split = task.source, task.config_name, task.revision, part
+    data_dir = task.data_dir
+    if isinstance(part, Part):
+        split = part.split
+        config_name = part.config_name or (None if part.source else config_name)
+        revision = part.revision or (None if part.source else revision)
+        data_dir = None if part.source else data_dir
+        source = part.source or source
+    where = "/".join(name for name in (source, config_name, data_dir) if name)
+    tried = f" There is no folder {folder} either." if folder else " A local folder can stand in for it: see --data."
+    try:
+        data = datasets.load_dataset(source, config_name, split=split, revision=revision, data_dir=data_dir)
+    except (ConnectionError, OSError) as error:
+        if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+            raise UserError(f"task {task.name}: the Hub has no data set {where}, or it isn't public.{tried}") from error
+        raise EnvironmentFault(
+            f"task {task.name}: the data set {where} cannot be reached "
+            f"({type(error).__name__}: {_first_line(error)}).{tried}"
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
+    table = data.with_format("arrow")[:]
+    names = {}
+    for column, feature in data.features.items():
+        while hasattr(feature, "feature"):
+            feature = feature.feature
+        if isinstance(feature, datasets.ClassLabel):
+            names[column] = tuple(feature.names)
+    return Raw(table.replace_schema_metadata(None), f"{where} split {split}", names, _own_columns(part))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")[:300]

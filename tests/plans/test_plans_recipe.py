@@ -1,0 +1,37 @@
+"""The recipe's DeepSpeed block: passed through, and never against the recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlmclm.configuration import parse
+from mlmclm.errors import UserError
+from mlmclm.plans.recipe import RECIPE_KEYS, Recipe
+from mlmclm.pretraining.engine import deepspeed_config
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+@pytest.mark.parametrize("key", RECIPE_KEYS)
+def test_a_deepspeed_key_that_the_recipe_decides_is_an_error_that_names_the_recipe_s_field(key: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse(Recipe, {"deepspeed": nested(key, 77)}, where="study.yaml")
+    text = str(error.value)
+    assert text.startswith(f"study.yaml: deepspeed: {key}: 77 contradicts the recipe")
+    fields = [part for part in RECIPE_KEYS[key].split("'") if part in Recipe.model_fields]
+    assert fields and all(f"'{field}'" in text for field in fields)
+
+
+def test_other_deepspeed_keys_are_passed_through_beside_the_recipe_s_own() -> None:
+    block = {"zero_optimization": {"overlap_comm": True, "sub_group_size": 1000}, "wall_clock_breakdown": True}
+    plain, given = Recipe(batch=8), Recipe(batch=8, deepspeed=block)
+    expected = deepspeed_config(plain, 2, 1, 1000)
+    expected["zero_optimization"] |= block["zero_optimization"]
+    assert deepspeed_config(given, 2, 1, 1000) == {**expected, "wall_clock_breakdown": True}
+    assert plain.identity() == given.identity(), "it changes no key of a state"

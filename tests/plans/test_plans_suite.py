@@ -1,0 +1,131 @@
+"""Suites: the published study's set ships as one, and a wrong file says what is wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlmclm.errors import UserError
+from mlmclm.plans.plan import make_plan
+from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.suite import FOLDER, find_suite, suite_names
+
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "mlm-vs-clm.md"
+
+
+def write(folder: Path, **content: object) -> str:
+    path = folder / "suite.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return str(path)
+
+
+def test_the_paper_s_suite_is_found_by_name_and_by_path() -> None:
+    assert suite_names() == ["paper"]
+    assert find_suite("paper") == find_suite(str(FOLDER / "paper.yaml"))
+
+
+PUBLISHED = """
+210m-clm-42k 210m-mlm20-42k 210m-mlm30-42k 210m-mlm40-42k 210m-mlm50-42k
+610m-clm-42k 610m-mlm20-42k 610m-mlm30-42k 610m-mlm40-42k 610m-mlm50-42k
+1b-clm-42k 1b-mlm20-42k 1b-mlm30-42k 1b-mlm40-42k 1b-mlm50-42k
+610m-mlm40-12k 610m-clm-3k-mlm40-12k 610m-clm-6k-mlm40-12k 610m-clm-9k-mlm40-12k 610m-clm-12k
+610m-mlm40-22k 610m-clm-5k-mlm40-22k 610m-clm-11k-mlm40-22k 610m-clm-17k-mlm40-22k 610m-clm-22k
+610m-clm-10k-mlm40-42k 610m-clm-21k-mlm40-42k 610m-clm-32k-mlm40-42k
+610m-clm-40k-mlm20-42k 610m-clm-40k-mlm30-42k 610m-clm-40k-mlm40-42k 610m-clm-40k-mlm50-42k
+610m-clm-dec42k-mlm40-44k 610m-clm-dec42k-mlm40-54k 610m-clm-dec42k-mlm40-64k
+610m-mlm40-dec42k-mlm40-44k 610m-mlm40-dec42k-mlm40-54k 610m-mlm40-dec42k-mlm40-64k
+"""
+"""The models of the published result files (`results/MODEL/...`), written down from them and not from the suite."""
+
+
+def test_the_paper_s_suite_is_the_38_models_and_50_checkpoints_of_the_published_results() -> None:
+    models = PUBLISHED.split()
+    checkpoints = [
+        f"610m-{objective}-42k-{step}"
+        for objective in ("clm", "mlm40")
+        for step in (1000, 2000, 5000, 10000, 20000, 40000)
+    ]
+    assert (len(models), len(models + checkpoints)) == (38, 50)
+    assert sorted(map(str, find_suite("paper").parsed)) == sorted(models + checkpoints)
+
+
+@pytest.mark.skipif(not REFERENCE.is_file(), reason="the reference page is not beside the checkout")
+def test_the_biphasic_names_of_the_paper_s_suite_are_those_of_the_reference_page() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if "Names that exist in the published results" in line)
+    listed = []
+    for name in re.findall(r"`([^`]+)`", line):
+        pattern = name if name.startswith("610m") else f"610m-clm-{name}"
+        parts = [part.split(",") if "," in part else [part] for part in re.split(r"[{}]", pattern)]
+        listed += ["".join(choice) for choice in itertools.product(*parts)]
+    found = [str(name) for name in find_suite("paper").parsed]
+    assert sorted(listed) == sorted(name for name in found if re.fullmatch(r"610m-clm-\d+k-mlm\d+-\d+k", name))
+
+
+def test_every_phase_of_the_paper_s_suite_reaches_the_published_peak_rate() -> None:
+    suite = find_suite("paper")
+    recipe = suite.recipe_over(Recipe(), where="suite")
+    for target in make_plan(suite.parsed, recipe).targets:
+        for origin in {leg.origin for leg in target.legs}:
+            legs = [leg for leg in target.legs if leg.origin == origin]
+            rates = [leg.rate(step, recipe) for leg in legs for step in range(leg.start, leg.stop)]
+            # The checkpoint at step 1,000 lies within the warm-up.
+            assert max(rates) == (recipe.peak_learning_rate if target.step >= 2000 else 2.5e-4), str(target)
+
+
+def test_the_published_recipe_takes_the_published_number_of_tokens() -> None:
+    recipe = Recipe()
+    assert recipe.batch * recipe.block_length == 2_359_296
+    assert round(42_000 * recipe.batch * recipe.block_length / 1e9) == 99
+
+
+def test_a_suite_s_size_is_that_of_names_without_one(tmp_path: Path) -> None:
+    suite = find_suite(write(tmp_path, size="2m", models=["clm-100", "mlm40-100", "untrained", "1m-clm-100"]))
+    assert [str(name) for name in suite.parsed] == ["2m-clm-100", "2m-mlm40-100", "2m-untrained", "1m-clm-100"]
+
+
+def test_a_suite_s_recipe_changes_the_fields_that_it_names_only(tmp_path: Path) -> None:
+    suite = find_suite(write(tmp_path, models=["1m-clm-100"], recipe={"decay_steps": 7}))
+    study = Recipe(batch=8, warmup_steps=3)
+    assert suite.recipe_over(study, where="here") == Recipe(batch=8, warmup_steps=3, decay_steps=7)
+
+
+def test_a_suite_s_recipe_that_contradicts_the_study_s_is_refused(tmp_path: Path) -> None:
+    suite = find_suite(write(tmp_path, models=["1m-clm-100"], recipe={"workers": 4}))
+    with pytest.raises(UserError, match=r"here: .*batch 6 does not divide by workers 4"):
+        suite.recipe_over(Recipe(batch=6), where="here")
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ({"modles": []}, "Did you mean 'models'"),
+        ({"models": []}, "models"),
+        ({"models": ["1m-cml-100"]}, "unknown objective 'cml'"),
+        ({"models": ["1m-clm-100", "1m-clm-100"]}, "listed twice: 1m-clm-100"),
+        ({"models": ["clm-100", "1m-clm-100"], "size": "1m"}, "listed twice: 1m-clm-100"),
+        ({"models": ["clm-100"]}, "'clm-100' has no size"),
+        ({"models": ["clm-100"], "size": "3m"}, "unknown size '3m'"),
+        ({"models": ["1m-clm-100"], "recipe": {"batchs": 1}}, "Did you mean 'recipe.batch'"),
+        ({"models": ["1m-clm-100"], "recipe": {"zero_stage": 4}}, "recipe.zero_stage"),
+    ],
+)
+def test_a_wrong_suite_is_a_user_error_that_names_the_file_and_says_why(
+    tmp_path: Path, content: dict[str, object], part: str
+) -> None:
+    path = write(tmp_path, **content)
+    with pytest.raises(UserError) as caught:
+        find_suite(path)
+    assert part in str(caught.value)
+    assert path in str(caught.value)
+
+
+def test_an_unknown_suite_is_a_user_error_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown suite 'papr'\. Did you mean 'paper'"):
+        find_suite("papr")
+    with pytest.raises(UserError, match="no such file"):
+        find_suite("nowhere/suite.yaml")

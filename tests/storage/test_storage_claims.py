@@ -1,0 +1,167 @@
+"""A claim has one holder, whatever becomes of it: in threads, in processes, and on machines that share no locks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from mlmclm.errors import EnvironmentFault
+from mlmclm.storage.claims import Claims, make_once
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from mlmclm.storage.claims import Claims
+with Claims(Path(sys.argv[1])).attempt(["a"]) as other:
+    print(other, flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def holding(store: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process of this machine, which has claim `a`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(store)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "None\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def left(store: Path) -> list[str]:
+    return [path.name for path in (store / "claims").iterdir()]
+
+
+def test_of_several_that_attempt_a_claim_one_gets_it_and_the_others_are_told_who(tmp_path: Path) -> None:
+    with Claims(tmp_path).attempt(["a", "b"]) as other:
+        assert other is None
+        with Claims(tmp_path).attempt(["c", "b"]) as other:
+            assert other is not None
+            assert f"process {os.getpid()} on " in other
+            assert sorted(left(tmp_path)) == ["a", "b"], "all or none"
+        with Claims(tmp_path).attempt(["c"]) as other:
+            assert other is None
+    assert left(tmp_path) == []
+    assert Claims(tmp_path).holder("a") is None
+
+
+def test_of_eight_threads_that_want_a_part_one_makes_it_and_the_others_say_that_they_wait(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made: list[int] = []
+    lines = ""
+
+    def make() -> None:
+        nonlocal lines
+        while lines.count("the part: waiting for process") < 7:
+            lines += capfd.readouterr().err
+            time.sleep(0.01)
+        made.append(1)
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(8):
+            pool.submit(make_once, tmp_path, "parts-1", "the part", there=lambda: bool(made), make=make)
+    assert len(made) == 1
+
+
+def test_a_part_whose_maker_fails_is_made_by_the_next(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def fail() -> None:
+        raise EnvironmentFault("the disk is full")
+
+    with pytest.raises(EnvironmentFault, match="the disk is full"):
+        make_once(tmp_path, "parts-1", "the part", there=lambda: bool(made), make=fail)
+    make_once(tmp_path, "parts-1", "the part", there=lambda: bool(made), make=lambda: made.append("by the next"))
+    assert made == ["by the next"]
+
+
+def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> None:
+    claims = Claims(tmp_path)  # with the full lease: a dead process of this machine is seen without it
+    with holding(tmp_path) as process:
+        assert claims.holder("a") == f"process {process.pid} on {os.uname().nodename}"
+        process.send_signal(signal.SIGSTOP)
+        assert claims.holder("a") is not None, "stopped is not dead"
+        process.kill()
+        process.wait()
+        assert left(tmp_path) == ["a"]
+        with claims.attempt(["a"]) as other:
+            assert other is None
+
+
+def test_another_machines_claim_ends_when_it_is_no_longer_renewed(tmp_path: Path) -> None:
+    lease = 0.4
+    here = Claims(tmp_path, lease=lease, machine="here")
+    claim = tmp_path / "claims" / "a"
+    claim.parent.mkdir()
+    # A file that nobody has locked: so another machine's claim looks where locks don't reach.
+    claim.write_text('{"machine": "there", "host": "node7", "process": 12}')
+    for number in range(6):
+        os.utime(claim, (number, number))  # its renewals; the machines' clocks may differ by years
+        assert here.holder("a") == "process 12 on node7"
+        time.sleep(lease / 3)
+    said: list[str] = []
+    with Claims(tmp_path, lease=lease, machine="elsewhere").wait(lambda: ["a"], said.append):
+        assert "there" not in claim.read_text()
+    assert said == ["process 12 on node7"]
+
+
+def test_a_claim_is_renewed_while_it_is_held(tmp_path: Path) -> None:
+    with Claims(tmp_path, lease=0.4).attempt(["a"]):
+        path = tmp_path / "claims" / "a"
+        os.utime(path, (1, 1))
+        while path.stat().st_mtime == 1:
+            time.sleep(0.01)
+
+
+def test_a_holder_whose_claim_was_taken_over_leaves_the_new_one_alone(tmp_path: Path) -> None:
+    with ExitStack() as later:
+        with Claims(tmp_path).attempt(["a"]):
+            (tmp_path / "claims" / "a").unlink()
+            assert later.enter_context(Claims(tmp_path).attempt(["a"])) is None
+        assert left(tmp_path) == ["a"]
+    assert left(tmp_path) == []
+
+
+def test_a_claim_that_cannot_be_renewed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process at its limit of threads."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"), Claims(tmp_path).attempt(["a"]):
+        pass
+    assert left(tmp_path) == []
+
+
+def test_a_store_that_cannot_be_written_to_is_a_fault_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "claims").write_text("in the way")
+    with pytest.raises(EnvironmentFault, match="claims"), Claims(tmp_path).attempt(["a"]):
+        pass
+
+
+def test_a_file_system_without_hard_links_is_a_fault_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(EnvironmentFault, match=r"no hard links.*another with --store"), Claims(tmp_path).attempt(["x"]):
+        pass
+    assert list(Claims(tmp_path).folder.iterdir()) == []
