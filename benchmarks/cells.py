@@ -233,8 +233,8 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
     import torch
     from torch.profiler import ProfilerActivity
 
+    from mlmclm.backends.packing import Packing
     from mlmclm.finetuning import loop, run
-    from mlmclm.models.packing import Packing
 
     def watched(encoder: Any, head: Any, family: Any, *arguments: Any, **named: Any) -> Any:
         with (

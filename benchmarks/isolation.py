@@ -12,9 +12,9 @@ from transformers import EuroBertConfig, ModernBertConfig, PreTrainedConfig
 
 from benchmarks.results import machine, write_section
 from benchmarks.run import measure
+from mlmclm.backends.packing import Packing
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.models.build import PretrainingModel, build
-from mlmclm.models.packing import Packing
 
 EOS = 2
 SHAPE = {

@@ -25,7 +25,7 @@ def ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def own_ranges() -> Iterator[None]:
     """While this is open, attention, weight gradients and element-wise loops are ranges of the names above."""
-    from mlmclm.models import kernels, tile_attention, tiles
+    from mlmclm.backends.cpu import kernels, tile_attention, tiles
 
     loops = (
         "add",

@@ -15,10 +15,10 @@ import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 from benchmarks.results import machine, write_section
+from mlmclm.backends.packing import Packing
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids, pool
-from mlmclm.models.packing import Packing
 
 ROUNDS = 15
 

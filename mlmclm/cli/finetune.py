@@ -246,8 +246,8 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
 
     from mlmclm.finetuning.cell import CELL_THREADS, cell_key
     from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
-    from mlmclm.finetuning.run import keep_encoder, loops_of
-    from mlmclm.loops_ready import prepare
+    from mlmclm.finetuning.run import keep_encoder, shapes_of
+    from mlmclm.models.warm_up import prepare
     from mlmclm.progress import Bar, say, say_once
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.starts import KeptWeights
@@ -259,7 +259,7 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
             return
         torch.set_num_threads(CELL_THREADS)
         if not torch.cuda.is_available():
-            prepare(loops_of([source]), say_once)
+            prepare(shapes_of([source]), say_once)
         with Bar(title, unit="steps") as bar:
             keep_encoder(
                 source, store=store, data_root=data_root, on_step=lambda step, steps, loss: bar.update(step, steps)
@@ -318,14 +318,14 @@ def _compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
     import torch
 
     from mlmclm.finetuning.cell import CELL_THREADS
-    from mlmclm.finetuning.run import loops_of, run_cell
-    from mlmclm.loops_ready import prepare
+    from mlmclm.finetuning.run import run_cell, shapes_of
+    from mlmclm.models.warm_up import prepare
     from mlmclm.progress import Bar, say_once
     from mlmclm.sweeps.cells import cell_name
 
     torch.set_num_threads(CELL_THREADS)
     if not torch.cuda.is_available():
-        prepare(loops_of([cell]), say_once)
+        prepare(shapes_of([cell]), say_once)
     with Bar(cell_name(cell), unit="steps") as bar:
         result = run_cell(
             cell,

@@ -9,7 +9,7 @@ and with the same dropout, and back from its share of that gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mlmclm.backends.choice import autocast, backend_of
+from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import Array, batches_by_length
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.packing import Packing
 from mlmclm.tasks.family import Batch, Family
 from mlmclm.tasks.retrieval import Retrieval
 
@@ -38,9 +39,7 @@ class Forward:
 
 def compute_in(protocol: Protocol, device: torch.device) -> AbstractContextManager[object]:
     """Autocast to bfloat16 where the protocol asks for it."""
-    if protocol.precision == "bf16-autocast":
-        return torch.autocast(device.type, torch.bfloat16)
-    return nullcontext()
+    return autocast(device, protocol.precision == "bf16-autocast")
 
 
 def forward(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, batch: Batch) -> Forward:
@@ -64,6 +63,7 @@ def _in_chunks(
     encoder: PreTrainedModel, family: Retrieval, protocol: Protocol, batch: Batch, chunks: list[Array]
 ) -> Forward:
     device = next(encoder.parameters()).device
+    backend = backend_of(device)
 
     def embed(rows: Array) -> Tensor:
         """[rows, hidden]."""
@@ -74,7 +74,7 @@ def _in_chunks(
     states, parts = [], []
     with torch.no_grad():
         for rows in chunks:
-            states.append(_chance(device))
+            states.append(backend.random_state())
             parts.append(embed(rows))
     places = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(device)
     vectors = torch.cat(parts)[places].requires_grad_()  # [sequences, hidden], in the batch's order
@@ -83,7 +83,7 @@ def _in_chunks(
     def backward() -> None:
         (gradient,) = torch.autograd.grad(loss, vectors)
         for rows, state in zip(chunks, states, strict=True):
-            _set_chance(device, state)
+            backend.set_random_state(state)
             embed(rows).backward(gradient[torch.from_numpy(rows).to(device)])  # type: ignore[no-untyped-call]
 
     return Forward(loss.item(), sum(len(ids) for ids in batch.sequences), backward)
@@ -104,15 +104,3 @@ def _states(
             token_types=None if token_types is None else pack_ids(token_types, packing),
         )
     return packing, hidden
-
-
-def _chance(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The state of torch's global streams, which dropout draws from: the CPU's and the GPU's."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _set_chance(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
-    own, gpu = state
-    torch.set_rng_state(own)
-    if gpu is not None:
-        torch.cuda.set_rng_state(gpu, device)

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import Array, batches_by_length, training_rows
 from mlmclm.finetuning.forward import compute_in, forward
 from mlmclm.finetuning.optimizer import optimizer_for
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.packing import Packing
 from mlmclm.tasks.family import Examples, Family
 
 CURVE_POINTS = 50

@@ -17,13 +17,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mlmclm.backends.choice import backend_of
+from mlmclm.backends.model_shape import ModelShape
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
 from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
 from mlmclm.finetuning.loop import evaluate, train
-from mlmclm.loops_ready import Shape
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
+from mlmclm.models.warm_up import shape_of_folder
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.service.placement import Device
@@ -31,7 +33,7 @@ from mlmclm.storage.files import whole_folder
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family, fresh_layers
 from mlmclm.tasks.prepare_task import find_or_prepare
-from mlmclm.tracking.system import processor, software
+from mlmclm.tracking.system import software
 
 SCHEMA = 1
 """Version of the result's form."""
@@ -39,9 +41,9 @@ MODELS_KEPT = 2
 """Base models that a worker keeps in memory."""
 
 
-def loops_of(cells: Iterable[Cell]) -> list[Shape | None]:
-    """Return the shapes that `loops_ready.prepare` takes, for computing these cells on the CPU."""
-    return [Shape.of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
+def shapes_of(cells: Iterable[Cell]) -> list[ModelShape | None]:
+    """The shapes of these cells' models, for `mlmclm.models.warm_up.prepare`."""
+    return [shape_of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
 
 
 def streams_of(seed: Seed) -> dict[str, int]:
@@ -85,7 +87,8 @@ def run_cell(
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     family = _family(cell, store, data_root, cache)
     streams = streams_of(cell.seed)
-    with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
+    backend = backend_of(chosen)
+    with backend.fork_rng():
         torch.manual_seed(streams["dropout"])
         encoder = copy.deepcopy(_base(cell, cache))
         if cell.start is not None:
@@ -147,7 +150,8 @@ def run_cell(
             "evaluate": finished - ended,
             "worker": f"{socket.gethostname()}/{os.getpid()}",
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else processor(),
+            "device": backend.title(),
+            "backend": backend.name,
             **software(),
         },
     }

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from mlmclm.models import tile_attention
+from mlmclm.backends.choice import autocast, backend_of
+from mlmclm.backends.packing import Chosen, Packing
 from mlmclm.models.architectures import ARCHITECTURES, FRESH, before_head, final_states, layers_of
-from mlmclm.models.attention import LONGEST_WRITTEN_OUT, use_attention
-from mlmclm.models.block import fits, run_blocks
+from mlmclm.models.attention import use_attention
 from mlmclm.models.compilation import compile_layers
 from mlmclm.models.cross_entropy import LabelledCrossEntropyHead, summed_cross_entropy
 from mlmclm.models.encoder import encode
-from mlmclm.models.packing import Chosen, Packing
 from mlmclm.models.sizes import SIZES
 
 ALIGNMENT = 8
@@ -110,7 +107,7 @@ class PretrainingModel(nn.Module):
 
         Args:
             activation_checkpointing: keep each layer's input only, and compute the layer again in the backward pass.
-            compiled: run each layer through torch.compile; on the CPU that takes the place of this project's fused block.
+            compiled: run each layer through torch.compile, in place of the backend's blocks.
         """
         super().__init__()
         use_attention(model, compiled=compiled)
@@ -125,7 +122,7 @@ class PretrainingModel(nn.Module):
         self.bf16 = precision == "bf16-autocast"
         self.compiled = compiled
         self.fused = not compiled and not activation_checkpointing
-        """Whether the CPU computes in this project's block, where it has one."""
+        """Whether the backend may compute whole blocks at once."""
         if compiled:
             compile_layers(layers_of(model.base_model), again=activation_checkpointing)
         elif activation_checkpointing:
@@ -146,7 +143,7 @@ class PretrainingModel(nn.Module):
                 gradient.
         """
         where = (labels.flatten() != -100).nonzero().flatten()
-        with self._autocast(input_ids.device.type):
+        with autocast(input_ids.device, self.bf16):
             hidden = self._final_states(input_ids, where, causal, packing)  # [labelled, hidden]
         summed: Tensor = self.model.get_output_embeddings()(
             self._before_head(hidden), labels.flatten()[where], bf16=self.bf16, count=count
@@ -156,22 +153,18 @@ class PretrainingModel(nn.Module):
     def _final_states(self, input_ids: Tensor, where: Tensor, causal: bool, packing: Packing | None) -> Tensor:
         """[labelled, hidden], at these places of the concatenated sequences, int64 [labelled]."""
         longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
-        fused = self.fused and input_ids.device.type == "cpu" and fits(self.model.base_model)
-        if fused and longest > LONGEST_WRITTEN_OUT:
-            kind = torch.bfloat16 if self.bf16 else self.model.dtype
-            fused = tile_attention.fits(kind, self.model.config.head_dim)
+        kind = torch.bfloat16 if self.bf16 else self.model.dtype
+        backend = backend_of(input_ids.device)
+        fused = self.fused and backend.fuses(self.model.base_model, longest, kind)
         if packing is None and not fused:
             return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)[where]
         packing = packing or Packing.uniform(*input_ids.shape)
         row = functional.pad(input_ids.reshape(1, -1), (0, packing.padded_tokens - packing.tokens))
         if fused and not causal and 0 < len(where) <= MOST_CHOSEN * packing.tokens:
-            return run_blocks(self.model.base_model, row, packing, causal=causal, chosen=Chosen(packing, where))
+            return backend.blocks(self.model.base_model, row, packing, causal=causal, chosen=Chosen(packing, where))
         return encode(self.model.base_model, row, packing, causal=causal, fused=fused)[where]
 
     def _before_head(self, hidden: Tensor) -> Tensor:
         """What the LM head gets, from final hidden states [positions, hidden]."""
-        with self._autocast(hidden.device.type):
+        with autocast(hidden.device, self.bf16):
             return before_head(self.model, hidden)
-
-    def _autocast(self, device: str) -> AbstractContextManager[Any]:
-        return torch.autocast(device, dtype=torch.bfloat16) if self.bf16 else nullcontext()

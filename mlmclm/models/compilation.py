@@ -36,7 +36,7 @@ def check_compiler(device: torch.device) -> None:
     except Exception as error:  # whatever torch, the C++ compiler or Triton raises
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
-            f"recipe.compile: torch.compile does not work on this machine for {device.type} ({type(error).__name__}: {' '.join(lines)[:300]}). "
+            f"recipe.compile: torch.compile does not work on this machine for {device} ({type(error).__name__}: {' '.join(lines)[:300]}). "
             "It needs a C++ compiler (g++ or clang++; a package such as g++ or build-essential) and Python's headers: install them, or set "
             "recipe.compile to false."
         ) from error

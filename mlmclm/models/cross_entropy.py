@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mlmclm.models import kernels, tiles
-from mlmclm.models.loops import usable
+from mlmclm.backends.choice import backend_of
 
 CHUNK = 1024
 """Positions whose logits exist at once."""
@@ -58,6 +57,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, bf16: bool, needed: bool, hits: Tensor | None
     ) -> Tensor:
         kind = torch.bfloat16 if bf16 else weight.dtype
+        backend = backend_of(hidden.device)
         matrix = weight.to(kind)  # [vocabulary, hidden]
         size = min(CHUNK, -(-len(labels) // ROUND) * ROUND)
         whole = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)
@@ -78,15 +78,12 @@ class _SummedCrossEntropy(torch.autograd.Function):
             torch.mm(rows, matrix.t(), out=logits)
             if hits is not None:
                 hits += (logits[:count].argmax(1) == target).sum()
-            if hidden.device.type == "cpu" and usable():
-                total += kernels.cross_entropy(whole[:count], len(weight), target)
-            else:
-                total += _losses(logits[:count], target)
+            total += backend.losses(whole[:count], len(weight), target)
             if grad_hidden is None or grad_weight is None:
                 continue
             logits[count:] = 0
             grad_hidden[start : start + count] = (logits @ matrix)[:count]
-            tiles.add_weight_gradient(logits, rows, grad_weight, first=start == 0)
+            backend.add_weight_gradient(logits, rows, grad_weight, first=start == 0)
         if needed:
             ctx.grads = grad_hidden, grad_weight
         return total
@@ -98,18 +95,3 @@ class _SummedCrossEntropy(torch.autograd.Function):
             raise RuntimeError("the cross-entropy's gradients are given once; they are scaled where they lie")
         (grad_hidden, grad_weight), ctx.grads = ctx.grads, None
         return grad_hidden.mul_(upstream[0]), grad_weight.mul_(upstream[0]), None, None, None, None
-
-
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of the rows' losses, computed by torch's operations (on GPUs), fp32 at least; `logits` [rows, vocabulary] become its
-    gradient with respect to them."""
-    label = labels.unsqueeze(1)
-    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    chosen = values.gather(1, label)
-    largest = values.amax(1, keepdim=True)
-    values.sub_(largest).exp_()
-    normaliser = values.sum(1, keepdim=True)
-    values.div_(normaliser)
-    values.scatter_(1, label, values.gather(1, label) - 1)
-    logits.copy_(values)
-    return (normaliser.log() + largest - chosen).sum()

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mlmclm.backends.packing import Packing
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.packing import Packing
 
 KNOWN = frozenset({*ARCHITECTURES, "llama", "modernbert-decoder"})
 """Model types that the tests hold against transformers, so that none of their models is tried out."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mlmclm.backends.choice import backend_of
+from mlmclm.backends.packing import Packing
 from mlmclm.models.architectures import final_states
-from mlmclm.models.block import fits, run_blocks
-from mlmclm.models.packing import Packing
 
 
 def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing, padding: int = 0) -> Tensor:
@@ -37,14 +37,15 @@ def encode(
         model: selected by `mlmclm.models.attention.use_attention`; its weights say nothing of the direction.
         input_ids: [1, T] of `pack_ids`.
         causal: hide later positions of the same sequence.
-        fused: compute in this project's block on the CPU, where the model has one.
+        fused: compute in the backend's blocks, where it has some for the model.
         token_types: [1, T] of `pack_ids`; not looked at where the model has no more than one type.
 
     Returns:
         [T, hidden]; rows from `packing.tokens` on are padding.
     """
-    if fused and packing.device.type == "cpu" and fits(model):
-        return run_blocks(model, input_ids, packing, causal=causal)
+    backend = backend_of(packing.device)
+    if fused and backend.fuses(model):
+        return backend.blocks(model, input_ids, packing, causal=causal)
     typed = token_types is not None and getattr(model.config, "type_vocab_size", 1) > 1
     states = final_states(
         model,

@@ -16,7 +16,6 @@ import deepspeed
 import torch
 import torch.distributed as distributed
 import torch.nn.functional as functional
-from deepspeed.runtime.zero import stage_1_and_2
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
@@ -26,22 +25,20 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
+from mlmclm.backends.choice import backend_of
+from mlmclm.backends.packing import Packing
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import ARCHITECTURES, layers_of, load_weights
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
-from mlmclm.models.packing import Packing
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import TrainingState
-from mlmclm.pretraining.host import Host
-from mlmclm.pretraining.host_adamw import HostAdamW
+from mlmclm.pretraining.deepspeed_patches import divide_weight, drop_copies, send_partitions, sum_by_messages
 from mlmclm.service.worker_environment import map_large_blocks, return_freed_memory
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-# On the CPU DeepSpeed compiles a shared-memory all-reduce that only its inference engine uses: half a minute, and a C++ compiler.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 BUCKETS = 16
 """Parts that ZeRO reduces a model's gradients in: a part is held twice meanwhile. Likewise what ZeRO 3 gathers ahead."""
@@ -49,72 +46,6 @@ SMALLEST_BUCKET, LARGEST_BUCKET = 4_000_000, 50_000_000
 """Elements: smaller messages cost time, larger ones memory; DeepSpeed's default of 5e8 is more than most models have."""
 BUCKET_MULTIPLE = 2
 """DeepSpeed wants buckets that begin at a multiple of 4 bytes in 16-bit elements."""
-
-
-def _send_partitions(
-    *, partitioned_param_groups: Sequence[Sequence[Tensor]], dp_process_group: Sequence[Any], **_: Any
-) -> None:
-    """Each worker sends its new weights to the others, in place of DeepSpeed's gathering (ZeRO 1 and 2), whose signature this has.
-
-    Gloo gathers through another copy of the whole: 160 ms for 244 MB between two processes, and 43 ms so.
-    """
-    waits = [
-        distributed.broadcast(part.detach(), distributed.get_global_rank(group, rank), group=group, async_op=True)
-        for parts, group in zip(partitioned_param_groups, dp_process_group, strict=True)
-        for rank, part in enumerate(parts)
-    ]
-    for wait in waits:
-        wait.wait()
-
-
-def _sum_by_messages(gradients: Sequence[Tensor]) -> None:
-    """Each gradient in its place: DeepSpeed's ZeRO 0 copies all of them into a buffer and back, which on a CPU costs more than
-    the exchange itself."""
-    for wait in [distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
-        wait.wait()
-
-
-def _divide(parameter: nn.Parameter, config: dict[str, Any]) -> None:
-    """Leaves this worker its part of a weight (ZeRO 3), as DeepSpeed does for a whole model when it starts; collective."""
-    holder = nn.Module()
-    holder.register_parameter("weight", parameter)
-    deepspeed.zero.Init(module=holder, config_dict_or_path=config)
-
-
-def _drop_copies(optimiser: Any, stage: int, rank: int) -> None:
-    """Has DeepSpeed's optimiser work on what is there: it copies weights and gradients for an optimiser of higher precision
-    than theirs, but here all are fp32.
-
-    DeepSpeed means to do so for weights in ZeRO 3, but compares a device with its name and finds them different.
-    """
-    if stage == 3:
-        copies, weights = optimiser.fp32_partitioned_groups_flat, optimiser.fp16_partitioned_groups_flat
-        optimiser.flatten = _flat
-    else:
-        copies = optimiser.single_partition_of_fp32_groups
-        weights = [parts[rank] for parts in optimiser.parallel_partitioned_bit16_groups]
-    for copy, weight in zip(copies, weights, strict=True):
-        offloaded = weight is None or copy.shape != weight.shape or copy.device != weight.device
-        if not offloaded:
-            copy.data = weight.data
-            if stage != 3:
-                optimiser.flatten = partial(_flat, room=torch.empty_like(weight))
-    if stage != 3:
-        optimiser._link_all_hp_params()  # each parameter knows its part of the copy
-
-
-def _flat(tensors: Sequence[Tensor], room: Tensor | None = None) -> Tensor:
-    """All in one dimension: no copy where they lie one behind the other, as gradients do in ZeRO 3, and else in `room`, which is
-    overwritten the next time."""
-    first, count = tensors[0], 0
-    behind = True
-    for tensor in tensors:
-        behind = behind and tensor.is_contiguous() and tensor.data_ptr() == first.data_ptr() + count * first.itemsize
-        count += tensor.numel()
-    if behind and first.untyped_storage().nbytes() >= (first.storage_offset() + count) * first.itemsize:
-        return first.as_strided((count,), (1,))
-    out = None if room is None or count > len(room) else room[:count]
-    return torch.cat([tensor.flatten() for tensor in tensors], out=out)
 
 
 def effective_stage(recipe: Recipe, world: int) -> int:
@@ -216,13 +147,14 @@ class Engine:
         self.rank = distributed.get_rank()
         self.stage = effective_stage(recipe, self.world)
         on_cpu = distributed.get_backend() == "gloo"
-        in_common = on_cpu and self.world > 1 and self.stage <= 1 and "zero_optimization" not in recipe.deepspeed
-        self.host = Host.create() if in_common else None
+        self.backend = backend_of("cpu" if on_cpu else "cuda")
+        in_common = self.world > 1 and self.stage <= 1 and "zero_optimization" not in recipe.deepspeed
+        self.host = self.backend.shared_memory() if in_common else None
         if self.host is not None:
             self.stage = 0  # of DeepSpeed: what its stage 1 divides, the host divides
         self.sums_itself = self.stage == 0 and on_cpu
         if on_cpu:
-            stage_1_and_2.all_gather_dp_groups = _send_partitions
+            send_partitions()
             if self.stage == 3:
                 # It gathers and frees each weight twice a step: kept, the holes would outgrow what is divided.
                 map_large_blocks()
@@ -231,8 +163,8 @@ class Engine:
         config = deepspeed_config(recipe, self.world, self.stage, count)
         deepspeed.init_distributed(distributed.get_backend(), dist_init_required=False)
         if state is not None:
-            load_weights(model.model, state.weights, partial(_divide, config=config) if self.stage == 3 else None)
-        optimiser = HostAdamW(
+            load_weights(model.model, state.weights, partial(divide_weight, config=config) if self.stage == 3 else None)
+        optimiser = self.backend.pretraining_adamw(
             model.parameters(),
             lr=0.0,  # set before each step; at 0, an engine that steps while it starts changes nothing
             betas=recipe.adam_betas,
@@ -248,7 +180,7 @@ class Engine:
             model=model, optimizer=optimiser, config=config, dist_init_required=False
         )
         if self.stage != 0:
-            _drop_copies(self.engine.optimizer, self.stage, self.rank)
+            drop_copies(self.engine.optimizer, self.stage, self.rank)
             return_freed_memory()
         if self.sums_itself:
             self.engine.enable_backward_allreduce = False
@@ -304,7 +236,7 @@ class Engine:
             gradients = [part for gradient in gradients for part in self.host.owned(gradient)]
         else:
             if self.sums_itself and self.world > 1:
-                _sum_by_messages(gradients)
+                sum_by_messages(gradients)
             norm = float(nn.utils.get_total_norm(gradients))
         limit = self.recipe.clip
         if limit and norm + 1e-6 > limit:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlmclm.backends.model_shape import ModelShape
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.models.sizes import Size
+from mlmclm.models.warm_up import shape_of_size
 from mlmclm.plans.plan import Leg
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.states import exists
@@ -54,6 +56,11 @@ class StageJob:
         didn't want that state) is of no use."""
         absent = [step for step, key in self.deposits if not exists(Path(self.store), key)]
         return absent[0] if absent else self.deposits[-1][0] + 1
+
+    def model_shape(self) -> ModelShape:
+        """The shape that kernels are compiled for."""
+        whole_layers = self.recipe.compile or self.recipe.activation_checkpointing
+        return shape_of_size(self.shape, self.recipe.precision, fused=not whole_layers)
 
     def note(self, text: str) -> None:
         """Leaves a line for the driver, which says it when the run has ended."""

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.backends.choice import backend_of
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.loops_ready import Shape, prepare
+from mlmclm.models.warm_up import prepare
 from mlmclm.plans.plan import Stage, State
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import failures, states
@@ -134,7 +135,8 @@ def _train(
         device=device,
     )
     if device == "cpu" and computes_here():
-        prepare([Shape.of_size(job.shape, recipe)], say_once)
+        prepare([job.model_shape()], say_once)
+        say_once(f"pretraining computes with the backend {backend_of(device).name}")
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
     trainer = TorchTrainer(

@@ -29,11 +29,11 @@ from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
-from mlmclm.loops_ready import Shape, prepare
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow, load_prepared_tokenizer, model_config
 from mlmclm.models.given import begin, read_written, written_config
 from mlmclm.models.sizes import training_flops
+from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState
@@ -42,7 +42,7 @@ from mlmclm.pretraining.failures import VALIDATION_LOSS
 from mlmclm.pretraining.initial import open_initial
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.labelling import Labelling, separator
-from mlmclm.pretraining.speed import matrix_peak, peak_memory
+from mlmclm.pretraining.speed import matrix_peak
 from mlmclm.storage.files import whole_folder, write_atomic, write_json
 from mlmclm.tracking import metrics as exported
 from mlmclm.tracking.system import system_facts
@@ -57,7 +57,7 @@ def train_stage(job: StageJob) -> None:
     """One worker's whole part of a stage; every worker of the group calls it."""
     recipe = job.recipe
     if distributed.get_backend() == "gloo":
-        prepare([Shape.of_size(job.shape, recipe)], job.note)
+        prepare([job.model_shape()], job.note)
     model, state = _begin(job, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
     pretraining_model = PretrainingModel(
         model,
@@ -261,7 +261,7 @@ def _description(job: StageJob, engine: Engine, step: int) -> dict[str, Any]:
         "fingerprint": job.fingerprint,
         "recipe": job.recipe.model_dump(mode="json"),
         "corpus": job.corpus,
-        "system": {**system_facts(), "workers": engine.world, "device": str(engine.device)},
+        "system": {**system_facts(), "workers": engine.world, "device": str(engine.device), "backend": engine.backend.name},
     }  # fmt: skip
 
 
@@ -316,7 +316,7 @@ class _Log:
         totals = torch.stack([noted.loss for noted in self.waiting]).double()
         distributed.all_reduce(totals)
         losses = (totals / torch.stack([noted.labelled for noted in self.waiting]).to(totals)).tolist()
-        memory = torch.tensor(peak_memory(self.engine.device), device=self.engine.device)
+        memory = torch.tensor(self.engine.backend.peak_memory(), device=self.engine.device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
         seconds = sum(noted.step_seconds for noted in self.waiting) + time.perf_counter() - self.ended
         rate = sum(noted.tokens for noted in self.waiting) * self.engine.world / seconds

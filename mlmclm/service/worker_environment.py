@@ -13,6 +13,8 @@ LARGE_BLOCK = 1 << 20
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Of glibc's malloc.h."""
 
+BACKEND = "MLMCLM_BACKEND"
+"""The user's choice of a backend (`mlmclm.backends`), which workers follow."""
 SETUP_HOOK = "mlmclm.service.worker_environment.quiet_worker"
 
 
@@ -38,6 +40,7 @@ def worker_environment() -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        **({BACKEND: os.environ[BACKEND]} if BACKEND in os.environ else {}),
     }
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.finetuning.run import loops_of
-from mlmclm.loops_ready import prepare
+from mlmclm.finetuning.run import shapes_of
+from mlmclm.models.warm_up import prepare
 from mlmclm.progress import say_once
 from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
@@ -215,7 +215,7 @@ def _run_trials(
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
     if not resources.get("GPU") and computes_here():
-        prepare(loops_of(missing.values()), say_once)
+        prepare(shapes_of(missing.values()), say_once)
     fault, errors, computed, rounds = StopOnFault(), dict[str, Exception](), 0, 0
     left = dict(missing)
     with (

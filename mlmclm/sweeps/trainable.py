@@ -11,10 +11,11 @@ import torch
 from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
+from mlmclm.backends.choice import backend_of
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
-from mlmclm.finetuning.run import keep_encoder, loops_of, run_cell
-from mlmclm.loops_ready import prepare
+from mlmclm.finetuning.run import keep_encoder, run_cell, shapes_of
+from mlmclm.models.warm_up import prepare
 from mlmclm.service.placement import Device, no_gpu
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
@@ -60,7 +61,7 @@ class SweepWorker(tune.Trainable):
         self._weights = ""
         self._device: Device = "cuda" if config["resources"].get("GPU") else "cpu"
         if self._device == "cpu":
-            prepare(loops_of(cells.values()), print)
+            prepare(shapes_of(cells.values()), print)
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -85,7 +86,7 @@ class SweepWorker(tune.Trainable):
         finally:
             setproctitle("ray::SweepWorker")
         print(f"{name}: {outcome}", flush=True)
-        return {"outcome": outcome, "done": True}
+        return {"outcome": outcome, "backend": backend_of(self._device).name, "done": True}
 
     def _check_device(self) -> None:
         if self._device == "cuda" and not torch.cuda.is_available():

@@ -11,6 +11,7 @@ from ray import cloudpickle, tune
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
+from mlmclm.progress import say_once
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.run_sweep import describe
 from mlmclm.sweeps.sweep_progress import SweepProgress
@@ -83,6 +84,8 @@ class Watch(tune.Callback):
             self._progress.given_back(cell)
             return
         self.computed += outcome == COMPUTED
+        if outcome == COMPUTED:
+            say_once(f"fine-tuning computes with the backend {result['backend']}")
         try:
             status = self._on_done(key)
         except Exception as error:  # kept for the caller: Tune would wrap it in an error of its own

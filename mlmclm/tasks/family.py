@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from mlmclm.backends.packing import Packing
 from mlmclm.errors import UserError
-from mlmclm.models.packing import Packing
 from mlmclm.tasks.load import TaskData
 from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.settings import TaskSettings

@@ -22,7 +22,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from mlmclm.models.packing import Packing
+from mlmclm.backends.packing import Packing
 from mlmclm.tasks.family import (
     Array,
     Batch,

@@ -13,8 +13,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from mlmclm.backends.packing import Packing
 from mlmclm.models.encoder import pool
-from mlmclm.models.packing import Packing
 from mlmclm.tasks.family import (
     Array,
     Batch,

@@ -13,8 +13,8 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from mlmclm.backends.packing import Packing
 from mlmclm.models.encoder import pool
-from mlmclm.models.packing import Packing
 from mlmclm.tasks.family import (
     Array,
     Batch,

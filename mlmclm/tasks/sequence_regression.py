@@ -10,8 +10,8 @@ import torch.nn.functional as functional
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
+from mlmclm.backends.packing import Packing
 from mlmclm.models.encoder import pool
-from mlmclm.models.packing import Packing
 from mlmclm.tasks.family import Array, Examples, Linear
 from mlmclm.tasks.sequence_classification import ClassifierHead, SequenceClassification
 

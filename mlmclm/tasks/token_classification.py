@@ -13,7 +13,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from mlmclm.models.packing import Packing
+from mlmclm.backends.packing import Packing
 from mlmclm.tasks.family import (
     Array,
     Batch,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, EuroBertConfig, EuroBertModel, PreTrainedModel
 
+from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import batches_by_length
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.forward import forward
@@ -22,7 +23,6 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder, weights_hash
-from mlmclm.models.packing import Packing
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.retrieval import Retrieval
 from small_models import save_small_model, write_retrieval

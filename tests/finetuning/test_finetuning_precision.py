@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import training_rows
 from mlmclm.finetuning.loop import train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
-from mlmclm.models.packing import Packing
 from mlmclm.tasks.families import FAMILIES
 from mlmclm.tasks.family import Family, fresh_layers
 from mlmclm.tasks.prepare_task import prepare_task

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel, PreTrainedModel
 
-import mlmclm.models.encoder
-import mlmclm.models.packed_attention
+import mlmclm.backends.cpu.attention
+from mlmclm.backends.choice import backend_of
+from mlmclm.backends.cpu.backend import Cpu
+from mlmclm.backends.cpu.block import run_blocks
+from mlmclm.backends.packing import Chosen, Packing, cut_into_groups
 from mlmclm.models.attention import use_attention
-from mlmclm.models.block import run_blocks
 from mlmclm.models.encoder import encode, pack_ids, pool
-from mlmclm.models.packed_attention import packed_attention
-from mlmclm.models.packing import Chosen, Packing, cut_into_groups
 
 VOCABULARY = 97
 RAGGED = [5, 1, 33, 17, 64, 2, 48, 9, 30, 31, 7, 3, 80, 12, 21, 40, 6, 18]
@@ -87,9 +87,9 @@ def test_packed_states_and_gradients_equal_the_padded_models(
     kind: str, key_value_heads: int, causal: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "transformers":
-        monkeypatch.setattr(mlmclm.models.encoder, "fits", lambda model: False)
+        monkeypatch.setattr(Cpu, "fuses", lambda *_: False)
     elif way == "block in parts":
-        monkeypatch.setattr(mlmclm.models.packed_attention, "SCORES_AT_ONCE", 5000)
+        monkeypatch.setattr(mlmclm.backends.cpu.attention, "SCORES_AT_ONCE", 5000)
     both = model(kind, key_value_heads=key_value_heads).train()
     rows = sequences(RAGGED)
     expected = padded(both, rows, causal=causal)
@@ -159,7 +159,7 @@ def test_both_ways_agree_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None
     exact = torch.cat(padded(both, rows, causal=False))
     with torch.autocast("cpu", torch.bfloat16):
         block = torch.cat(packed(both, rows, causal=False))
-        monkeypatch.setattr(mlmclm.models.encoder, "fits", lambda model: False)
+        monkeypatch.setattr(Cpu, "fuses", lambda *_: False)
         generic = torch.cat(packed(both, rows, causal=False))
     spread = exact.std()
     assert (generic - exact).std() / spread < 0.03
@@ -190,7 +190,7 @@ def test_what_is_said_about_padding_moves_nothing() -> None:
     query, key, value = (
         torch.randn(1, 2, packing.padded_tokens, 8, generator=generator, requires_grad=True) for _ in range(3)
     )
-    output = packed_attention(query, key, value, packing, causal=False, scale=0.3)
+    output = backend_of("cpu").packed_attention(query, key, value, packing, causal=False, scale=0.3)
     assert bool((output[0, packing.tokens :] == 0).all())
     grads = torch.autograd.grad(output[0, packing.tokens :].sum() * 7, (query, key, value))
     assert all(bool((grad == 0).all()) for grad in grads)
@@ -204,7 +204,7 @@ def test_written_out_backward_equals_finite_differences() -> None:
     for causal in (False, True):
 
         def attention(*three: torch.Tensor, causal: bool = causal) -> torch.Tensor:
-            return packed_attention(*three, packing, causal=causal, scale=0.7)[:, : packing.tokens]
+            return backend_of("cpu").packed_attention(*three, packing, causal=causal, scale=0.7)[:, : packing.tokens]
 
         assert torch.autograd.gradcheck(attention, tensors, fast_mode=True)
 
@@ -217,7 +217,8 @@ def test_dropout_in_attention_follows_the_global_stream_and_keeps_the_mean() -> 
     def run() -> torch.Tensor:
         torch.manual_seed(5)
         outputs = [
-            packed_attention(query, query, value, packing, causal=False, scale=1.0, dropout=0.25) for _ in range(200)
+            backend_of("cpu").packed_attention(query, query, value, packing, causal=False, scale=1.0, dropout=0.25)
+            for _ in range(200)
         ]
         return torch.stack(outputs)[:, 0, :16]
 

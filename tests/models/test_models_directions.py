@@ -33,11 +33,11 @@ from transformers import (
 )
 
 import mlmclm.models.directions
+from mlmclm.backends.packing import Packing
 from mlmclm.errors import UserError
 from mlmclm.models.directions import KNOWN, use_either_direction
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
-from mlmclm.models.packing import Packing
 from small_models import small_tokenizer
 
 SHAPE = {

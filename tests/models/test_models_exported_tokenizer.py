@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
+from mlmclm.backends.packing import Packing
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.tokenizer import SpecialTokens, prepare_tokenizer, save, special_ids, tokenizer_key
 from mlmclm.models import exported_tokenizer
@@ -22,9 +23,8 @@ from mlmclm.models.encoder import encode, pack_ids, pool
 from mlmclm.models.export import export_folder
 from mlmclm.models.exported_tokenizer import mend_tokenizer, write_tokenizer
 from mlmclm.models.folder import load_encoder, tokenizer_hash, weights_hash
-from mlmclm.models.folder import load_prepared_tokenizer as loaded_by_fine_tuning
+from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning
 from mlmclm.models.notes import NOTES
-from mlmclm.models.packing import Packing
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import content_hash
 from mlmclm.storage.checksums import CHECKSUMS

@@ -38,6 +38,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from mlmclm.backends.packing import Packing
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.models.architectures import before_head, final_states, layers_of
 from mlmclm.models.attention import use_attention
@@ -46,7 +47,6 @@ from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.export import export_folder
 from mlmclm.models.folder import check_length, load_encoder
 from mlmclm.models.given import Initial, read_initial, size_of
-from mlmclm.models.packing import Packing
 from mlmclm.models.sizes import parameters, training_flops
 from small_models import small_tokenizer
 

@@ -20,18 +20,20 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-import mlmclm.models.attention
-import mlmclm.models.build
-from mlmclm.corpora.segments import document_lengths
-from mlmclm.models.build import PretrainingModel
-from mlmclm.models.packed_attention import _on_gpu, packed_attention
-from mlmclm.models.packing import (
+import mlmclm.backends.cpu.backend
+from mlmclm.backends.choice import backend_of
+from mlmclm.backends.cpu.backend import Cpu
+from mlmclm.backends.cuda import Cuda
+from mlmclm.backends.packing import (
     ROUND_LENGTH,
     Packing,
     cut_finely,
     cut_into_groups,
     round_up,
 )
+from mlmclm.backends.reference import Reference
+from mlmclm.corpora.segments import document_lengths
+from mlmclm.models.build import PretrainingModel
 
 EOS, LENGTH = 2, 48
 LENGTHS = [[17, 1, 5, 25], [48], [9, 30, 2, 2, 5]]
@@ -103,10 +105,9 @@ def alone_as_modernbert_decoder(ids: Tensor, labels: Tensor) -> tuple[Tensor, di
 def set_way(way: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Has the CPU compute as it does at other lengths; returns arguments of `PretrainingModel`."""
     if way == "transformers' layers":
-        monkeypatch.setattr(mlmclm.models.build, "LONGEST_WRITTEN_OUT", 0)
+        monkeypatch.setattr(Cpu, "fuses", lambda *_: False)
     elif way == "long ones apart":
-        for module in (mlmclm.models.attention, mlmclm.models.build):
-            monkeypatch.setattr(module, "LONGEST_WRITTEN_OUT", 16)
+        monkeypatch.setattr(mlmclm.backends.cpu.backend, "LONGEST_WRITTEN_OUT", 16)
     return {"activation_checkpointing": way == "again"}
 
 
@@ -203,7 +204,9 @@ def test_the_written_out_backward_of_local_attention_equals_finite_differences(c
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
     def attention(*three: Tensor) -> Tensor:
-        return packed_attention(*three, packing, causal=causal, scale=0.7, window=window)[:, : packing.tokens]
+        return backend_of("cpu").packed_attention(*three, packing, causal=causal, scale=0.7, window=window)[
+            :, : packing.tokens
+        ]
 
     assert torch.autograd.gradcheck(attention, tensors, fast_mode=True)
 
@@ -233,14 +236,16 @@ def test_the_gpu_s_variable_length_kernel_and_its_stand_in_are_asked_for_the_sam
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     packing = Packing.of([19, 1, 4, 33, 7])
     generator = torch.Generator().manual_seed(0)
-    shapes = [(packing.padded_tokens, heads, 8) for heads in (4, 2, 2)]
+    shapes = [(1, heads, packing.padded_tokens, 8) for heads in (4, 2, 2)]
     exact = [torch.randn(shape, generator=generator).bfloat16().float() for shape in shapes]
     rounded = [part.bfloat16() for part in exact]
-    expected = packed_attention(
-        *(part.transpose(0, 1)[None] for part in exact), packing, causal=causal, scale=0.3, window=window
-    )[0]
+    settings: dict[str, Any] = {"causal": causal, "scale": 0.3, "window": window}
     real = slice(None, packing.tokens)
-    padded = _on_gpu(*exact, packing, causal, 0.3, 0.0, window)
-    torch.testing.assert_close(padded[real], expected[real], rtol=1e-4, atol=1e-5)
-    kernel = _on_gpu(*rounded, packing, causal, 0.3, 0.0, window)
-    torch.testing.assert_close(kernel[real].float(), expected[real], rtol=0.03, atol=0.03)
+    for expected in (
+        Reference().packed_attention(*exact, packing, **settings),
+        backend_of("cpu").packed_attention(*exact, packing, **settings),
+    ):
+        padded = Cuda().packed_attention(*exact, packing, **settings)
+        torch.testing.assert_close(padded[0, real], expected[0, real], rtol=1e-4, atol=1e-5)
+        kernel = Cuda().packed_attention(*rounded, packing, **settings)
+        torch.testing.assert_close(kernel[0, real].float(), expected[0, real], rtol=0.03, atol=0.03)

@@ -76,8 +76,8 @@ def test_layers_of_a_kind_are_compiled_once_whatever_the_documents_lengths(
     from torch._dynamo.utils import counters
     from transformers import EuroBertConfig, ModernBertConfig
 
+    from mlmclm.backends.packing import Packing
     from mlmclm.models.build import PretrainingModel, build
-    from mlmclm.models.packing import Packing
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     chance = np.random.default_rng(0)

@@ -24,7 +24,7 @@ from mlmclm.models.build import PretrainingModel, build, hollow
 from mlmclm.objectives.clm import Causal
 from mlmclm.objectives.mlm import Masked
 from mlmclm.pretraining.checkpoints import TrainingState, fresh, read_tensors, write_tensors
-from mlmclm.pretraining import engine as engines
+from mlmclm.backends.cpu.host import Host
 from mlmclm.pretraining.engine import Engine
 from mlmclm.plans.recipe import Recipe
 from pathlib import Path
@@ -88,11 +88,11 @@ for case in cases:
         state = TrainingState(state.step, Watched(state.weights, model), state.first, state.second)
     wrapped = PretrainingModel(model, precision=case["precision"], activation_checkpointing=case.get("again", False),
         compiled=recipe.compile)
-    hosts = engines.Host.create
+    create = Host.create
     if case["messages"]:  # as between machines
-        engines.Host.create = lambda: None
+        Host.create = lambda: None
     engine = Engine(wrapped, recipe, state, 4 if recipe.isolate_documents else None)
-    engines.Host.create = hosts
+    Host.create = create
     share, losses, norms = 8 // world, [], []
     def mine(step):
         ids, labels = batch(step)

@@ -15,7 +15,7 @@ import seqeval.metrics
 import torch
 from sklearn.metrics import f1_score
 
-from mlmclm.models.packing import Packing
+from mlmclm.backends.packing import Packing
 from mlmclm.tasks.family import Lists, mean_of
 from mlmclm.tasks.question_answering import (
     answer_f1,

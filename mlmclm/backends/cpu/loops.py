@@ -6,8 +6,8 @@ goes unseen (numba itself looks only at the file of the function that is called,
 The folder is in `NUMBA_CACHE_DIR`, else in the user's cache folder, else in the system's temporary folder.
 
 Some loops cannot be compiled on some machine: a fault of LLVM, or of what a virtual machine says of its CPU. Such a fault may end
-the process, so `prepare` (`mlmclm.models.loops_ready`) tries them in another one; after `give_up` this process computes with
-torch's operations instead, as on a GPU.
+the process, so `prepare` (`mlmclm.backends.cpu.ready`) tries them in another one; where they fail this process computes with
+torch's operations instead (`mlmclm.backends.choice.give_up`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from mlmclm.storage.files import hash_file, stable_hash
 
 Array = npt.NDArray[Any]
 
-SOURCES = ("loops.py", "kernels.py", "tile_instructions.py", "tiles.py", "tile_attention.py")
+SOURCES = ("loops.py", "kernels.py", "rowwise_adamw.py", "tile_instructions.py", "tiles.py", "tile_attention.py")
 """Modules of this folder whose functions are inlined into loops, or say how they are compiled."""
-_given_up = False
 
 
 def target_features() -> frozenset[str]:
@@ -49,17 +48,6 @@ def _use_whole_vectors() -> None:
 
 
 _use_whole_vectors()
-
-
-def usable() -> bool:
-    """Whether this process computes by loops on the CPU; else by torch's operations."""
-    return not _given_up
-
-
-def give_up() -> None:
-    """From now on this process computes by torch's operations."""
-    global _given_up
-    _given_up = True
 
 
 def compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:

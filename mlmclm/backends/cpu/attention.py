@@ -1,8 +1,7 @@
-"""Attention within each sequence of a packed row, forward and backward.
+"""Attention within each sequence of a packed row on the CPU, forward and backward.
 
-On a GPU it is torch's variable-length kernel; on the CPU the sequences, sorted by length and cut into groups of similar length
-(`Packing.groups`), are gathered into [sequences, heads, length, width] for two batched products, and scattered back. Either may be
-local, within a window.
+The sequences, sorted by length and cut into groups of similar length
+(`Packing.groups`), are gathered into [sequences, heads, length, width] for two batched products, and scattered back. It may be local, within a window.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mlmclm.models import kernels, tile_attention
-from mlmclm.models.loops import usable
-from mlmclm.models.packing import Chosen, Group, Packing
+from mlmclm.backends.cpu import kernels, tile_attention
+from mlmclm.backends.packing import Chosen, Group, Packing
 
 TILE = 128
 """Queries of causal attention that are worked on together."""
@@ -36,46 +33,34 @@ class Heads(NamedTuple):
     number: int
 
 
-def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
-    """bool [length, length], True where a query (row) sees a key: at a distance below `window`, and if causal not later."""
-    position = torch.arange(length, device=device)
-    distance = position[:, None] - position
-    return (distance < window) & (distance >= 0) if causal else distance.abs() < window
-
-
 def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     packing: Packing,
-    *,
     causal: bool,
     scale: float,
-    dropout: float = 0.0,
-    window: int | None = None,
+    dropout: float,
+    window: int | None,
 ) -> Tensor:
-    """Attention within each sequence of a packed row.
-
-    Args:
-        query: [1, heads, T, width]; key and value [1, key-value heads, T, width].
-        window: positions at this distance or more are hidden.
-
-    Returns:
-        [1, T, heads, width]; what stands at padding is unspecified but finite, and must not enter a loss.
-    """
-    dtype = query.dtype
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
+    """`Reference.packed_attention` by loops, in the compute type, with one backward of its own."""
+    dtype = compute_type(query)
     # [T, heads, width]; transformers' projections have this order in memory, so that no copy is made here
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
-    if query.device.type == "cuda":
-        return _on_gpu(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
-    if not usable():
-        return _padded(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
-    with torch.autocast(query.device.type, enabled=False):
+    with torch.autocast("cpu", enabled=False):
         apply: Any = _BlockAttention.apply
         output: Tensor = apply(query, key, value, packing, causal, scale, dropout, window)
     return output.unsqueeze(0)
+
+
+def compute_type(tensor: Tensor) -> torch.dtype:
+    """The type that products of this tensor are computed in: autocast's, or its own."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else tensor.dtype
+
+
+def by_tiles(query: Tensor, dropout: float) -> bool:
+    """Whether attention of these queries [..., width] never holds a score matrix."""
+    return not dropout and tile_attention.fits(compute_type(query), query.shape[-1])
 
 
 class _BlockAttention(torch.autograd.Function):
@@ -336,57 +321,3 @@ def _tiles(group: Group, asked: Group, repeat: int, causal: bool) -> list[Tile]:
         Tile(start, min(start + TILE, group.length), min(start + TILE, group.length))
         for start in range(0, group.length, TILE)
     ]
-
-
-def _on_gpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    window: int | None,
-) -> Tensor:
-    """[T, heads, width] by the variable-length kernel; in fp32, or with dropout, by `_padded`."""
-    grouped = query.shape[1] != key.shape[1]
-    if query.dtype in (torch.bfloat16, torch.float16) and not dropout:
-        from torch.nn.attention.varlen import varlen_attn
-
-        reach = -1 if window is None else window - 1  # the kernel's windows include their ends; -1 is no end
-        ends, longest = packing.cumulative, packing.longest
-        attended: Tensor = varlen_attn(  # type: ignore[assignment]
-            query.contiguous(), key.contiguous(), value.contiguous(), ends, ends, longest, longest,
-            scale=scale, window_size=(reach, 0 if causal else reach), enable_gqa=grouped,
-        )  # fmt: skip
-        return attended
-    return _padded(query, key, value, packing, causal, scale, dropout, window)
-
-
-def _padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    window: int | None,
-) -> Tensor:
-    """[T, heads, width] by torch's attention, every sequence padded to the longest."""
-    grouped = query.shape[1] != key.shape[1]
-    longest = int(packing.lengths.max())
-    position = torch.arange(longest, device=query.device)
-    lengths = torch.from_numpy(packing.lengths).to(query.device)
-    real = position < lengths[:, None]  # [S, longest]
-    index = torch.where(real, packing.first_tokens[:, None] + position, packing.tokens)
-    q, k, v = (tensor[index].transpose(1, 2) for tensor in (query, key, value))  # [S, heads, longest, width]
-    mask = real[:, None, None, :]
-    if causal or window is not None:
-        seen = near(longest, causal, longest if window is None else window, query.device)
-        # Padding sees itself, so that every row of the softmax has a term.
-        mask = (mask & seen) | torch.eye(longest, dtype=torch.bool, device=query.device)
-    attended = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
-    )
-    return query.new_zeros(query.shape).index_put((index[real],), attended.transpose(1, 2)[real])

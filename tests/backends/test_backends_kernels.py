@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlmclm.models import kernels
-from mlmclm.models.packed_attention import TILE, Heads, attend, attend_backward
-from mlmclm.models.packing import Packing
+from mlmclm.backends.cpu import kernels
+from mlmclm.backends.cpu.attention import TILE, Heads, attend, attend_backward
+from mlmclm.backends.packing import Packing
 
 TYPES = [torch.float32, torch.bfloat16]
 

@@ -2,7 +2,7 @@
 
 A batch is one row of tokens, [1, T], where T is the number of real tokens rounded up to a multiple of `ROUND_TOKENS`
 (oneDNN builds code for every shape that it has not seen). Embeddings, projections and feed-forward layers see only that
-row. Attention is per sequence (`packed_attention`): on the CPU in blocks of sequences of similar length.
+row. Attention is per sequence (`Reference.packed_attention`): on the CPU in blocks of sequences of similar length.
 
 `Packing` holds what a batch's shape determines and is built once a batch; `encode` runs a model over it.
 """
@@ -28,6 +28,13 @@ ROUND_SEQUENCES = 8
 COST_OF_A_GROUP = 16_000
 """What another group costs, in score elements (sequences x length^2): measured with 2 heads of width 64, where a
 group's calls take about 0.1 ms in a layer's forward and backward, and a score element 6 ns."""
+
+
+def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
+    """bool [length, length], True where a query (row) sees a key: at a distance below `window`, and if causal not later."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position
+    return (distance < window) & (distance >= 0) if causal else distance.abs() < window
 
 
 def round_up(value: int, multiple: int) -> int:

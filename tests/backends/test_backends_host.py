@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mlmclm.pretraining.host import CHUNK
+from mlmclm.backends.cpu.host import CHUNK
 
 HEAD = """
 import os, sys, time
 import torch, torch.distributed as distributed
-from mlmclm.pretraining.host import CHUNK, Host
+from mlmclm.backends.cpu.host import CHUNK, Host
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous")

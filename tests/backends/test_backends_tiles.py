@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlmclm.models import tile_attention, tiles
+from mlmclm.backends.choice import backend_of
+from mlmclm.backends.cpu import tile_attention, tiles
+from mlmclm.backends.cpu.tile_instructions import available
+from mlmclm.backends.packing import Packing
 from mlmclm.models.attention import attention_forward
-from mlmclm.models.packed_attention import packed_attention
-from mlmclm.models.packing import Packing
-from mlmclm.models.tile_instructions import available
 
 needs_tiles = pytest.mark.skipif(not available(), reason="this CPU has no AMX tiles for bfloat16")
 
@@ -185,7 +185,7 @@ def test_attention_with_and_without_tiles_is_the_same(
 
     def attended(*tensors: Tensor) -> list[Tensor]:
         own = [tensor.clone().requires_grad_() for tensor in tensors]
-        output = packed_attention(*own, packing, causal=causal, scale=0.1, window=window)
+        output = backend_of("cpu").packed_attention(*own, packing, causal=causal, scale=0.1, window=window)
         output.backward(grad.to(output.dtype))
         return [output.detach()[:, real], *(tensor.grad for tensor in own if tensor.grad is not None)]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlmclm.pretraining.host import Host
+from mlmclm.backends.cpu.host import Host
 
 
 class Common(NamedTuple):

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from mlmclm.models import kernels, tiles
-from mlmclm.models.loops import usable
-from mlmclm.models.packed_attention import Heads, attend, attend_backward
-from mlmclm.models.packing import Chosen, Packing
+from mlmclm.backends.cpu import kernels, tiles
+from mlmclm.backends.cpu.attention import Heads, attend, attend_backward
+from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
 """Classes of transformers whose block is exactly the one computed here (where `fits` says so)."""
@@ -76,8 +75,7 @@ def fits(model: PreTrainedModel) -> bool:
     """Whether `run_blocks` computes what this transformers base model's forward does."""
     config = model.config
     return (
-        usable()
-        and type(model).__name__ in SUPPORTED
+        type(model).__name__ in SUPPORTED
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from mlmclm.models.loops import target_features, usable
+from mlmclm.backends.cpu.loops import target_features
 
 SIDE = 32
 """Rows and columns of the sums that are kept in registers, and values that are multiplied at once."""
@@ -27,8 +28,8 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 def available() -> bool:
-    """Whether this process multiplies by tiles."""
-    return usable() and _permitted()
+    """Whether this process multiplies by tiles: it may, and the user has not chosen the backend without them."""
+    return os.environ.get("MLMCLM_BACKEND") != "cpu" and _permitted()
 
 
 @lru_cache(maxsize=1)

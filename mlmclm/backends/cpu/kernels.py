@@ -23,7 +23,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from mlmclm.models.loops import Array, compiled
+from mlmclm.backends.cpu.loops import Array, compiled
 
 ROWS = 256
 """Rows whose sums are taken together, whatever the number of threads."""

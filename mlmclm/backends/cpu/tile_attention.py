@@ -1,4 +1,4 @@
-"""Attention by tile instructions (`mlmclm.models.tiles`), a sequence's head at a time, so that scores never leave a core's cache.
+"""Attention by tile instructions (`mlmclm.backends.cpu.tiles`), a sequence's head at a time, so that scores never leave a core's cache.
 
 Forward, SIDE queries at a time: their scores with all keys that they see, softmax, and its product with the values; the logarithms
 of softmax's denominators are kept. Backward, SIDE keys at a time: softmax's weights again, from scores and those logarithms, and by
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlmclm.models.kernels import (
+from mlmclm.backends.cpu.kernels import (
     ANY_DISTANCE,
     SUMS,
     as_array,
@@ -24,8 +24,8 @@ from mlmclm.models.kernels import (
     put,
     wide,
 )
-from mlmclm.models.loops import Array, compiled
-from mlmclm.models.tile_instructions import (
+from mlmclm.backends.cpu.loops import Array, compiled
+from mlmclm.backends.cpu.tile_instructions import (
     BLOCK,
     LINE,
     SHAPES,
@@ -37,7 +37,7 @@ from mlmclm.models.tile_instructions import (
     release,
     round_row,
 )
-from mlmclm.models.tiles import multiply_panel, pack_columns, pack_left, pack_rows
+from mlmclm.backends.cpu.tiles import multiply_panel, pack_columns, pack_left, pack_rows
 
 QUERIES = 512
 """Queries whose scores' gradients are kept at once."""

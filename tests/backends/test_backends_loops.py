@@ -11,6 +11,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +24,18 @@ from numba.core.dispatcher import Dispatcher
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 import mlmclm
-from mlmclm import loops_ready
-from mlmclm.finetuning.optimizer import TorchAdamW, optimizer_for
+from mlmclm.backends import choice
+from mlmclm.backends.adamw import TorchAdamW
+from mlmclm.backends.choice import backend_of
+from mlmclm.backends.cpu import loops, ready
+from mlmclm.backends.cpu.kernels import put, wide
+from mlmclm.backends.model_shape import ModelShape
+from mlmclm.backends.packing import Packing
+from mlmclm.finetuning.optimizer import optimizer_for
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.loops_ready import Shape, compile_all, prepare
-from mlmclm.models import loops
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.kernels import put, wide
-from mlmclm.models.packing import Packing
+from mlmclm.models.warm_up import compile_all
 
 SOURCE = str(Path(mlmclm.__file__).parents[1])
 
@@ -66,8 +70,9 @@ def test_rounding_to_bfloat16_gives_torch_s_bits() -> None:
 
 ON_ANOTHER_CPU = """
 import torch
-from mlmclm.models import kernels, tiles
-from mlmclm.models.tile_instructions import available
+from mlmclm.backends.cpu import kernels
+from mlmclm.backends.cpu import tiles
+from mlmclm.backends.cpu.tile_instructions import available
 x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
 assert not available()
 normed, _ = kernels.norm(x, torch.ones(64), 0.0, torch.bfloat16)
@@ -100,8 +105,8 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def shape(**changes: object) -> Shape:
-    return replace(Shape(2, 1, 32, fused=True, dropout=False, weights="float32", products="bfloat16"), **changes)
+def shape(**changes: object) -> ModelShape:
+    return replace(ModelShape(2, 1, 32, fused=True, dropout=False, weights="float32", products="bfloat16"), **changes)
 
 
 def test_what_is_compiled_before_is_all_that_training_calls() -> None:
@@ -142,12 +147,12 @@ def signatures() -> dict[str, list[object]]:
 
 def test_kept_code_is_found_by_what_it_is_made_of(tmp_path: Path) -> None:
     """By another installation of the same sources, and not by one with another line in a function that is inlined elsewhere."""
-    code = "from mlmclm.models import loops; print(loops.cache_folder())"
+    code = "from mlmclm.backends.cpu import loops; print(loops.cache_folder())"
     folders = []
     for name, change in (("a", ""), ("b", ""), ("c", "\n_OTHER = 1\n")):
         copied = tmp_path / name / "mlmclm"
         shutil.copytree(Path(SOURCE) / "mlmclm", copied, ignore=shutil.ignore_patterns("__pycache__"))
-        with (copied / "models" / "kernels.py").open("a") as handle:
+        with (copied / "backends" / "cpu" / "kernels.py").open("a") as handle:
             handle.write(change)
         done = python(code, PYTHONPATH=str(tmp_path / name), NUMBA_CACHE_DIR=str(tmp_path / "kept"))
         folders.append(done.stdout.strip())
@@ -176,7 +181,7 @@ def test_every_module_of_loops_is_in_the_hash() -> None:
 
 def test_without_a_home_code_is_kept_in_the_temporary_folder(tmp_path: Path) -> None:
     done = python(
-        "from mlmclm.models import loops; print(loops.cache_folder())",
+        "from mlmclm.backends.cpu import loops; print(loops.cache_folder())",
         NUMBA_CACHE_DIR="", XDG_CACHE_HOME="/proc/none", TMPDIR=str(tmp_path),
     )  # fmt: skip
     assert Path(done.stdout.strip()).parent == tmp_path
@@ -184,82 +189,89 @@ def test_without_a_home_code_is_kept_in_the_temporary_folder(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for compiled code; what gives up is as before afterwards."""
-    monkeypatch.setattr(loops, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(loops, "_given_up", False)
-    return tmp_path
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder for compiled code; a backend that is given up is taken again afterwards."""
+    monkeypatch.setattr(ready, "cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield tmp_path
+    try_again()
+
+
+def try_again() -> None:
+    choice._given_up.clear()
+    choice._choose.cache_clear()
+
+
+def given_up() -> bool:
+    return backend_of("cpu").name == "reference"
+
+
+def prepare(folder: Path, code: str, announce: Callable[[str], None], *shapes: ModelShape) -> None:
+    """`ready.prepare` with other code in the process that compiles."""
+    (folder / "stand_in.py").write_text(code)
+
+    def compute(shapes: Iterable[ModelShape]) -> None:
+        raise AssertionError("compiled in this process")
+
+    compute.__module__ = "stand_in"
+    ready.prepare(list(shapes) or [shape()], announce, compute)
 
 
 @pytest.mark.parametrize(
     "end, reason", [("os.abort()", "SIGABRT"), ("raise RuntimeError('no such instruction')", "no such instruction")]
 )
-def test_where_loops_cannot_be_compiled_torch_takes_over_and_says_so_once(
-    end: str, reason: str, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", f"import os; {end}"])
+def test_where_loops_cannot_be_compiled_torch_takes_over_and_says_so_once(end: str, reason: str, kept: Path) -> None:
     said: list[str] = []
-    prepare([shape(), None], said.append)
-    assert not loops.usable()
+    prepare(kept, f"import os; {end}", said.append)
+    assert given_up()
     assert len(said) == 2 and said[0].startswith("compiling loops for this CPU, once") and reason in said[1]
-    monkeypatch.setattr(loops, "_given_up", False)
-    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", "raise AssertionError('tried again')"])
-    prepare([shape()], said.append)
-    assert not loops.usable() and said[2] == said[1]
+    try_again()
+    prepare(kept, "raise AssertionError('tried again')", said.append)
+    assert given_up() and said[2] == said[1]
 
 
-def test_loops_are_compiled_once_whoever_asks_first(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_are_compiled_once_whoever_asks_first(kept: Path) -> None:
     code = f"open({str(kept / 'times')!r}, 'a').write('x')"
-    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", code])
     said: list[str] = []
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: prepare([shape()], said.append), range(4)))
-    assert (kept / "times").read_text() == "x" and loops.usable()
+        list(pool.map(lambda _: prepare(kept, code, said.append), range(4)))
+    assert (kept / "times").read_text() == "x" and not given_up()
     assert sum(line.startswith("compiling loops") for line in said) == 1
     assert all(line.startswith(("compiling loops", "waiting for another process")) for line in said)
-    prepare([shape(), shape(heads=4)], said.append)
+    prepare(kept, code, said.append, shape(), shape(heads=4))
     assert (kept / "times").read_text() == "xx"
 
 
-def test_a_compiler_that_was_killed_is_tried_again(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", "import os; os.kill(os.getpid(), 9)"])
-    prepare([shape()], lambda _: None)
-    assert not loops.usable()
-    monkeypatch.setattr(loops, "_given_up", False)
-    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", ""])
-    prepare([shape()], lambda _: None)
-    assert loops.usable()
+def test_a_compiler_that_was_killed_is_tried_again(kept: Path) -> None:
+    prepare(kept, "import os; os.kill(os.getpid(), 9)", lambda _: None)
+    assert given_up()
+    try_again()
+    prepare(kept, "", lambda _: None)
+    assert not given_up()
 
 
 @pytest.mark.parametrize("error", ["OSError(28, 'No space left on device')", "MemoryError()", "ImportError('torch')"])
-def test_a_fault_that_is_not_the_cpu_s_is_said_and_tried_again(
-    error: str, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = (
-        f"from mlmclm import loops_ready as ready\ndef fail(_): raise {error}\nready.compile_all = fail\nready.main()"
-    )
-    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", code])
+def test_a_fault_that_is_not_the_cpu_s_is_said_and_tried_again(error: str, kept: Path) -> None:
+    code = f"from mlmclm.models import warm_up\ndef fail(_): raise {error}\nwarm_up.compile_all = fail\nwarm_up.main()"
     said: list[str] = []
-    prepare([shape()], said.append)
-    assert not loops.usable() and error.partition("(")[0] in said[-1] and "Delete" not in said[-1]
-    monkeypatch.setattr(loops, "_given_up", False)
-    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", ""])
-    prepare([shape()], said.append)
-    assert loops.usable()
+    prepare(kept, code, said.append)
+    assert given_up() and error.partition("(")[0] in said[-1] and "Delete" not in said[-1]
+    try_again()
+    prepare(kept, "", said.append)
+    assert not given_up()
 
 
-def test_who_waits_for_a_compiling_process_is_told(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops_ready, "COMMAND", ["-c", ""])
+def test_who_waits_for_a_compiling_process_is_told(kept: Path) -> None:
     lines: SimpleQueue[str] = SimpleQueue()
     with (kept / ".lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = pool.submit(prepare, [shape()], lines.put)
+        done = pool.submit(prepare, kept, "", lines.put)
         try:
             assert lines.get(timeout=60) == "waiting for another process, which compiles loops for this CPU"
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
         done.result()
-    assert loops.usable()
+    assert not given_up()
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -272,8 +284,8 @@ def test_pretraining_by_torch_s_operations_gives_what_loops_give(causal: bool, m
     model = PretrainingModel(EuroBertForMaskedLM(config), precision="fp32")
     ids = torch.randint(4, 97, (3, 20))
     labels, found = torch.where(torch.rand(3, 20) < 0.4, ids, -100), []
-    for given_up in (False, True):
-        monkeypatch.setattr(loops, "_given_up", given_up)
+    for backend in ("cpu", "reference"):
+        monkeypatch.setenv("MLMCLM_BACKEND", backend)
         for packing in (None, Packing.of([11, 30, 19])):
             model.zero_grad()
             loss = model(ids, labels, causal, packing)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlmclm.models.kernels import over_threads
-from mlmclm.models.loops import compiled
-from mlmclm.models.tile_instructions import (
+from mlmclm.backends.cpu.kernels import over_threads
+from mlmclm.backends.cpu.loops import compiled
+from mlmclm.backends.cpu.tile_instructions import (
     BLOCK,
     LINE,
     SHAPES,
@@ -35,6 +35,7 @@ from mlmclm.models.tile_instructions import (
     turn_words,
     zero,
 )
+from mlmclm.backends.reference import Reference
 
 DEPTH = 8 * SIDE
 """What is summed over at once, so that SIDE rows of the left-hand side stay in the first-level cache."""
@@ -42,6 +43,8 @@ TOGETHER = 4
 """SIDEs of columns that are transposed together: whole lines of the cache, and some beside each other."""
 RIGHT_AT_ONCE = 1 << 20
 """Bytes of the right-hand side that all rows of the left one are multiplied with before the next: half of the second-level cache."""
+
+_TORCH = Reference()
 
 # Loops. `first` and `last` count blocks of SIDE rows (or columns) that a thread works on.
 
@@ -199,13 +202,7 @@ def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
 def add_weight_gradient(left: Tensor, right: Tensor, out: Tensor, *, first: bool) -> None:
     """out += left' right for [T, outputs] and [T, inputs]; the `first` takes the place of what is there."""
     if not _fits(left, right, out):
-        # Products of bfloat16 want their first factor untransposed, at twice the speed, so the narrow one is transposed.
-        turned = left.shape[1] > right.shape[1]
-        part = (right.t().contiguous() @ left).t() if turned else left.t().contiguous() @ right
-        if first:
-            out.copy_(part)
-        else:
-            out += part
+        _TORCH.add_weight_gradient(left, right, out, first=first)
         return
     turned = left.shape[1] < right.shape[1]
     wide, narrow = (right, left) if turned else (left, right)
@@ -233,8 +230,7 @@ def add_weight_gradient(left: Tensor, right: Tensor, out: Tensor, *, first: bool
 
 def _fits(left: Tensor, right: Tensor, out: Tensor) -> bool:
     return (
-        left.device.type == "cpu"
-        and left.dtype == right.dtype == torch.bfloat16
+        left.dtype == right.dtype == torch.bfloat16
         and out.dtype == torch.float32
         and not any(size % SIDE or not size for size in (*left.shape, right.shape[1]))
         and left.stride(1) == right.stride(1) == out.stride(1) == 1

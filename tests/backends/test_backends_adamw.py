@@ -11,12 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlmclm.backends.adamw import Settings, TorchAdamW
+from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
 from mlmclm.finetuning.loop import clipping
-from mlmclm.finetuning.optimizer import RowwiseAdamW, TorchAdamW, optimizer_for
+from mlmclm.finetuning.optimizer import optimizer_for
 from mlmclm.finetuning.protocol import Protocol
 
 ROWS, WIDTH, STEPS = 50, 24, 30
 SETTINGS = Protocol(adam_epsilon=1e-8, weight_decay=0.3, clip_norm=2.0)
+
+
+def settings_of(protocol: Protocol, peak: float = 1e-3) -> Settings:
+    decay = protocol.optimizer_weight_decay(peak)
+    return Settings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
 
 
 class Small(nn.Module):
@@ -93,10 +100,11 @@ def test_weights_are_those_of_torchs_adamw_and_clipping(small: Small, kind: Any,
     peak, decay = 1e-3, SETTINGS.weight_decay
     expected = reference(copy.deepcopy(small), decay)
     before = small.embed.weight.detach().clone()
-    settings = SETTINGS.model_copy(
+    protocol = SETTINGS.model_copy(
         update={"decoupled_weight_decay": True, "weight_decay": decay * peak} if decoupled else {}
     )
-    more = (small.embed, settings, peak, STEPS) if kind is RowwiseAdamW else (settings, peak)
+    settings = settings_of(protocol, peak)
+    more = (small.embed, settings, STEPS) if kind is RowwiseAdamW else (settings,)
     found = train(small, kind([*small.parameters()], *more))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=2e-5, atol=1e-7, msg=name)
@@ -107,9 +115,9 @@ def test_weights_are_those_of_torchs_adamw_and_clipping(small: Small, kind: Any,
 
 def test_a_row_that_is_read_late_has_the_bits_of_one_that_is_read_at_every_step(small: Small) -> None:
     other = copy.deepcopy(small)
-    late = train(small, RowwiseAdamW([*small.parameters()], small.embed, SETTINGS, 1e-3, STEPS))
+    late = train(small, RowwiseAdamW([*small.parameters()], small.embed, settings_of(SETTINGS), STEPS))
     always = train(
-        other, RowwiseAdamW([*other.parameters()], other.embed, SETTINGS, 1e-3, STEPS), read=torch.arange(ROWS)
+        other, RowwiseAdamW([*other.parameters()], other.embed, settings_of(SETTINGS), STEPS), read=torch.arange(ROWS)
     )
     for name, value in always.items():
         assert torch.equal(late[name], value), name
@@ -118,8 +126,8 @@ def test_a_row_that_is_read_late_has_the_bits_of_one_that_is_read_at_every_step(
 def test_a_row_is_up_to_date_when_it_is_read_and_others_are_not_yet(small: Small) -> None:
     """The value that a forward pass sees is torch's at that step; a row which nobody reads stays where it was."""
     expected, own = copy.deepcopy(small), small
-    optimizer = RowwiseAdamW([*own.parameters()], own.embed, SETTINGS, 1e-3, STEPS)
-    whole = RowwiseAdamW([*expected.parameters()], expected.embed, SETTINGS, 1e-3, STEPS)
+    optimizer = RowwiseAdamW([*own.parameters()], own.embed, settings_of(SETTINGS), STEPS)
+    whole = RowwiseAdamW([*expected.parameters()], expected.embed, settings_of(SETTINGS), STEPS)
     start = own.embed.weight.detach().clone()
     for model, each in ((own, optimizer), (expected, whole)):
         for ids in (torch.tensor([3, 4]), torch.tensor([4, 5]), torch.tensor([5, 6])):
@@ -136,5 +144,6 @@ def test_a_row_is_up_to_date_when_it_is_read_and_others_are_not_yet(small: Small
 def test_pure_bf16_weights_are_torchs_affair(small: Small) -> None:
     head = nn.Linear(2, 2)
     chosen: Any = small
+    chosen.device = torch.device("cpu")
     assert isinstance(optimizer_for(chosen, head, SETTINGS, 1e-3, 1), RowwiseAdamW)
     assert isinstance(optimizer_for(chosen.bfloat16(), head.bfloat16(), SETTINGS, 1e-3, 1), TorchAdamW)

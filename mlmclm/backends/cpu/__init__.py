@@ -1,0 +1,1 @@
+"""CPUs, by loops that numba compiles."""

@@ -1,0 +1,113 @@
+"""NVIDIA GPUs: torch's variable-length attention over packed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from mlmclm.backends.packing import Packing, near
+from mlmclm.backends.reference import Reference
+
+
+class Cuda(Reference):
+    """The current GPU."""
+
+    name = "cuda"
+
+    def packed_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packing: Packing,
+        *,
+        causal: bool,
+        scale: float,
+        dropout: float = 0.0,
+        window: int | None = None,
+    ) -> Tensor:
+        """As `Reference.packed_attention`, by one kernel over all sequences; in fp32, or with dropout, by torch's attention over
+        sequences padded to the longest."""
+        dtype = query.dtype
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+        # [T, heads, width]; transformers' projections have this order in memory, so that no copy is made here
+        query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
+        if dtype not in (torch.bfloat16, torch.float16) or dropout:
+            return _padded(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
+        from torch.nn.attention.varlen import varlen_attn
+
+        reach = -1 if window is None else window - 1  # the kernel's windows include their ends; -1 is no end
+        ends, longest = packing.cumulative, packing.longest
+        attended: Tensor = varlen_attn(  # type: ignore[assignment]
+            query.contiguous(), key.contiguous(), value.contiguous(), ends, ends, longest, longest,
+            scale=scale, window_size=(reach, 0 if causal else reach), enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
+        return attended.unsqueeze(0)
+
+    def matrix_shapes(self) -> Sequence[tuple[int, int, int]]:
+        """One more than on a CPU, for a GPU's peak needs larger products."""
+        return *super().matrix_shapes(), (8192, 1024, 4096)
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        torch.cuda.synchronize()
+
+    def peak_memory(self) -> int:
+        """Most bytes of the GPU's memory that this process has held."""
+        return torch.cuda.max_memory_allocated()
+
+    def title(self) -> str:
+        """The GPU's name."""
+        return torch.cuda.get_device_name()
+
+    def random_state(self) -> list[Tensor]:
+        """The CPU's stream and the GPU's."""
+        return [*super().random_state(), torch.cuda.get_rng_state()]
+
+    def set_random_state(self, state: Sequence[Tensor]) -> None:
+        """Both streams."""
+        super().set_random_state(state)
+        torch.cuda.set_rng_state(state[1])
+
+    def fork_rng(self) -> AbstractContextManager[None]:
+        """Both streams."""
+        return torch.random.fork_rng(devices=[torch.cuda.current_device()])
+
+
+def _padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    window: int | None,
+) -> Tensor:
+    """[T, heads, width] by torch's attention, every sequence padded to the longest."""
+    grouped = query.shape[1] != key.shape[1]
+    longest = int(packing.lengths.max())
+    position = torch.arange(longest, device=query.device)
+    lengths = torch.from_numpy(packing.lengths).to(query.device)
+    real = position < lengths[:, None]  # [S, longest]
+    index = torch.where(real, packing.first_tokens[:, None] + position, packing.tokens)
+    q, k, v = (tensor[index].transpose(1, 2) for tensor in (query, key, value))  # [S, heads, longest, width]
+    mask = real[:, None, None, :]
+    if causal or window is not None:
+        seen = near(longest, causal, longest if window is None else window, query.device)
+        # Padding sees itself, so that every row of the softmax has a term.
+        mask = (mask & seen) | torch.eye(longest, dtype=torch.bool, device=query.device)
+    attended = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+    )
+    return query.new_zeros(query.shape).index_put((index[real],), attended.transpose(1, 2)[real])
+
+
+def backends() -> list[Reference]:
+    """The backends that this machine's GPUs can have."""
+    return [Cuda()]

@@ -1,0 +1,147 @@
+"""Has the backend compile what a model needs before any clock starts, by computing with a small model of the same shape.
+
+`python -m mlmclm.models.warm_up JSON` does it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from mlmclm.backends.model_shape import ModelShape
+from mlmclm.models.sizes import Size
+
+FUSED = ("eurobert", "llama")
+"""Model types whose blocks a backend may fuse."""
+
+
+def prepare(shapes: Iterable[ModelShape | None], announce: Callable[[str], None]) -> None:
+    """Has the CPU's backend compile what models of these shapes need (see `Reference.prepare`).
+
+    Args:
+        announce: gets lines for the person who waits.
+    """
+    from mlmclm.backends.choice import (
+        backend_of,  # torch takes its time, and is not needed where there is nothing to compute
+    )
+
+    wanted = sorted({shape for shape in shapes if shape is not None}, key=str)
+    if wanted:
+        backend_of("cpu").prepare(wanted, announce, compile_all)
+
+
+def shape_of_size(size: Size, precision: str, *, fused: bool) -> ModelShape:
+    """The shape of a model in pretraining, which has no dropout.
+
+    Args:
+        precision: as a recipe's.
+        fused: whether blocks may be fused.
+    """
+    return ModelShape(
+        heads=size.heads,
+        key_heads=size.key_value_heads,
+        width=size.head_width or size.hidden // size.heads,
+        fused=fused and size.architecture in FUSED,
+        dropout=False,
+        **_types(precision),
+    )
+
+
+def shape_of_folder(folder: Path, precision: str) -> ModelShape | None:
+    """The shape of a model's folder in fine-tuning; None where its config.json doesn't tell.
+
+    Args:
+        precision: as a protocol's.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        heads = config["num_attention_heads"]
+        return ModelShape(
+            heads=heads,
+            key_heads=config.get("num_key_value_heads") or heads,
+            width=config.get("head_dim") or config["hidden_size"] // heads,
+            fused=config["model_type"] in FUSED,
+            dropout=bool(config.get("attention_probs_dropout_prob", config.get("attention_dropout"))),
+            **_types(precision),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # what is wrong with it is said by what reads the model
+
+
+def _types(precision: str) -> dict[str, str]:
+    return {
+        "weights": "bfloat16" if precision == "bf16" else "float32",
+        "products": "float32" if precision == "fp32" else "bfloat16",
+    }
+
+
+def compile_all(shapes: Iterable[ModelShape]) -> None:
+    """Compute a little of everything with models of these shapes, in this process."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for shape in shapes:
+                _compute(shape)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compute(shape: ModelShape) -> None:
+    """Passes of a small model with attention of this shape, its loss, and steps of the optimizer of fine-tuning."""
+    import torch
+    from torch import nn
+    from transformers import EuroBertConfig, EuroBertForMaskedLM
+
+    from mlmclm.backends.adamw import Settings
+    from mlmclm.backends.choice import backend_of
+    from mlmclm.backends.packing import Packing
+    from mlmclm.models.build import PretrainingModel
+    from mlmclm.models.encoder import encode
+
+    config = EuroBertConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_heads, head_dim=shape.width, max_position_embeddings=64, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, mask_token_id=3, attention_dropout=0.1 * shape.dropout, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = EuroBertForMaskedLM(config).to(getattr(torch, shape.weights))
+    apart = shape.products != shape.weights
+    pretraining = PretrainingModel(model, precision="bf16-autocast" if apart else "fp32")
+    pretraining.fused = shape.fused
+    packing, ids = Packing.of([40, 24]), torch.arange(64)[None]
+    labels = torch.where(ids % 3 == 0, ids, -100)
+    for training in (True, False):
+        model.train(training)
+        for causal in (True, False):
+            pretraining(ids, labels, causal, packing).backward()
+    if shape.weights == "float32":
+        model.zero_grad()
+        head = nn.Linear(32, 2)
+        parameters = [*model.base_model.parameters(), *head.parameters()]
+        embedding, settings = model.get_input_embeddings(), Settings(0.9, 0.999, 1e-8, 0.01)
+        optimizer = backend_of("cpu").adamw(parameters, embedding, settings, 2)
+        row = nn.functional.pad(ids, (0, packing.padded_tokens - packing.tokens))
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16, enabled=apart):
+                head(encode(model.base_model, row, packing, causal=False, fused=shape.fused)).float().sum().backward()
+            optimizer.norm()
+            optimizer.step(1e-3, 1.0)
+        optimizer.finish()
+
+
+def main() -> None:
+    """Compile for the shapes of the command line; end with `EX_TEMPFAIL` where the machine fails and not the kernels."""
+    try:
+        compile_all([ModelShape(**shape) for shape in json.loads(sys.argv[1])])
+    except (OSError, MemoryError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(os.EX_TEMPFAIL)
+
+
+if __name__ == "__main__":
+    main()

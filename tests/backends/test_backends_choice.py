@@ -1,0 +1,94 @@
+"""One backend a device: chosen by name, and the package works without the CPU's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mlmclm
+from mlmclm.backends.choice import backend_of
+from mlmclm.errors import UserError
+
+PACKAGE = Path(mlmclm.__file__).parent
+TESTS = Path(__file__).parents[1]
+
+WORK = """
+import json, sys
+from pathlib import Path
+import torch
+import torch.distributed as distributed
+from mlmclm.backends.choice import backend_of
+from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
+from mlmclm.models.architectures import weights_of
+from mlmclm.models.build import PretrainingModel
+from mlmclm.models.folder import weights_hash
+from mlmclm.objectives.mlm import Masked
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining.checkpoints import fresh
+from mlmclm.pretraining.engine import Engine
+from mlmclm.tasks.prepare_task import prepare_task
+from small_models import save_small_model, write_sentiment
+from transformers import EuroBertForMaskedLM
+
+folder = Path(sys.argv[1])
+torch.set_num_threads(1)
+write_sentiment(folder / "data", train=80, test=30)
+model_folder = save_small_model(folder / "model")
+protocol = Protocol(max_steps=6, max_length=48, batch_size=8, max_evaluation_examples=20)
+places = {"store": folder / "store", "data_root": folder / "data"}
+data = prepare_task("sst2", model_folder, protocol, **places).task_data
+cell = Cell("m", model_folder, weights_hash(model_folder), "sst2", data, protocol, 1e-2, 0)
+result = run_cell(cell, **places)
+distributed.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{folder}/rendezvous")
+torch.manual_seed(0)
+model = EuroBertForMaskedLM.from_pretrained(model_folder)
+recipe = Recipe(batch=4, block_length=32, workers=1, precision="fp32", clip=1.0)
+engine = Engine(PretrainingModel(model, precision="fp32"), recipe, fresh(weights_of(model)))
+ids = torch.randint(4, 300, (4, 32))
+losses = [float(engine.step([(ids, torch.where(ids % 3 == 0, ids, -100))], Masked(40), rate=1e-2)[0]) for _ in range(3)]
+print(json.dumps([backend_of("cpu").name, result["cost"]["backend"], result["curve"], result["scores"], losses]))
+"""
+
+
+def work(package: Path, folder: Path, **environment: str) -> list[Any]:
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WORK, str(folder)], capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": f"{package.parent}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1",
+             "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_without_the_cpu_s_own_backend_everything_is_computed_by_torch(tmp_path: Path) -> None:
+    """The folder is deleted from a copy of the package; losses are those of the whole package to rounding."""
+    bare = tmp_path / "bare" / "mlmclm"
+    shutil.copytree(PACKAGE, bare, ignore=shutil.ignore_patterns("__pycache__", "cpu"))
+    assert not (bare / "backends" / "cpu").exists()
+    name, used, curve, scores, losses = work(bare, tmp_path / "without")
+    assert name == used == "reference"
+    assert [name, used, curve, scores, losses] == work(PACKAGE, tmp_path / "chosen", MLMCLM_BACKEND="reference")
+    name, used, *own = work(PACKAGE, tmp_path / "own")
+    assert name == used and name.startswith("cpu")
+    for found, expected in ((curve, own[0]), (losses, own[2])):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=2e-2, atol=2e-3)
+
+
+def test_a_backend_that_the_device_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLMCLM_BACKEND", "referense")
+    with pytest.raises(
+        UserError, match=r"MLMCLM_BACKEND.*'referense'.*Did you mean 'reference'.*Allowed: .*cpu, reference"
+    ):
+        backend_of("cpu")
