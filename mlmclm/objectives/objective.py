@@ -20,7 +20,7 @@ from mlmclm.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from mlmclm.corpora.tokenizer import Vocabulary
-    from mlmclm.objectives.hiding import Corruption
+    from mlmclm.objectives.corruption import Corruption
 
 UNLABELLED = -100
 """The label of a position without a prediction (`torch.nn.functional.cross_entropy`'s default)."""

@@ -12,7 +12,7 @@ from ray import cloudpickle, tune
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.run_sweep import describe
+from mlmclm.sweeps.outcome import describe
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERROR
 
