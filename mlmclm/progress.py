@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache
 from types import TracebackType
@@ -162,6 +162,21 @@ class Bar:
         if line != self._said:
             self._said = line
             console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Turns (what, done, total) calls into one bar a `what`."""
+    with ExitStack() as stack:
+        current: list[Bar] = []
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if not current or current[0].title != what:
+                stack.pop_all().close()
+                current[:] = [stack.enter_context(Bar(what, total))]
+            current[0].update(done, total)
+
+        yield show
 
 
 class _Left(ProgressColumn):

@@ -121,8 +121,8 @@ def _of_models(
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.errors import for_each
     from mlmclm.study.opened import open_study
-    from mlmclm.study.pipeline import analyse_study, plan_sweep, study_space
     from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import analyse_study, plan_sweep, study_space
 
     study = load_study(file)
     names = [study.spelled(name) for name in (first, second)]

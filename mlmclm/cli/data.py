@@ -63,8 +63,9 @@ def data(
     from mlmclm.cli.shared import on_cluster, shared_session
     from mlmclm.corpora.prepared_corpus import describe
     from mlmclm.storage.files import read_json
-    from mlmclm.study.pipeline import prepare, prepare_tasks, study_space
+    from mlmclm.study.prepare import prepare
     from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import prepare_tasks, study_space
 
     study = load_study(file)
     place = options.place(store, data, task_dir)

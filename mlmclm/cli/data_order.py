@@ -16,7 +16,7 @@ from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgumen
 
 if TYPE_CHECKING:
     from mlmclm.pretraining.seen import Seen
-    from mlmclm.study.pipeline import PreparedStudy
+    from mlmclm.study.prepared_study import PreparedStudy
     from mlmclm.study.study_file import StudyFile
 
 _SHOWN_TOKENS = 32
@@ -53,7 +53,7 @@ def order(
     from mlmclm.errors import UserError, unknown
     from mlmclm.pretraining.seen import FORMATS, export
     from mlmclm.progress import spoken
-    from mlmclm.study.pipeline import prepare
+    from mlmclm.study.prepare import prepare
     from mlmclm.study.study_file import load_study
 
     study = load_study(file)

@@ -21,7 +21,8 @@ def verify(
     from mlmclm.cli.output import print_json, show
     from mlmclm.corpora.prepared_corpus import verify as verify_corpus
     from mlmclm.errors import EnvironmentFault, UserError
-    from mlmclm.study.pipeline import bars, find_study_corpus
+    from mlmclm.progress import bars
+    from mlmclm.study.prepare import find_study_corpus
     from mlmclm.study.study_file import load_study
 
     study, place = load_study(file), options.place(store, data)

@@ -51,7 +51,7 @@ def export(
     from mlmclm.plans.names import parse
     from mlmclm.progress import say
     from mlmclm.study.exports import export_state, find_state, sizes_in
-    from mlmclm.study.pipeline import find_prepared
+    from mlmclm.study.prepare import find_prepared
     from mlmclm.study.study_file import load_study
 
     if dry_run and push_to_hub is None:

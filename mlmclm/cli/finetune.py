@@ -293,7 +293,7 @@ def _task_data(
     """The fingerprint of the task's data, and whether `pair_truncation` changes its examples. The data are tokenised too, but for a
     dry run."""
     from mlmclm.models.folder import check_length
-    from mlmclm.study.pipeline import bars
+    from mlmclm.progress import bars
     from mlmclm.tasks.load import load_task
     from mlmclm.tasks.prepared_task import find_data
 

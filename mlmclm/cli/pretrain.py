@@ -52,7 +52,9 @@ def pretrain_models(
     from mlmclm.cli.output import print_json, show
     from mlmclm.cli.shared import at_work, on_cluster, shared_session
     from mlmclm.errors import unknown
-    from mlmclm.study.pipeline import export_models, prepare, pretrain
+    from mlmclm.study.model_folders import export_models
+    from mlmclm.study.prepare import prepare
+    from mlmclm.study.pretrain import pretrain
     from mlmclm.study.study_file import load_study
     from mlmclm.study.tracking import StudyTracking
 

@@ -68,8 +68,8 @@ def report(
     from mlmclm.errors import UserError
     from mlmclm.progress import say
     from mlmclm.study.opened import open_study
-    from mlmclm.study.pipeline import plan_sweep, study_space
     from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import plan_sweep, study_space
     from mlmclm.sweeps.ledger import Ledger
 
     study, place = load_study(file), options.place(store, data, task_dir)

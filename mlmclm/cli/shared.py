@@ -11,14 +11,14 @@ from mlmclm.progress import say
 from mlmclm.service.ray_cluster import cluster_address
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
-from mlmclm.study.pipeline import analyse_study
+from mlmclm.study.sweep import analyse_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mlmclm.analysis.analyse import Analysis
-    from mlmclm.study.pipeline import PreparedStudy
     from mlmclm.study.place import Place
+    from mlmclm.study.prepared_study import PreparedStudy
     from mlmclm.study.study_file import StudyFile
 
 

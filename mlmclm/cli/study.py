@@ -61,15 +61,10 @@ def study(
 def _run(loaded: StudyFile, place: Place, *, command: str, address: str | None, as_json: bool) -> None:
     """The study from its first missing piece to its report."""
     from mlmclm.cli.shared import on_cluster, shared_session, write_study_report
-    from mlmclm.study.pipeline import (
-        export_models,
-        plan_sweep,
-        prepare,
-        prepare_tasks,
-        pretrain,
-        study_space,
-        sweep,
-    )
+    from mlmclm.study.model_folders import export_models
+    from mlmclm.study.prepare import prepare
+    from mlmclm.study.pretrain import pretrain
+    from mlmclm.study.sweep import plan_sweep, prepare_tasks, study_space, sweep
     from mlmclm.study.tracking import StudyTracking
 
     space = study_space(loaded, place.task_dirs)

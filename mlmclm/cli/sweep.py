@@ -41,8 +41,10 @@ def sweep_study(
     Example: mlmclm sweep examples/quickstart.yaml
     """
     from mlmclm.cli.shared import at_work, command_of, on_cluster, shared_session, write_study_report
-    from mlmclm.study.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space, sweep
+    from mlmclm.study.model_folders import export_models
+    from mlmclm.study.prepare import prepare
     from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import plan_sweep, prepare_tasks, study_space, sweep
     from mlmclm.study.tracking import StudyTracking
 
     study, place = load_study(file), options.place(store, data, task_dir)

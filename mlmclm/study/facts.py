@@ -22,7 +22,7 @@ from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.reports.provenance import cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
-from mlmclm.study.pipeline import PreparedStudy
+from mlmclm.study.prepared_study import PreparedStudy
 
 if TYPE_CHECKING:
     from mlmclm.corpora.prepared_corpus import PreparedCorpus

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mlmclm.errors import UserError, for_each
-from mlmclm.study.pipeline import PreparedStudy, exported_model, find_prepared
+from mlmclm.study.model_folders import exported_model
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import find_prepared
+from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stor
 
 
 def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
-    """Return what `pipeline.export_models` would without any work, by the models' names; None for those that are not there."""
+    """Return what `export_models` would without any work, by the models' names; None for those that are not there."""
     return {
         str(name): exported_model(prepared, name) if (prepared.model_folder(name) / "config.json").is_file() else None
         for name in prepared.plan.models
@@ -56,7 +58,7 @@ def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
 
 
 def find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask | None]:
-    """Return what `pipeline.prepare_tasks` would without any work but reading; None for those that are not there."""
+    """Return what `prepare_tasks` would without any work but reading; None for those that are not there."""
     from mlmclm.tasks.prepared_task import find_task
     from mlmclm.tasks.registry import get_task
 
