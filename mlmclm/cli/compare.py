@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, RuleOption, StoreOption, TaskDirOption
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError, unknown
 
@@ -46,11 +45,11 @@ def compare(
     metric: Annotated[
         str | None, typer.Option("--metric", help="A score in place of the tasks' main one.", show_default=False)
     ] = None,
-    rule: RuleOption = None,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
-    as_json: JsonOption = False,
+    rule: options.Rule = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    as_json: options.Json = False,
 ) -> None:
     """Compares two models example by example of the test splits, and computes no cell.
 
@@ -122,23 +121,16 @@ def _of_models(
     from mlmclm.errors import for_each
     from mlmclm.study.opened import open_study
     from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import analyse_study, plan_sweep, study_space
+    from mlmclm.study.sweep import analyse_study, study_space
 
     study = load_study(file)
-    names = [study.spelled(name) for name in (first, second)]
-    for name in names:
-        if name not in study.models:
-            raise unknown("model", name, study.models, where=str(file))
+    names = [study.model_of(name, where=str(file)) for name in (first, second)]
     space = options.by_rule(study_space(study, place.task_dirs), rule)
     for task in tasks:
         if task not in space.tasks:
             raise unknown("task", task, space.tasks, where=str(file))
     stored = open_study(study, place, space, file)
-    plan = plan_sweep(space, stored.models, stored.tasks, place)
-    results = ledger.results(plan.cells)
-    if not results:
-        raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
-    chosen = chosen_results(analyse_study(stored.prepared, space, results), results)
+    chosen = chosen_results(analyse_study(stored.prepared, space, stored.results), stored.results)
     sides: Sides = {}
     left_out: dict[str, str] = {}
     for task in tasks or space.tasks:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption
 
 
 def register(app: typer.Typer) -> None:
@@ -36,9 +35,9 @@ def export(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write the folder, say what would be uploaded, and upload nothing.")
     ] = False,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    as_json: options.Json = False,
 ) -> None:
     """Writes a model as a Hugging Face folder: an encoder and, after a causal step, a decoder.
 

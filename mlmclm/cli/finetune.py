@@ -11,7 +11,6 @@ import typer
 from rich.text import Text
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 
@@ -100,13 +99,13 @@ def finetune(
             show_default=False,
         ),
     ] = None,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the data, show the cell and its key, and train nothing.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Fine-tunes one model on one task at one learning rate with one seed, and prints the scores.
 

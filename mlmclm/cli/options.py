@@ -13,16 +13,16 @@ from mlmclm.study.place import Place
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
-StudyArgument = Annotated[
+Study = Annotated[
     Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.", show_default=False)
 ]
-StoreOption = Annotated[
+Store = Annotated[
     Path,
     typer.Option(
         "--store", envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow."
     ),
 ]
-DataOption = Annotated[
+Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
@@ -31,7 +31,7 @@ DataOption = Annotated[
         show_default=False,
     ),
 ]
-TaskDirOption = Annotated[
+TaskDir = Annotated[
     list[Path] | None,
     typer.Option(
         "--task-dir",
@@ -40,8 +40,8 @@ TaskDirOption = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
-SuiteOption = Annotated[
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
+Suite = Annotated[
     str | None,
     typer.Option(
         "--suite",
@@ -49,7 +49,7 @@ SuiteOption = Annotated[
         show_default=False,
     ),
 ]
-RuleOption = Annotated[
+Rule = Annotated[
     str | None,
     typer.Option(
         "--rule",
@@ -59,8 +59,8 @@ RuleOption = Annotated[
         show_default=False,
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
-AddressOption = Annotated[
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
+Ray = Annotated[
     str | None,
     typer.Option(
         "--ray",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlmclm.cli.options import JsonOption, SuiteOption
+from mlmclm.cli import options
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     names: Annotated[list[str] | None, typer.Argument(help="Model names, such as 610m-clm-10k-mlm40-42k.")] = None,
-    suite: SuiteOption = None,
+    suite: options.Suite = None,
     study: Annotated[
         Path | None, typer.Option("--study", help="Take recipe (and models, if none are named) from a study file.")
     ] = None,
@@ -57,7 +57,7 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Also draw the stages into this .html file.", show_default=False)
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Shows the training stages that model names stand for, and what they cost.
 

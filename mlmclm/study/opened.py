@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlmclm.errors import UserError, for_each
 from mlmclm.study.model_folders import exported_model
@@ -13,6 +13,7 @@ from mlmclm.study.place import Place
 from mlmclm.study.prepare import find_prepared
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
+from mlmclm.study.sweep import plan_sweep
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.cells import SweepModel
@@ -24,15 +25,16 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Stored:
-    """All that the cells of a study are named by."""
+    """The parts of a study that its results are analysed with."""
 
     prepared: PreparedStudy
-    models: list[SweepModel]
     tasks: dict[str, PreparedTask]
+    results: list[dict[str, Any]]
+    """Of the cells that have one; at least one."""
 
 
 def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stored:
-    """A study of which corpus, models and tasks are in the store, whatever of its cells; nothing is made.
+    """Return a study of which corpus, models, tasks and some results are in the store; nothing is made.
 
     Args:
         file: the study file, for what is to be run where something is missing.
@@ -40,13 +42,18 @@ def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stor
     Raises:
         UserError: something is missing; it says what to run.
     """
+    from mlmclm.sweeps.ledger import Ledger
+
     command = f"`mlmclm study {file}`"
     prepared = find_prepared(study, place, damaged=True)
     if prepared is None:
         raise UserError(f"study {study.name!r} is not prepared in {place.store}: run {command} first.")
     models = _all_there(find_models(prepared), f"is not trained and exported yet: run {command} first.", "model")
     tasks = _all_there(find_tasks(prepared, space), f"is not prepared yet: run {command} first.", "task")
-    return Stored(prepared, list(models.values()), tasks)
+    results = Ledger(place.store).results(plan_sweep(space, list(models.values()), tasks, place).cells)
+    if not results:
+        raise UserError(f"study {study.name!r} has no results yet: run {command} first.")
+    return Stored(prepared, tasks, results)
 
 
 def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
