@@ -179,6 +179,24 @@ def bars() -> Iterator[Callable[[str, int, int | None], None]]:
         yield show
 
 
+@contextmanager
+def repeated(look: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
+    """Calls a function every so many seconds for the time of a block, in a thread of that name."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 class _Left(ProgressColumn):
     """The time left, as the bar tells it."""
 

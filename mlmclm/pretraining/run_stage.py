@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from mlmclm.pretraining import failures, states
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.worker_entry import run_in_worker
-from mlmclm.progress import say, say_once
+from mlmclm.progress import repeated, say, say_once
 from mlmclm.service.placement import Device, worker_bundle
 from mlmclm.service.ray_cluster import computes_here
 from mlmclm.storage.claims import Claims
@@ -226,7 +225,7 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
     if observer is None:
         yield
         return
-    stop, seen = threading.Event(), 0
+    seen = 0
 
     def look() -> None:
         nonlocal seen
@@ -237,17 +236,10 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
             observer(records[seen:])
             seen = len(records)
 
-    def follow() -> None:
-        while not stop.wait(0.5):
-            look()
-
-    thread = threading.Thread(target=follow, name="mlmclm-follow", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeated(look, seconds=0.5, name="mlmclm-follow"):
+            yield
     finally:
-        stop.set()
-        thread.join()
         look()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from mlmclm.corpora.config import TokenizerConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
@@ -14,7 +13,14 @@ from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError
 from mlmclm.plans.plan import Plan, fingerprint, make_plan
-from mlmclm.pretraining.initial import Beginning, InitialModel, check_initial, find_initial, prepare_initial
+from mlmclm.pretraining.initial import (
+    Beginning,
+    InitialModel,
+    Wanted,
+    check_initial,
+    find_initial,
+    prepare_initial,
+)
 from mlmclm.progress import bars
 from mlmclm.storage.files import first_there, places_of, read_json
 from mlmclm.study.place import Place
@@ -35,13 +41,15 @@ def prepare(
         UserError: anything that is wrong with the corpus, the tokenizer, a model's name or a model to continue from.
     """
     plan = make_plan(study.parsed, study.recipe)  # before any work: a wrong name costs nothing
-    where = _where(study, place)
-    beginning = prepare_initial(*_beginning_of(study), **where)
+    beginning = prepare_initial(_wanted(study, place))
     with bars() as progress:
         corpus = prepare_corpus(
             study.corpus,
             beginning.tokenizer,
-            **where,
+            block_length=study.recipe.block_length,
+            store=place.store,
+            data_root=place.data_root,
+            beside=study.folder,
             progress=progress,
             session=session if session is not None or study.corpus.workers != "ray" else partial(_own_session, place),
         )
@@ -68,7 +76,7 @@ def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> P
 def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None:
     """Raises what `prepare` would raise of the models to continue from, without any work on them."""
     if study.initial:
-        check_initial(*_beginning_of(study), **_where(study, place), masked=_masks(plan))
+        check_initial(_wanted(study, place), masked=_masks(plan))
 
 
 def _masks(plan: Plan) -> bool:
@@ -80,27 +88,16 @@ def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | None:
     return _find(study, place, damaged=True)[1]
 
 
-class _Where(TypedDict):
-    """Arguments that corpora and models to continue from are both prepared and found with."""
-
-    block_length: int
-    store: Path
-    data_root: Path | None
-    beside: Path | None
-
-
-def _where(study: StudyFile, place: Place) -> _Where:
-    return {
-        "block_length": study.recipe.block_length,
-        "store": place.store,
-        "data_root": place.data_root,
-        "beside": study.folder,
-    }
-
-
-def _beginning_of(study: StudyFile) -> tuple[dict[str, str], set[str], TokenizerConfig | None]:
-    """Models to continue from, the sizes that are used, and the tokenizer, as `prepare_initial` takes them."""
-    return study.initial, {name.size for name in study.parsed}, _tokenizer_of(study)
+def _wanted(study: StudyFile, place: Place) -> Wanted:
+    return Wanted(
+        study.initial,
+        frozenset(name.size for name in study.parsed),
+        _tokenizer_of(study),
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+        beside=study.folder,
+    )
 
 
 def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
@@ -118,11 +115,19 @@ def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
 
 
 def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, PreparedCorpus | None]:
-    where = _where(study, place)
-    beginning = find_initial(*_beginning_of(study), **where)
+    beginning = find_initial(_wanted(study, place))
     if beginning is None:
         return None, None
-    return beginning, find_corpus(study.corpus, beginning.tokenizer, **where, damaged=damaged)
+    corpus = find_corpus(
+        study.corpus,
+        beginning.tokenizer,
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+        beside=study.folder,
+        damaged=damaged,
+    )
+    return beginning, corpus
 
 
 def _prepared(
