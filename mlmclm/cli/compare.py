@@ -27,10 +27,8 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    first: Annotated[
-        str, typer.Argument(help="A model of the study; without --study the key of a cell.", show_default=False)
-    ],
-    second: Annotated[str, typer.Argument(help="The other.", show_default=False)],
+    first: Annotated[str, typer.Argument(help="A model of the study; without --study the key of a cell.")],
+    second: Annotated[str, typer.Argument(help="The other.")],
     study: Annotated[
         Path | None,
         typer.Option(
@@ -42,9 +40,7 @@ def compare(
         list[str] | None,
         typer.Option("--task", help="One of the study's tasks, in place of all; may be given several times."),
     ] = None,
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="A score in place of the tasks' main one.", show_default=False)
-    ] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="A score in place of the tasks' main one.")] = None,
     rule: options.Rule = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,

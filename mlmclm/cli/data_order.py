@@ -23,18 +23,13 @@ _SHOWN_TOKENS = 32
 
 def order(
     file: options.Study,
-    steps: Annotated[
-        str,
-        typer.Option("--steps", help="a:b, from step a up to but not including b, counted from 0.", show_default=False),
-    ],
+    steps: Annotated[str, typer.Option("--steps", help="a:b, from step a up to but not including b, counted from 0.")],
     model: Annotated[
-        str | None,
-        typer.Option("--model", help="Show what this model was given: its masks, and labels.", show_default=False),
+        str | None, typer.Option("--model", help="Show what this model was given: its masks, and labels.")
     ] = None,
     labels: Annotated[bool, typer.Option("--labels", help="With the labels; needs --model.")] = False,
     to: Annotated[
-        Path | None,
-        typer.Option("--export", help="Write a .parquet or .jsonl file instead of printing.", show_default=False),
+        Path | None, typer.Option("--export", help="Write a .parquet or .jsonl file instead of printing.")
     ] = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,

@@ -16,12 +16,11 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="A study file (YAML), or a store's folder.", show_default=False)],
-    model: Annotated[str, typer.Argument(help="A model's name, such as 2m-clm-150-mlm40-600.", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", help="Folder to write, which must not be there yet.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="A study file (YAML), or a store's folder.")],
+    model: Annotated[str, typer.Argument(help="A model's name, such as 2m-clm-150-mlm40-600.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write, which must not be there yet.")],
     step: Annotated[
-        int | None,
-        typer.Option("--step", min=1, help="Optimiser steps; by default the furthest there is.", show_default=False),
+        int | None, typer.Option("--step", min=1, help="Optimiser steps; by default the furthest there is.")
     ] = None,
     push_to_hub: Annotated[
         str | None,
@@ -29,7 +28,6 @@ def export(
             "--push-to-hub",
             metavar="REPO",
             help="Also upload the folder to this repository of the Hugging Face Hub, made private where it is new.",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[

@@ -13,9 +13,7 @@ from mlmclm.study.place import Place
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
-Study = Annotated[
-    Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.", show_default=False)
-]
+Study = Annotated[Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.")]
 Store = Annotated[
     Path,
     typer.Option(
@@ -25,10 +23,7 @@ Store = Annotated[
 Data = Annotated[
     Path | None,
     typer.Option(
-        "--data",
-        envvar="MLMCLM_DATA",
-        help="Folder of local data sets that stand in for the Hugging Face Hub.",
-        show_default=False,
+        "--data", envvar="MLMCLM_DATA", help="Folder of local data sets that stand in for the Hugging Face Hub."
     ),
 ]
 TaskDir = Annotated[
@@ -37,16 +32,13 @@ TaskDir = Annotated[
         "--task-dir",
         envvar="MLMCLM_TASK_DIR",
         help="Folder of your own tasks, one YAML file each; may be given several times.",
-        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
 Suite = Annotated[
     str | None,
     typer.Option(
-        "--suite",
-        help="Take the models from a suite: `paper` (the published study's), or a YAML file of your own.",
-        show_default=False,
+        "--suite", help="Take the models from a suite: `paper` (the published study's), or a YAML file of your own."
     ),
 ]
 Rule = Annotated[
@@ -56,7 +48,6 @@ Rule = Annotated[
         metavar="mean|per_seed",
         help="How the best learning rate is chosen, in place of the search space's rule: the one with the highest mean over seeds, "
         "or each seed its own.",
-        show_default=False,
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
@@ -65,7 +56,6 @@ Ray = Annotated[
     typer.Option(
         "--ray",
         help="Address of a running Ray cluster; by default the one of the surrounding Ray job, or RAY_ADDRESS, else Ray is started on this machine.",
-        show_default=False,
     ),
 ]
 

@@ -39,7 +39,6 @@ def plan(
             "--device",
             help=f"What hours are counted on: {', '.join(DEVICES)}, or {HERE}: this machine, measured. By default {HERE} for a study "
             f"of your own, else {DEFAULT_DEVICE}.",
-            show_default=False,
         ),
     ] = None,
     vocabulary: Annotated[
@@ -48,14 +47,13 @@ def plan(
             "--vocabulary",
             min=1,
             help="Tokens of the tokenizer; by default the study's, else the published model's: the paper's 128,256, ModernBERT's 50,368.",
-            show_default=False,
         ),
     ] = None,
     utilisation: Annotated[
         float, typer.Option("--utilisation", help="Share of the device's peak that is assumed to be reached.")
     ] = DEFAULT_UTILISATION,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="Also draw the stages into this .html file.", show_default=False)
+        Path | None, typer.Option("--picture", help="Also draw the stages into this .html file.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -19,9 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def pretrain_models(
     file: options.Study,
-    models: Annotated[
-        list[str] | None, typer.Argument(help="Only these models of the study.", show_default=False)
-    ] = None,
+    models: Annotated[list[str] | None, typer.Argument(help="Only these models of the study.")] = None,
     suite: options.Suite = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,

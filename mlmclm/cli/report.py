@@ -33,10 +33,7 @@ def report(
     ] = False,
     rule: options.Rule = None,
     to: Annotated[
-        Path | None,
-        typer.Option(
-            "--to", metavar="FOLDER", help="Write here, in place of the store's studies/NAME.", show_default=False
-        ),
+        Path | None, typer.Option("--to", metavar="FOLDER", help="Write here, in place of the store's studies/NAME.")
     ] = None,
     predictions: Annotated[
         Path | None,
@@ -45,7 +42,6 @@ def report(
             metavar="FOLDER",
             help="Also write what each model predicted for the test examples at its best learning rate: "
             "FOLDER/MODEL/TASK/sSEED.jsonl.",
-            show_default=False,
         ),
     ] = None,
     as_json: options.Json = False,

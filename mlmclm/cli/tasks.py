@@ -62,13 +62,10 @@ def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: opt
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="The task, such as sst2.", show_default=False)],
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="Folder of a Hugging Face tokenizer.", show_default=False)
-    ] = None,
+    name: Annotated[str, typer.Argument(help="The task, such as sst2.")],
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Folder of a Hugging Face tokenizer.")] = None,
     model: Annotated[
-        Path | None,
-        typer.Option("--model", help="Folder of a Hugging Face model, whose tokenizer it is.", show_default=False),
+        Path | None, typer.Option("--model", help="Folder of a Hugging Face model, whose tokenizer it is.")
     ] = None,
     data: options.Data = None,
     task_dir: options.TaskDir = None,

@@ -17,8 +17,7 @@ def register(app: typer.Typer) -> None:
 def ui(
     store: options.Store = options.DEFAULT_STORE,
     port: Annotated[
-        int | None,
-        typer.Option("--port", min=1, max=65535, help="Port to listen on; a free one by default.", show_default=False),
+        int | None, typer.Option("--port", min=1, max=65535, help="Port to listen on; a free one by default.")
     ] = None,
 ) -> None:
     """Starts the MLflow server on the store's own records (on loopback), prints the link, and runs until Ctrl-C.
