@@ -42,7 +42,7 @@ class Bar:
     """
 
     _drawn: ClassVar[Progress | None] = None
-    """What all open bars of a terminal are drawn by; it is there as long as one of them is."""
+    """Display of all open bars of a terminal; it is there as long as one of them is."""
     _open: ClassVar[int] = 0
     _lock: ClassVar[threading.Lock] = threading.Lock()
 

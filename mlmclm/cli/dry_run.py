@@ -1,4 +1,4 @@
-"""What a study would compute now, without computing anything."""
+"""Dry runs: the parts of a study that would be computed now."""
 
 from __future__ import annotations
 

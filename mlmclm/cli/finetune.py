@@ -155,7 +155,7 @@ def finetune(
 
 
 def _changes(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
-    """What the options change of a protocol."""
+    """Return the settings that the options change."""
     changes: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

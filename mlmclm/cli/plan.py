@@ -126,7 +126,7 @@ def _this_machine(recipe: Recipe) -> Device:
 
 
 def _shapes(initial: dict[str, str], beside: Path | None) -> dict[str, Size]:
-    """Of models to continue from, by their configurations alone."""
+    """Return the shapes of models to continue from, by their configurations alone."""
     if not initial:
         return {}
     from mlmclm.pretraining.initial import source_sizes

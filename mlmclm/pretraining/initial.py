@@ -48,7 +48,7 @@ class InitialModel:
     source: str
     """The folder's name, or the name on the hub."""
     commit: str | None
-    """Of the hub."""
+    """Commit of the hub; None for a folder."""
     size: Size
 
     def check(self) -> None:
@@ -84,7 +84,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a study's `initial` and `tokenizer` come to."""
+    """The tokenizer and the models that a study's `initial` and `tokenizer` come to."""
 
     tokenizer: TokenizerConfig
     models: dict[str, InitialModel]
@@ -99,7 +99,7 @@ class _Source:
     content: str
     """SHA-256 of configuration, weights and tokenizer."""
     commit: str | None
-    """Of the hub."""
+    """Commit of the hub; None for a folder."""
     files: Path
     """A folder with config.json and tokenizer."""
 
@@ -318,7 +318,7 @@ def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) ->
 
 
 def _tokenizer_parts(source: _Source) -> str:
-    """What a tokenizer makes of a text, as one string."""
+    """Return all parts of a tokenizer that decide on what it makes of a text, as one string."""
     content: dict[str, Any] = read_json(source.files / TOKENIZER_FILES[0])
     return canonical_json([content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")])
 

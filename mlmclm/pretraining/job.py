@@ -79,7 +79,7 @@ class StageJob:
 
     @property
     def notes_path(self) -> Path:
-        """What a person should know of the run."""
+        """Lines that a person should read when the run has ended."""
         return Path(self.run_folder) / "notes.txt"
 
     @property

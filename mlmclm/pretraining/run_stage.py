@@ -32,7 +32,7 @@ Observer = Callable[[list[dict[str, Any]]], None]
 
 
 def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, tuple[State, ...]]:
-    """What is left of a stage: the furthest state on its way to start from, and the states still to be made."""
+    """Return the rest of a stage: the furthest state on its way to start from, and the states still to be made."""
     absent = [state for state in stage.states if not states.exists(store, state.key(fingerprint))]
     if not absent:
         return stage.end, ()

@@ -1,4 +1,4 @@
-"""What each step saw: regenerated from the recipe and the corpus at any time, since batches and masks are functions of the step."""
+"""Batches of past and future steps, made again from the recipe and the corpus: batches and masks are functions of the step."""
 
 from __future__ import annotations
 

@@ -56,11 +56,11 @@ class _Step(NamedTuple):
 
     step: int
     loss: Tensor
-    """Of this worker's labelled tokens, summed."""
+    """Sum over this worker's labelled tokens."""
     labelled: Tensor
-    """Of all workers."""
+    """Labelled tokens of all workers."""
     tokens: int
-    """Of this worker."""
+    """Tokens of this worker."""
     norm: float
     waited: float
     """Seconds for the batch."""

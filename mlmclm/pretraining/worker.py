@@ -82,11 +82,10 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
                 callback.on_metrics(metrics)
             meter.resume()
         if not stage.stopped and (done % recipe.evaluate_every == 0 or done == job.last):
-            found = engine.evaluate(
-                _validation_batches(job.validation, recipe, engine, label), causal=job.objective.causal
-            )
+            held_out = _validation_batches(job.validation, recipe, engine, label)
+            found = engine.evaluate(held_out, causal=job.objective.causal)
             for callback in callbacks:
-                callback.on_validation(done, found)
+                callback.on_validation(done, found.loss, found.accuracy)
             meter.resume()
         if stage.stopped:
             break

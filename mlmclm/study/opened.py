@@ -30,7 +30,7 @@ class Stored:
     prepared: PreparedStudy
     tasks: dict[str, PreparedTask]
     results: list[dict[str, Any]]
-    """Of the cells that have one; at least one."""
+    """Results of the cells that have one; at least one."""
 
 
 def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stored:

@@ -27,7 +27,7 @@ class PreparedStudy:
     plan: Plan
     fingerprint: str
     initial: Mapping[str, InitialModel] = field(default_factory=dict)
-    """What sizes begin with, of those that don't begin with random weights."""
+    """Models that sizes begin with, for those that don't begin with random weights."""
 
     def target(self, name: ModelName) -> State:
         """The state that a model of the study is."""

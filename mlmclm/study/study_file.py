@@ -88,7 +88,7 @@ class StudyFile(Frozen):
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """What models' names can begin with."""
+        """Words that models' names can begin with."""
         return (*SIZES, *self.initial)
 
     @property

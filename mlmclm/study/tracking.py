@@ -1,4 +1,4 @@
-"""What a study tells MLflow, and when: stages while they run, cells as they finish, the sweep and its groups at the end."""
+"""Tracking of a study in MLflow: stages while they run, cells as they finish, the sweep and its groups at the end."""
 
 from __future__ import annotations
 

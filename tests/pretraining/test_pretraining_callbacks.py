@@ -63,8 +63,8 @@ class Outside(Callback):
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         self.metrics += metrics
 
-    def on_validation(self, step: int, found: Evaluation) -> None:
-        self.seen.append(("validation", step, found.loss))
+    def on_validation(self, step: int, loss: float, accuracy: float) -> None:
+        self.seen.append(("validation", step, loss))
 
     def on_step_end(self, step: int) -> None:
         self.seen.append(step)
@@ -154,8 +154,8 @@ def test_the_log_keeps_the_lines_up_to_the_start_and_writes_a_line_a_step(templa
     log = MetricsLog(stage)
     log.on_start()
     log.on_metrics([row(3), row(4, norm=-1.0), row(5)])
-    log.on_validation(4, Evaluation(0.0, 0.5))
-    log.on_validation(5, Evaluation(float("inf"), 0.5))
+    log.on_validation(4, 0.0, 0.5)
+    log.on_validation(5, float("inf"), 0.5)
     written = lines(stage)
     assert [line["step"] for line in written] == [1, 2, 3, 4]
     assert list(written[2]) == [
@@ -174,13 +174,13 @@ def test_the_stop_rule_stops_all_workers_and_rank_0_says_why(
         stage = running(template, tmp_path, FakeEngine(rank))
         rule = StopRule(stage)
         rule.on_metrics([row(6)])
-        rule.on_validation(6, Evaluation(2.0, 0.5))
+        rule.on_validation(6, 2.0, 0.5)
         assert not stage.stopped
         rule.on_metrics([row(6), wrong, row(8)])
         assert stage.stopped
         assert stage.job.stop_path.is_file() == (rank == 0)
     assert json.loads(stage.job.stop_path.read_text())["what"] == what
-    rule.on_validation(8, Evaluation(float("nan"), 0.5))
+    rule.on_validation(8, float("nan"), 0.5)
     assert json.loads(stage.job.stop_path.read_text())["what"] == "validation loss"
 
 
@@ -200,7 +200,7 @@ def test_the_gauges_set_every_metric_of_pretraining(
         monkeypatch.setattr(f"mlmclm.pretraining.callbacks.gauges.{kind}", take)
     gauges = Gauges(running(template, tmp_path, FakeEngine()))
     gauges.on_metrics([row(1), row(2, loss=1.5)])
-    gauges.on_validation(2, Evaluation(1.25, 0.5))
+    gauges.on_validation(2, 1.25, 0.5)
     assert exported.keys() == {name for name in DEFINITIONS if name.startswith("mlmclm_pretraining_")}
     assert exported["mlmclm_pretraining_loss"] == 1.5
     assert exported["mlmclm_pretraining_tokens_total"] == 2 * 8 * 32

@@ -14,7 +14,7 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.step_metrics import StepMetrics
 
 if TYPE_CHECKING:
-    from mlmclm.pretraining.engine import Engine, Evaluation
+    from mlmclm.pretraining.engine import Engine
 
 
 @dataclass
@@ -54,8 +54,8 @@ class Callback:
             metrics: of the steps since the last call, at least one, over all workers.
         """
 
-    def on_validation(self, step: int, found: Evaluation) -> None:
-        """Called when the validation blocks were evaluated behind a step."""
+    def on_validation(self, step: int, loss: float, accuracy: float) -> None:
+        """Called when the validation blocks were evaluated behind a step (`engine.Evaluation`)."""
 
     def on_step_end(self, step: int) -> None:
         """Called behind each step, unless the stage was stopped at it."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.step_metrics import StepMetrics
 from mlmclm.tracking.metrics import counter, gauge
-
-if TYPE_CHECKING:
-    from mlmclm.pretraining.engine import Evaluation
 
 
 class Gauges(Callback):
@@ -33,9 +29,9 @@ class Gauges(Callback):
         tokens = len(metrics) * recipe.batch * recipe.block_length
         counter("mlmclm_pretraining_tokens_total").inc(tokens, tags=self._labels())
 
-    def on_validation(self, step: int, found: Evaluation) -> None:
-        if np.isfinite(found.loss):
-            self._set(validation_loss=found.loss, validation_accuracy=found.accuracy)
+    def on_validation(self, step: int, loss: float, accuracy: float) -> None:
+        if np.isfinite(loss):
+            self._set(validation_loss=loss, validation_accuracy=accuracy)
 
     def _set(self, **values: float) -> None:
         for name, value in values.items():

@@ -6,16 +6,13 @@ import json
 import time
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mlmclm.pretraining import states
 from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.step_metrics import StepMetrics
-
-if TYPE_CHECKING:
-    from mlmclm.pretraining.engine import Evaluation
 
 
 class MetricsLog(Callback):
@@ -32,13 +29,13 @@ class MetricsLog(Callback):
         finite = takewhile(lambda row: row.finite, metrics)
         self._write([row._asdict() | {"time": time.time()} for row in finite])
 
-    def on_validation(self, step: int, found: Evaluation) -> None:
-        if np.isfinite(found.loss):
+    def on_validation(self, step: int, loss: float, accuracy: float) -> None:
+        if np.isfinite(loss):
             record = {
                 "step": step,
-                "validation_loss": found.loss,
-                "validation_perplexity": float(np.exp(found.loss)),
-                "validation_accuracy": found.accuracy,
+                "validation_loss": loss,
+                "validation_perplexity": float(np.exp(loss)),
+                "validation_accuracy": accuracy,
                 "time": time.time(),
             }
             self._write([record])

@@ -78,7 +78,7 @@ class StateWriter(Callback):
         )
 
     def _description(self, step: int) -> dict[str, Any]:
-        """What a state was made of (`state.json`)."""
+        """Return what a state was made of (`state.json`)."""
         job, engine = self.stage.job, self.stage.engine
         return {
             "size": job.size,

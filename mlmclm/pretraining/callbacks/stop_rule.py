@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,9 +10,6 @@ from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.failures import VALIDATION_LOSS
 from mlmclm.pretraining.step_metrics import StepMetrics
 from mlmclm.storage.files import write_json
-
-if TYPE_CHECKING:
-    from mlmclm.pretraining.engine import Evaluation
 
 
 class StopRule(Callback):
@@ -26,8 +22,8 @@ class StopRule(Callback):
         if wrong is not None:
             self._stop(wrong.step, "gradient" if np.isfinite(wrong.loss) else "loss")
 
-    def on_validation(self, step: int, found: Evaluation) -> None:
-        if not np.isfinite(found.loss):
+    def on_validation(self, step: int, loss: float, accuracy: float) -> None:
+        if not np.isfinite(loss):
             self._stop(step, VALIDATION_LOSS)
 
     def _stop(self, step: int, what: str) -> None:
