@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache
 from types import TracebackType
@@ -42,7 +42,7 @@ class Bar:
     """
 
     _drawn: ClassVar[Progress | None] = None
-    """What all open bars of a terminal are drawn by; it is there as long as one of them is."""
+    """Display of all open bars of a terminal; it is there as long as one of them is."""
     _open: ClassVar[int] = 0
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -162,6 +162,39 @@ class Bar:
         if line != self._said:
             self._said = line
             console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Turns (what, done, total) calls into one bar a `what`."""
+    with ExitStack() as stack:
+        current: list[Bar] = []
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if not current or current[0].title != what:
+                stack.pop_all().close()
+                current[:] = [stack.enter_context(Bar(what, total))]
+            current[0].update(done, total)
+
+        yield show
+
+
+@contextmanager
+def repeated(look: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
+    """Calls a function every so many seconds for the time of a block, in a thread of that name."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Left(ProgressColumn):

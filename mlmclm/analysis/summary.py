@@ -10,19 +10,12 @@ import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import Record, records, seeds_of
+from mlmclm.analysis.stability import STABILITY_COLUMNS
 from mlmclm.seeds import Seeds
 
 _BEST = ("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "test_low", "test_high")
-_STABILITY = (
-    "share_diverged",
-    "sd_seeds",
-    "sd_seeds_pooled",
-    "sd_rates",
-    "range_rates",
-    "relative_sd_rates",
-    "gain_at_stake",
-    "regret",
-    "share_near_best",
+_STABILITY = tuple(
+    name for name, kind in STABILITY_COLUMNS.items() if kind == "float64" and not name.endswith(("_low", "_high"))
 )
 
 

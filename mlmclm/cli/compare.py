@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, RuleOption, StoreOption, TaskDirOption
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError, unknown
 
@@ -28,10 +27,8 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    first: Annotated[
-        str, typer.Argument(help="A model of the study; without --study the key of a cell.", show_default=False)
-    ],
-    second: Annotated[str, typer.Argument(help="The other.", show_default=False)],
+    first: Annotated[str, typer.Argument(help="A model of the study; without --study the key of a cell.")],
+    second: Annotated[str, typer.Argument(help="The other.")],
     study: Annotated[
         Path | None,
         typer.Option(
@@ -43,14 +40,12 @@ def compare(
         list[str] | None,
         typer.Option("--task", help="One of the study's tasks, in place of all; may be given several times."),
     ] = None,
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="A score in place of the tasks' main one.", show_default=False)
-    ] = None,
-    rule: RuleOption = None,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
-    as_json: JsonOption = False,
+    metric: Annotated[str | None, typer.Option("--metric", help="A score in place of the tasks' main one.")] = None,
+    rule: options.Rule = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    as_json: options.Json = False,
 ) -> None:
     """Compares two models example by example of the test splits, and computes no cell.
 
@@ -121,24 +116,17 @@ def _of_models(
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.errors import for_each
     from mlmclm.study.opened import open_study
-    from mlmclm.study.pipeline import analyse_study, plan_sweep, study_space
     from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import analyse_study, study_space
 
     study = load_study(file)
-    names = [study.spelled(name) for name in (first, second)]
-    for name in names:
-        if name not in study.models:
-            raise unknown("model", name, study.models, where=str(file))
+    names = [study.model_of(name, where=str(file)) for name in (first, second)]
     space = options.by_rule(study_space(study, place.task_dirs), rule)
     for task in tasks:
         if task not in space.tasks:
             raise unknown("task", task, space.tasks, where=str(file))
     stored = open_study(study, place, space, file)
-    plan = plan_sweep(space, stored.models, stored.tasks, place)
-    results = ledger.results(plan.cells)
-    if not results:
-        raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
-    chosen = chosen_results(analyse_study(stored.prepared, space, results), results)
+    chosen = chosen_results(analyse_study(stored.prepared, space, stored.results), stored.results)
     sides: Sides = {}
     left_out: dict[str, str] = {}
     for task in tasks or space.tasks:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from mlmclm.cli import data_order, data_verify, options
-from mlmclm.cli.options import (
-    AddressOption,
-    DataOption,
-    JsonOption,
-    StoreOption,
-    StudyArgument,
-    TaskDirOption,
-)
 
 
 class _PrepareByDefault(TyperGroup):
@@ -41,12 +32,12 @@ def register(app: typer.Typer) -> None:
 
 
 def data(
-    file: StudyArgument,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
-    ray: AddressOption = None,
-    as_json: JsonOption = False,
+    file: options.Study,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    ray: options.Ray = None,
+    as_json: options.Json = False,
 ) -> None:
     """Prepares a study's corpus, tokenizer and tasks, and says what is in them.
 
@@ -60,19 +51,17 @@ def data(
     from rich.table import Column
 
     from mlmclm.cli.output import print_json, show, show_table
-    from mlmclm.cli.shared import on_cluster, shared_session
+    from mlmclm.cli.shared import prepared_for
     from mlmclm.corpora.prepared_corpus import describe
     from mlmclm.storage.files import read_json
-    from mlmclm.study.pipeline import prepare, prepare_tasks, study_space
     from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import prepare_tasks, study_space
 
     study = load_study(file)
     place = options.place(store, data, task_dir)
     space = study_space(study, place.task_dirs)
-    with ExitStack() as stack:
-        session = shared_session(stack, place, ray)
-        prepared = prepare(study, place, session=session if on_cluster(ray) else None)
-    corpus = describe(prepared.corpus)
+    with prepared_for(study, place, ray) as (prepared, _):
+        corpus = describe(prepared.corpus)
     tasks = prepare_tasks(prepared, space)
     described = {
         name: {

@@ -12,34 +12,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument
 
 if TYPE_CHECKING:
     from mlmclm.pretraining.seen import Seen
-    from mlmclm.study.pipeline import PreparedStudy
+    from mlmclm.study.prepared_study import PreparedStudy
     from mlmclm.study.study_file import StudyFile
 
 _SHOWN_TOKENS = 32
 
 
 def order(
-    file: StudyArgument,
-    steps: Annotated[
-        str,
-        typer.Option("--steps", help="a:b, from step a up to but not including b, counted from 0.", show_default=False),
-    ],
+    file: options.Study,
+    steps: Annotated[str, typer.Option("--steps", help="a:b, from step a up to but not including b, counted from 0.")],
     model: Annotated[
-        str | None,
-        typer.Option("--model", help="Show what this model was given: its masks, and labels.", show_default=False),
+        str | None, typer.Option("--model", help="Show what this model was given: its masks, and labels.")
     ] = None,
     labels: Annotated[bool, typer.Option("--labels", help="With the labels; needs --model.")] = False,
     to: Annotated[
-        Path | None,
-        typer.Option("--export", help="Write a .parquet or .jsonl file instead of printing.", show_default=False),
+        Path | None, typer.Option("--export", help="Write a .parquet or .jsonl file instead of printing.")
     ] = None,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    as_json: options.Json = False,
 ) -> None:
     """Prints or exports exactly which rows and tokens each step saw: step, row of the global batch, block of the corpus, input_ids.
 
@@ -50,16 +44,14 @@ def order(
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
     from mlmclm.cli.output import print_json, show
-    from mlmclm.errors import UserError, unknown
+    from mlmclm.errors import UserError
     from mlmclm.pretraining.seen import FORMATS, export
     from mlmclm.progress import spoken
-    from mlmclm.study.pipeline import prepare
+    from mlmclm.study.prepare import prepare
     from mlmclm.study.study_file import load_study
 
     study = load_study(file)
-    model = study.spelled(model) if model is not None else None
-    if model is not None and model not in study.models:
-        raise unknown("model", model, study.models, where=str(file))
+    model = study.model_of(model, where=str(file)) if model is not None else None
     if labels and model is None:
         raise UserError("--labels: labels belong to an objective; name a model of the study with --model.")
     if to is not None and to.suffix not in FORMATS:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, StudyArgument
 
 
 def verify(
-    file: StudyArgument,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    file: options.Study,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    as_json: options.Json = False,
 ) -> None:
     """Reads all shards of a study's corpus and holds them against the checksums of its index; names those that are not whole.
 
@@ -21,7 +20,8 @@ def verify(
     from mlmclm.cli.output import print_json, show
     from mlmclm.corpora.prepared_corpus import verify as verify_corpus
     from mlmclm.errors import EnvironmentFault, UserError
-    from mlmclm.study.pipeline import bars, find_study_corpus
+    from mlmclm.progress import bars
+    from mlmclm.study.prepare import find_study_corpus
     from mlmclm.study.study_file import load_study
 
     study, place = load_study(file), options.place(store, data)

@@ -1,4 +1,4 @@
-"""What a study would compute now, without computing anything."""
+"""Dry runs: the parts of a study that would be computed now."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 from mlmclm.cli.output import print_json, show
 from mlmclm.plans.plan import Plan, make_plan
-from mlmclm.pretraining.run_stage import missing_states
-from mlmclm.study.pipeline import PreparedStudy, check_models_to_continue, find_prepared, study_space
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import check_models_to_continue, find_prepared
+from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
+from mlmclm.study.sweep import study_space
 
 
 def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool = True) -> None:
@@ -63,7 +64,7 @@ def _stage(plan: Plan, index: int, prepared: PreparedStudy | None) -> dict[str, 
     stage = plan.stages[index]
     left = stage.steps
     if prepared is not None:
-        start, wanted = missing_states(stage, prepared.place.store, prepared.fingerprint)
+        start, wanted = prepared.missing(stage)
         left = wanted[-1].step - start.step if wanted else 0
     return {"title": stage.title, "models": list(stage.models), "steps": stage.steps, "steps_to_train": left}
 
@@ -74,7 +75,7 @@ def _cells_there(prepared: PreparedStudy | None) -> tuple[int, int]:
     if prepared is None:
         return 0, 0
     from mlmclm.study.opened import find_models, find_tasks
-    from mlmclm.study.pipeline import plan_sweep
+    from mlmclm.study.sweep import plan_sweep
     from mlmclm.sweeps.ledger import Ledger
 
     space = study_space(prepared.study, prepared.place.task_dirs)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption
 
 
 def register(app: typer.Typer) -> None:
@@ -17,12 +16,11 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="A study file (YAML), or a store's folder.", show_default=False)],
-    model: Annotated[str, typer.Argument(help="A model's name, such as 2m-clm-150-mlm40-600.", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", help="Folder to write, which must not be there yet.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="A study file (YAML), or a store's folder.")],
+    model: Annotated[str, typer.Argument(help="A model's name, such as 2m-clm-150-mlm40-600.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write, which must not be there yet.")],
     step: Annotated[
-        int | None,
-        typer.Option("--step", min=1, help="Optimiser steps; by default the furthest there is.", show_default=False),
+        int | None, typer.Option("--step", min=1, help="Optimiser steps; by default the furthest there is.")
     ] = None,
     push_to_hub: Annotated[
         str | None,
@@ -30,15 +28,14 @@ def export(
             "--push-to-hub",
             metavar="REPO",
             help="Also upload the folder to this repository of the Hugging Face Hub, made private where it is new.",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write the folder, say what would be uploaded, and upload nothing.")
     ] = False,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    as_json: options.Json = False,
 ) -> None:
     """Writes a model as a Hugging Face folder: an encoder and, after a causal step, a decoder.
 
@@ -51,7 +48,7 @@ def export(
     from mlmclm.plans.names import parse
     from mlmclm.progress import say
     from mlmclm.study.exports import export_state, find_state, sizes_in
-    from mlmclm.study.pipeline import find_prepared
+    from mlmclm.study.prepare import find_prepared
     from mlmclm.study.study_file import load_study
 
     if dry_run and push_to_hub is None:

@@ -11,7 +11,6 @@ import typer
 from rich.text import Text
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 
@@ -33,18 +32,15 @@ def register(app: typer.Typer) -> None:
 
 
 def _stream(name: str, what: str) -> Any:
-    return typer.Option(f"--{name}-seed", min=0, help=f"Of {what} alone.", show_default=False)
+    return typer.Option(f"--{name}-seed", min=0, help=f"Of {what} alone.")
 
 
 def finetune(
     model: Annotated[
-        str,
-        typer.Argument(
-            help="A model's folder, or its name in a study of the store (NAME or STUDY/NAME).", show_default=False
-        ),
+        str, typer.Argument(help="A model's folder, or its name in a study of the store (NAME or STUDY/NAME).")
     ],
-    task: Annotated[str, typer.Argument(help="A task's name.", show_default=False)],
-    learning_rate: Annotated[float, typer.Option("--lr", help="Peak learning rate.", show_default=False)],
+    task: Annotated[str, typer.Argument(help="A task's name.")],
+    learning_rate: Annotated[float, typer.Option("--lr", help="Peak learning rate.")],
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of head, order and dropout.")] = 0,
     head_seed: Annotated[int | None, _stream("head", "the head's initial weights")] = None,
     order_seed: Annotated[int | None, _stream("order", "the order of the data")] = None,
@@ -55,22 +51,16 @@ def finetune(
             "--protocol",
             metavar="NAME|FILE",
             help=f"How to fine-tune: a packaged protocol or a file like them; {DEFAULT_PROTOCOL!r} by default.",
-            show_default=False,
         ),
     ] = None,
     space: Annotated[
-        str | None,
-        typer.Option("--space", metavar="NAME|FILE", help="Fine-tune as this search space does.", show_default=False),
+        str | None, typer.Option("--space", metavar="NAME|FILE", help="Fine-tune as this search space does.")
     ] = None,
     causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--bidirectional", help="What a token sees, in place of the protocol's.", show_default=False
-        ),
+        bool | None, typer.Option("--causal/--bidirectional", help="What a token sees, in place of the protocol's.")
     ] = None,
     pooling: Annotated[
-        str | None,
-        typer.Option("--pooling", help="mean, bos or last, in place of the protocol's.", show_default=False),
+        str | None, typer.Option("--pooling", help="mean, bos or last, in place of the protocol's.")
     ] = None,
     changed: Annotated[
         list[str] | None,
@@ -78,7 +68,6 @@ def finetune(
             "--set",
             metavar="KEY=VALUE",
             help="A setting in place of the protocol's, such as epochs=2; needed for the axes of its grid.",
-            show_default=False,
         ),
     ] = None,
     start_from: Annotated[
@@ -88,7 +77,6 @@ def finetune(
             metavar="KEY|none",
             help="Begin with the encoder of another cell of this model, by its key, or with the model's own; needed where the "
             "protocol starts the task from another one.",
-            show_default=False,
         ),
     ] = None,
     predictions: Annotated[
@@ -97,16 +85,15 @@ def finetune(
             "--predictions",
             metavar="FILE",
             help="Write what it predicted for each test example, as JSON lines: classes, numbers, tags, answers or rankings.",
-            show_default=False,
         ),
     ] = None,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the data, show the cell and its key, and train nothing.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Fine-tunes one model on one task at one learning rate with one seed, and prints the scores.
 
@@ -168,7 +155,7 @@ def finetune(
 
 
 def _changes(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
-    """What the options change of a protocol."""
+    """Return the settings that the options change."""
     changes: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -293,7 +280,7 @@ def _task_data(
     """The fingerprint of the task's data, and whether `pair_truncation` changes its examples. The data are tokenised too, but for a
     dry run."""
     from mlmclm.models.folder import check_length
-    from mlmclm.study.pipeline import bars
+    from mlmclm.progress import bars
     from mlmclm.tasks.load import load_task
     from mlmclm.tasks.prepared_task import find_data
 

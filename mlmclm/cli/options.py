@@ -13,59 +13,49 @@ from mlmclm.study.place import Place
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
-StudyArgument = Annotated[
-    Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.", show_default=False)
-]
-StoreOption = Annotated[
+Study = Annotated[Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.")]
+Store = Annotated[
     Path,
     typer.Option(
         "--store", envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow."
     ),
 ]
-DataOption = Annotated[
+Data = Annotated[
     Path | None,
     typer.Option(
-        "--data",
-        envvar="MLMCLM_DATA",
-        help="Folder of local data sets that stand in for the Hugging Face Hub.",
-        show_default=False,
+        "--data", envvar="MLMCLM_DATA", help="Folder of local data sets that stand in for the Hugging Face Hub."
     ),
 ]
-TaskDirOption = Annotated[
+TaskDir = Annotated[
     list[Path] | None,
     typer.Option(
         "--task-dir",
         envvar="MLMCLM_TASK_DIR",
         help="Folder of your own tasks, one YAML file each; may be given several times.",
-        show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
-SuiteOption = Annotated[
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
+Suite = Annotated[
     str | None,
     typer.Option(
-        "--suite",
-        help="Take the models from a suite: `paper` (the published study's), or a YAML file of your own.",
-        show_default=False,
+        "--suite", help="Take the models from a suite: `paper` (the published study's), or a YAML file of your own."
     ),
 ]
-RuleOption = Annotated[
+Rule = Annotated[
     str | None,
     typer.Option(
         "--rule",
         metavar="mean|per_seed",
         help="How the best learning rate is chosen, in place of the search space's rule: the one with the highest mean over seeds, "
         "or each seed its own.",
-        show_default=False,
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
-AddressOption = Annotated[
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
+Ray = Annotated[
     str | None,
     typer.Option(
         "--ray",
         help="Address of a running Ray cluster; by default the one of the surrounding Ray job, or RAY_ADDRESS, else Ray is started on this machine.",
-        show_default=False,
     ),
 ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlmclm.cli.options import JsonOption, SuiteOption
+from mlmclm.cli import options
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     names: Annotated[list[str] | None, typer.Argument(help="Model names, such as 610m-clm-10k-mlm40-42k.")] = None,
-    suite: SuiteOption = None,
+    suite: options.Suite = None,
     study: Annotated[
         Path | None, typer.Option("--study", help="Take recipe (and models, if none are named) from a study file.")
     ] = None,
@@ -39,7 +39,6 @@ def plan(
             "--device",
             help=f"What hours are counted on: {', '.join(DEVICES)}, or {HERE}: this machine, measured. By default {HERE} for a study "
             f"of your own, else {DEFAULT_DEVICE}.",
-            show_default=False,
         ),
     ] = None,
     vocabulary: Annotated[
@@ -48,16 +47,15 @@ def plan(
             "--vocabulary",
             min=1,
             help="Tokens of the tokenizer; by default the study's, else the published model's: the paper's 128,256, ModernBERT's 50,368.",
-            show_default=False,
         ),
     ] = None,
     utilisation: Annotated[
         float, typer.Option("--utilisation", help="Share of the device's peak that is assumed to be reached.")
     ] = DEFAULT_UTILISATION,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="Also draw the stages into this .html file.", show_default=False)
+        Path | None, typer.Option("--picture", help="Also draw the stages into this .html file.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Shows the training stages that model names stand for, and what they cost.
 
@@ -128,7 +126,7 @@ def _this_machine(recipe: Recipe) -> Device:
 
 
 def _shapes(initial: dict[str, str], beside: Path | None) -> dict[str, Size]:
-    """Of models to continue from, by their configurations alone."""
+    """Return the shapes of models to continue from, by their configurations alone."""
     if not initial:
         return {}
     from mlmclm.pretraining.initial import source_sizes

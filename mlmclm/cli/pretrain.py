@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import (
-    AddressOption,
-    DataOption,
-    DryRunOption,
-    JsonOption,
-    StoreOption,
-    StudyArgument,
-    SuiteOption,
-    TaskDirOption,
-)
 
 if TYPE_CHECKING:
     from mlmclm.study.study_file import StudyFile
@@ -29,17 +18,15 @@ def register(app: typer.Typer) -> None:
 
 
 def pretrain_models(
-    file: StudyArgument,
-    models: Annotated[
-        list[str] | None, typer.Argument(help="Only these models of the study.", show_default=False)
-    ] = None,
-    suite: SuiteOption = None,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
-    ray: AddressOption = None,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
+    file: options.Study,
+    models: Annotated[list[str] | None, typer.Argument(help="Only these models of the study.")] = None,
+    suite: options.Suite = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    ray: options.Ray = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
 ) -> None:
     """Trains the models of a study, each stage as a Ray Train run of DeepSpeed workers, and exports Hugging Face folders.
 
@@ -49,37 +36,24 @@ def pretrain_models(
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
+    from mlmclm.cli.dry_run import show_dry_run
     from mlmclm.cli.output import print_json, show
-    from mlmclm.cli.shared import at_work, on_cluster, shared_session
-    from mlmclm.errors import unknown
-    from mlmclm.study.pipeline import export_models, prepare, pretrain
+    from mlmclm.cli.shared import work_on
     from mlmclm.study.study_file import load_study
-    from mlmclm.study.tracking import StudyTracking
 
     study, place = load_study(file), options.place(store, data, task_dir)
     if suite is not None:
         study = with_suite(study, suite)
-    models = [study.spelled(name) for name in models or ()]
-    for name in models:
-        if name not in study.models:
-            raise unknown("model", name, study.models, where=str(file) if suite is None else f"--suite {suite}")
     if models:
-        kept = study.baseline if study.baseline in models else None
-        study = study.model_copy(update={"models": tuple(models), "baseline": kept})
+        where = str(file) if suite is None else f"--suite {suite}"
+        chosen = tuple(study.model_of(name, where=where) for name in models)
+        kept = study.baseline if study.baseline in chosen else None
+        study = study.model_copy(update={"models": chosen, "baseline": kept})
     if dry_run:
-        from mlmclm.cli.dry_run import show_dry_run
-
         show_dry_run(study, place, as_json=as_json, sweep=False)
         return
-    with at_work(study, place), ExitStack() as stack:
-        tracking = stack.enter_context(StudyTracking(study, place))
-        session = shared_session(stack, place, ray)
-        prepared = prepare(study, place, session=session if on_cluster(ray) else None)
-        if prepared.unfinished():
-            session()
-            pretrain(prepared, tracking.stage_lines(prepared))
-        exported = export_models(prepared)
-        tracking.pretrained(prepared)
+    with work_on(study, place, ray) as work:
+        exported = work.pretrain()
     if as_json:
         print_json({model.name: {"folder": str(model.folder), "weights": model.weights} for model in exported})
     else:

@@ -11,14 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import (
-    DataOption,
-    JsonOption,
-    RuleOption,
-    StoreOption,
-    StudyArgument,
-    TaskDirOption,
-)
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
@@ -32,19 +24,16 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    file: StudyArgument,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
+    file: options.Study,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
     export: Annotated[
         bool, typer.Option("--export", help="Also write every run to MLflow that isn't there yet.")
     ] = False,
-    rule: RuleOption = None,
+    rule: options.Rule = None,
     to: Annotated[
-        Path | None,
-        typer.Option(
-            "--to", metavar="FOLDER", help="Write here, in place of the store's studies/NAME.", show_default=False
-        ),
+        Path | None, typer.Option("--to", metavar="FOLDER", help="Write here, in place of the store's studies/NAME.")
     ] = None,
     predictions: Annotated[
         Path | None,
@@ -53,10 +42,9 @@ def report(
             metavar="FOLDER",
             help="Also write what each model predicted for the test examples at its best learning rate: "
             "FOLDER/MODEL/TASK/sSEED.jsonl.",
-            show_default=False,
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Analyses the results that a study has so far and writes its tables and its HTML report; prepares and computes nothing.
 
@@ -64,20 +52,17 @@ def report(
 
     Example: mlmclm report examples/quickstart.yaml
     """
-    from mlmclm.cli.shared import command_of, write_study_report
-    from mlmclm.errors import UserError
+    from mlmclm.cli.study_report import command_of, write_study_report
     from mlmclm.progress import say
     from mlmclm.study.opened import open_study
-    from mlmclm.study.pipeline import plan_sweep, study_space
     from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import study_space
     from mlmclm.sweeps.ledger import Ledger
 
     study, place = load_study(file), options.place(store, data, task_dir)
     space = options.by_rule(study_space(study, place.task_dirs), rule)
     stored = open_study(study, place, space, file)
-    results = Ledger(place.store).results(plan_sweep(space, stored.models, stored.tasks, place).cells)
-    if not results:
-        raise UserError(f"study {study.name!r} has no results yet: run `mlmclm study {file}` first.")
+    results = stored.results
     own = place.study_folder(study)
     folder = to or (own if _writable(own) else None)
     if folder is None:

@@ -1,139 +1,124 @@
-"""Shared by verbs: work on a study that no other process does meanwhile, one Ray session, the report at the end."""
+"""Work on a study: no other process does any on it meanwhile, and all its phases share one Ray session and one tracking."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.progress import say
 from mlmclm.service.ray_cluster import cluster_address
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
-from mlmclm.study.pipeline import analyse_study
+from mlmclm.study.model_folders import export_models
+from mlmclm.study.prepare import prepare
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mlmclm.analysis.analyse import Analysis
-    from mlmclm.study.pipeline import PreparedStudy
     from mlmclm.study.place import Place
+    from mlmclm.study.prepared_study import PreparedStudy
     from mlmclm.study.study_file import StudyFile
+    from mlmclm.study.tracking import StudyTracking
+    from mlmclm.sweeps.cells import SweepModel
+    from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepared_task import PreparedTask
+
+
+@dataclass(frozen=True)
+class Work:
+    """A prepared study that this process works on; its methods are the phases that follow."""
+
+    prepared: PreparedStudy
+    tracking: StudyTracking
+    session: Session
+
+    def pretrain(self) -> list[SweepModel]:
+        """Trains what is missing of the models and exports all of them."""
+        from mlmclm.study.pretrain import pretrain
+
+        if self.prepared.unfinished():
+            self.session()
+            pretrain(self.prepared, self.tracking.stage_lines(self.prepared))
+        models = export_models(self.prepared)
+        self.tracking.pretrained(self.prepared)
+        return models
+
+    def sweep(
+        self, space: Space, models: list[SweepModel], tasks: dict[str, PreparedTask], *, command: str, as_json: bool
+    ) -> None:
+        """Fine-tunes the models over the search space, and reports.
+
+        Args:
+            command: that computes the study again, for the report.
+        """
+        from mlmclm.cli.study_report import write_study_report
+        from mlmclm.study.sweep import plan_sweep, sweep
+
+        prepared, place = self.prepared, self.prepared.place
+        self.tracking.sweep_begins(prepared, space)
+        plan = partial(plan_sweep, space, models, tasks, place)
+        outcome = sweep(prepared, space, plan, session=self.session, on_result=self.tracking.cell)
+        folder = place.study_folder(prepared.study)
+        write_study_report(
+            prepared, space, tasks, outcome.results, command, self.tracking, folder=folder, as_json=as_json
+        )
 
 
 @contextmanager
-def at_work(study: StudyFile, place: Place) -> Iterator[None]:
-    """Keeps other processes from the same study for the time of a block, and removes what killed ones left half made in the store.
+def work_on(study: StudyFile, place: Place, address: str | None) -> Iterator[Work]:
+    """Prepares a study and keeps other processes from it for the time of a block.
+
+    What killed processes left half made in the store is removed first.
+
+    Args:
+        address: of a Ray cluster, as `--ray` gives it.
 
     Raises:
-        UserError: another process works on it.
+        UserError: another process works on it, or what `prepare` raises.
     """
+    from mlmclm.study.tracking import StudyTracking
+
     with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"):
         sweep_unfinished(place.store)
-        yield
+        with StudyTracking(study, place) as tracking, prepared_for(study, place, address) as (prepared, session):
+            yield Work(prepared, tracking, session)
 
 
-def on_cluster(address: str | None) -> bool:
-    """Whether there is a Ray cluster already: named by `--ray`, the surrounding Ray job or RAY_ADDRESS."""
-    return cluster_address(address) is not None
+@contextmanager
+def prepared_for(study: StudyFile, place: Place, address: str | None) -> Iterator[tuple[PreparedStudy, Session]]:
+    """Prepares a study, and yields with it a function that opens a Ray session.
 
-
-def shared_session(stack: ExitStack, place: Place, address: str | None) -> Any:
-    """A function that opens a Ray session the first time that it is called and leaves it open until `stack` ends.
-
-    The address of a cluster is looked at now, before anything is prepared; raises as `check_cluster`.
+    The session is opened at the first call and left open until the block ends. The address of a cluster is looked at now, before
+    anything is prepared; raises as `check_cluster`.
     """
-    from mlmclm.pretraining.run_stage import prepare_environment
-    from mlmclm.service.ray_cluster import check_cluster, ray_session
+    from mlmclm.service.ray_cluster import check_cluster
 
+    # Named by `--ray`, the surrounding Ray job or RAY_ADDRESS.
     running = cluster_address(address)
     if running is not None:
         check_cluster(running)
-    opened = False
+    with ExitStack() as stack:
+        opened = False
 
-    def session() -> AbstractContextManager[None]:
-        nonlocal opened
-        if not opened:
-            say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
-            prepare_environment()
-            found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
-            if found.dashboard is not None:
-                token = (
-                    f" (it asks for a token, which is in {found.token_file})" if found.token_file is not None else ""
-                )
-                say(f"Ray dashboard: {found.dashboard}{token}")
-            opened = True
-        return nullcontext()
+        def session() -> AbstractContextManager[None]:
+            nonlocal opened
+            if not opened:
+                say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
+                _open_session(stack, place, address)
+                opened = True
+            return nullcontext()
 
-    return session
+        yield prepare(study, place, session=session if running is not None else None), session
 
 
-def command_of(file: Path, data: Path | None, task_dirs: Sequence[Path] | None) -> str:
-    """The command line that a report names to compute its study again."""
-    words = ["mlmclm study", str(file), *([f"--data {data}"] if data is not None else [])]
-    return " ".join([*words, *(f"--task-dir {folder}" for folder in task_dirs or ())])
+def _open_session(stack: ExitStack, place: Place, address: str | None) -> None:
+    from mlmclm.pretraining.run_stage import prepare_environment
+    from mlmclm.service.ray_cluster import ray_session
 
-
-def write_study_report(
-    prepared: PreparedStudy,
-    space: Any,
-    tasks: Any,
-    results: list[dict[str, Any]],
-    command: str,
-    tracking: Any = None,
-    *,
-    folder: Path | None,
-    as_json: bool = False,
-) -> Analysis:
-    """Analyses results, writes tables and report, tells MLflow, and prints what was found.
-
-    Args:
-        folder: where to write; None writes nothing, and MLflow gets no files.
-
-    Returns:
-        The analysis.
-    """
-    from mlmclm.analysis.summary import summary
-    from mlmclm.reports.report import write_report
-    from mlmclm.reports.wording import baseline_sentence, headline
-    from mlmclm.study.facts import study_facts
-
-    analysis = analyse_study(prepared, space, results)
-    facts = study_facts(prepared, space, tasks, results, command)
-    paths = write_report(analysis, facts, folder) if folder is not None else {}
-    if tracking is not None:
-        tracking.reported(space, analysis, paths, facts.provenance)
-    if as_json:
-        print_json(
-            {"report": str(paths["report"]) if paths else None, "provenance": facts.provenance, **summary(analysis)}
-        )
-        return analysis
-    found = headline(analysis)
-    show(found.verdict, style="bold")
-    show(found.detail)
-    if prepared.study.baseline is not None:
-        show(baseline_sentence(analysis))
-    show_best(analysis)
-    if paths:
-        show(f"report:  {paths['report']}")
-    elsewhere = tracking.elsewhere if tracking is not None else None
-    show(f"compare: {elsewhere or f'mlmclm ui --store {prepared.place.store}'}")
-    return analysis
-
-
-def show_best(analysis: Any) -> None:
-    """The model-by-task table."""
-    from mlmclm.analysis.results import records
-    from mlmclm.reports import text
-
-    rates = "best rate" if analysis.rule == "mean" else "rates (seeds)"
-    rows = []
-    for row in records(analysis.best):
-        known = row["n"] > 0
-        score = f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}" if known else "–"
-        spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
-        rate = ", ".join(filter(None, (row["learning_rates"], row["setting"])))
-        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread))
-    columns = ("model", "task", "metric", rates, "test [95 %]", "sd over seeds")
-    show_table(columns, rows, drop=("metric", "sd over seeds", rates))
+    prepare_environment()
+    found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
+    if found.dashboard is not None:
+        token = f" (it asks for a token, which is in {found.token_file})" if found.token_file is not None else ""
+        say(f"Ray dashboard: {found.dashboard}{token}")

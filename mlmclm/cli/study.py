@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import (
-    AddressOption,
-    DataOption,
-    DryRunOption,
-    JsonOption,
-    StoreOption,
-    StudyArgument,
-    TaskDirOption,
-)
 
 if TYPE_CHECKING:
-    from mlmclm.study.place import Place
-    from mlmclm.study.study_file import StudyFile
+    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -30,13 +18,13 @@ def register(app: typer.Typer) -> None:
 
 
 def study(
-    file: StudyArgument,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
-    ray: AddressOption = None,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
+    file: options.Study,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    ray: options.Ray = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
 ) -> None:
     """Does all of a study: prepares the data, pretrains, fine-tunes the grid, chooses, reports.
 
@@ -45,46 +33,18 @@ def study(
 
     Example: mlmclm study examples/quickstart.yaml
     """
-    from mlmclm.cli.shared import at_work, command_of
+    from mlmclm.cli.dry_run import show_dry_run
+    from mlmclm.cli.shared import work_on
+    from mlmclm.cli.study_report import command_of
     from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import prepare_tasks, study_space
 
     loaded, place = load_study(file), options.place(store, data, task_dir)
     if dry_run:
-        from mlmclm.cli.dry_run import show_dry_run
-
         show_dry_run(loaded, place, as_json=as_json)
         return
-    with at_work(loaded, place):
-        _run(loaded, place, command=command_of(file, data, task_dir), address=ray, as_json=as_json)
-
-
-def _run(loaded: StudyFile, place: Place, *, command: str, address: str | None, as_json: bool) -> None:
-    """The study from its first missing piece to its report."""
-    from mlmclm.cli.shared import on_cluster, shared_session, write_study_report
-    from mlmclm.study.pipeline import (
-        export_models,
-        plan_sweep,
-        prepare,
-        prepare_tasks,
-        pretrain,
-        study_space,
-        sweep,
-    )
-    from mlmclm.study.tracking import StudyTracking
-
     space = study_space(loaded, place.task_dirs)
-    with ExitStack() as stack:
-        tracking = stack.enter_context(StudyTracking(loaded, place))
-        session = shared_session(stack, place, address)
-        prepared = prepare(loaded, place, session=session if on_cluster(address) else None)
-        tasks = prepare_tasks(prepared, space)
-        if prepared.unfinished():
-            session()
-            pretrain(prepared, tracking.stage_lines(prepared))
-        models = export_models(prepared)
-        tracking.pretrained(prepared)
-        tracking.sweep_begins(prepared, space)
-        plan = partial(plan_sweep, space, models, tasks, place)
-        outcome = sweep(prepared, space, plan, session=session, on_result=tracking.cell)
-        folder = place.study_folder(loaded)
-        write_study_report(prepared, space, tasks, outcome.results, command, tracking, folder=folder, as_json=as_json)
+    with work_on(loaded, place, ray) as work:
+        tasks = prepare_tasks(work.prepared, space)  # before anything is trained: data that are wrong cost no time
+        models = work.pretrain()
+        work.sweep(space, models, tasks, command=command_of(file, data, task_dir), as_json=as_json)

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
-
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import (
-    AddressOption,
-    DataOption,
-    DryRunOption,
-    JsonOption,
-    StoreOption,
-    StudyArgument,
-    TaskDirOption,
-)
 
 
 def register(app: typer.Typer) -> None:
@@ -25,13 +13,13 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep_study(
-    file: StudyArgument,
-    store: StoreOption = options.DEFAULT_STORE,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
-    ray: AddressOption = None,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
+    file: options.Study,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    ray: options.Ray = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
 ) -> None:
     """Fine-tunes the models of a study, which must be pretrained, over its search space on Ray Tune, and reports.
 
@@ -40,26 +28,19 @@ def sweep_study(
 
     Example: mlmclm sweep examples/quickstart.yaml
     """
-    from mlmclm.cli.shared import at_work, command_of, on_cluster, shared_session, write_study_report
-    from mlmclm.study.pipeline import export_models, plan_sweep, prepare, prepare_tasks, study_space, sweep
+    from mlmclm.cli.dry_run import show_dry_run
+    from mlmclm.cli.shared import work_on
+    from mlmclm.cli.study_report import command_of
+    from mlmclm.study.model_folders import export_models
     from mlmclm.study.study_file import load_study
-    from mlmclm.study.tracking import StudyTracking
+    from mlmclm.study.sweep import prepare_tasks, study_space
 
     study, place = load_study(file), options.place(store, data, task_dir)
     if dry_run:
-        from mlmclm.cli.dry_run import show_dry_run
-
         show_dry_run(study, place, as_json=as_json)
         return
     space = study_space(study, place.task_dirs)
-    with at_work(study, place), ExitStack() as stack:
-        tracking = stack.enter_context(StudyTracking(study, place))
-        session = shared_session(stack, place, ray)
-        prepared = prepare(study, place, session=session if on_cluster(ray) else None)
-        models = export_models(prepared)
-        tasks = prepare_tasks(prepared, space)
-        tracking.sweep_begins(prepared, space)
-        plan = partial(plan_sweep, space, models, tasks, place)
-        outcome = sweep(prepared, space, plan, session=session, on_result=tracking.cell)
-        command, folder = command_of(file, data, task_dir), place.study_folder(study)
-        write_study_report(prepared, space, tasks, outcome.results, command, tracking, folder=folder, as_json=as_json)
+    with work_on(study, place, ray) as work:
+        models = export_models(work.prepared)
+        tasks = prepare_tasks(work.prepared, space)
+        work.sweep(space, models, tasks, command=command_of(file, data, task_dir), as_json=as_json)

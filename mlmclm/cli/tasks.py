@@ -9,7 +9,6 @@ import typer
 from rich.table import Column
 
 from mlmclm.cli import options
-from mlmclm.cli.options import DataOption, JsonOption, StoreOption, TaskDirOption
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.progress import say
@@ -26,7 +25,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(verbs, name="tasks", help="The tasks that there are; `tasks check NAME` reads one and shows it.")
 
 
-def tasks(context: typer.Context, task_dir: TaskDirOption = None, as_json: JsonOption = False) -> None:
+def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: options.Json = False) -> None:
     """Lists the tasks: the packaged ones, those of installed packages, and those of your own folders.
 
     Example: mlmclm tasks --task-dir my_tasks
@@ -63,23 +62,20 @@ def tasks(context: typer.Context, task_dir: TaskDirOption = None, as_json: JsonO
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="The task, such as sst2.", show_default=False)],
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="Folder of a Hugging Face tokenizer.", show_default=False)
-    ] = None,
+    name: Annotated[str, typer.Argument(help="The task, such as sst2.")],
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Folder of a Hugging Face tokenizer.")] = None,
     model: Annotated[
-        Path | None,
-        typer.Option("--model", help="Folder of a Hugging Face model, whose tokenizer it is.", show_default=False),
+        Path | None, typer.Option("--model", help="Folder of a Hugging Face model, whose tokenizer it is.")
     ] = None,
-    data: DataOption = None,
-    task_dir: TaskDirOption = None,
-    store: StoreOption = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    store: options.Store = options.DEFAULT_STORE,
     max_length: Annotated[
         int | None,
         typer.Option("--max-length", min=8, help="Tokens of the longest sequence; 512, or fewer if the model's are."),
     ] = None,
     examples: Annotated[int, typer.Option("--examples", min=0, help="How many training examples to show.")] = 3,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Reads and checks a task's data, and shows it as a model would be given it.
 

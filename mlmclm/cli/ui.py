@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.options import StoreOption
 
 
 def register(app: typer.Typer) -> None:
@@ -16,10 +15,9 @@ def register(app: typer.Typer) -> None:
 
 
 def ui(
-    store: StoreOption = options.DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
     port: Annotated[
-        int | None,
-        typer.Option("--port", min=1, max=65535, help="Port to listen on; a free one by default.", show_default=False),
+        int | None, typer.Option("--port", min=1, max=65535, help="Port to listen on; a free one by default.")
     ] = None,
 ) -> None:
     """Starts the MLflow server on the store's own records (on loopback), prints the link, and runs until Ctrl-C.

@@ -6,8 +6,6 @@ which tokens a step predicts from what, and in which direction tokens see each o
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
@@ -16,11 +14,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.discovery import classes_in
 from mlmclm.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from mlmclm.corpora.tokenizer import Vocabulary
-    from mlmclm.objectives.hiding import Corruption
+    from mlmclm.objectives.corruption import Corruption
 
 UNLABELLED = -100
 """The label of a position without a prediction (`torch.nn.functional.cross_entropy`'s default)."""
@@ -112,17 +111,9 @@ class Objective(ABC):
 @cache
 def objectives() -> tuple[type[Objective], ...]:
     """All objectives: of every file in this folder, in the order of the files' names."""
-    package = importlib.import_module("mlmclm.objectives")
-    modules = [
-        importlib.import_module(f"{package.__name__}.{found.name}") for found in pkgutil.iter_modules(package.__path__)
-    ]
     return tuple(
-        value
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Objective) and value.__module__ == module.__name__
-        and value is not Objective
-    )  # fmt: skip
+        kind for kind in classes_in("mlmclm.objectives") if issubclass(kind, Objective) and kind is not Objective
+    )
 
 
 def parse_objective(text: str, *, where: str) -> Objective:

@@ -56,6 +56,11 @@ class Leg:
         return [str(self.objective), self.start, self.stop, self.origin, self.decay_end, *own]
 
 
+def leg_at(legs: Sequence[Leg], step: int) -> Leg:
+    """Return the leg that a step, counted from 0, belongs to."""
+    return next(leg for leg in legs if leg.start <= step < leg.stop)
+
+
 @dataclass(frozen=True)
 class State:
     """Weights and optimiser after a history of legs; no legs is the initialisation."""

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.errors import unknown
-from mlmclm.objectives.hiding import Corruption
+from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.schedules import LAWS
 

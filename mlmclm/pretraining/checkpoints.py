@@ -51,7 +51,7 @@ def write_tensors(folder: Path, state: TrainingState) -> None:
 
 
 def read_tensors(folder: Path) -> TrainingState:
-    """What `write_tensors` wrote; each tensor is read when it is asked for.
+    """Return what `write_tensors` wrote; each tensor is read when it is asked for.
 
     Raises:
         UserError: the folder holds no whole state.

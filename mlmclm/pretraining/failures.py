@@ -1,4 +1,4 @@
-"""What to tell a user of a stage that ended early: from what Ray Train raised, or what the workers noted, to one message."""
+"""Messages for the user when a stage ended early, from what Ray Train raised or the workers noted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.plans.recipe import Recipe
 
 VALIDATION_LOSS = "validation loss"
-"""What the workers note as not finite, where it isn't a step's own loss or gradient."""
+"""Name of the quantity that is not finite where it isn't a step's own loss or gradient."""
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|\bMemoryError\b|not enough memory|out of memory|can(no|')t allocate memory|running low on memory|bad_alloc",

@@ -15,7 +15,7 @@ Nothing here needs torch unless a model is read for the first time.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,7 +48,7 @@ class InitialModel:
     source: str
     """The folder's name, or the name on the hub."""
     commit: str | None
-    """Of the hub."""
+    """Commit of the hub; None for a folder."""
     size: Size
 
     def check(self) -> None:
@@ -65,8 +65,26 @@ class InitialModel:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """A study's `initial` and `tokenizer`, with all that is needed to find them."""
+
+    initial: Mapping[str, str]
+    """Folder, or name on the hub, by the study's name for it."""
+    used: frozenset[str]
+    """Sizes of the study's models."""
+    tokenizer: TokenizerConfig | None
+    """The study's, if it names one; by default it is that of these models."""
+    block_length: int
+    """Tokens of the longest sequence that the models will see."""
+    store: Path
+    data_root: Path | None = None
+    beside: Path | None = None
+    """The study file's folder, where paths are looked up first."""
+
+
+@dataclass(frozen=True)
 class Beginning:
-    """What a study's `initial` and `tokenizer` come to."""
+    """The tokenizer and the models that a study's `initial` and `tokenizer` come to."""
 
     tokenizer: TokenizerConfig
     models: dict[str, InitialModel]
@@ -81,40 +99,25 @@ class _Source:
     content: str
     """SHA-256 of configuration, weights and tokenizer."""
     commit: str | None
-    """Of the hub."""
+    """Commit of the hub; None for a folder."""
     files: Path
     """A folder with config.json and tokenizer."""
 
 
-def prepare_initial(
-    initial: Mapping[str, str],
-    used: Iterable[str],
-    tokenizer: TokenizerConfig | None,
-    *,
-    block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
-) -> Beginning:
-    """The models that a study begins from, in the store; reads those that aren't there yet.
-
-    Args:
-        initial: folder, or name on the hub, by the study's name for it.
-        used: sizes of the study's models.
-        tokenizer: the study's, if it names one; by default it is that of these models.
-        block_length: tokens of the longest sequence that they will see.
-        beside: the study file's folder, where paths are looked up first.
+def prepare_initial(wanted: Wanted) -> Beginning:
+    """Return the models that a study begins from, in the store; reads those that aren't there yet.
 
     Raises:
         UserError: no such folder, an architecture that is not supported, sequences that are too long, or a tokenizer that is not the
             model's.
         EnvironmentFault: the hub cannot be reached, or the disk is full.
     """
-    sources = {name: _look(source, store, data_root, beside) for name, source in initial.items()}
-    chosen = _tokenizer(sources, tokenizer)
-    _check(sources, block_length)
+    store, data_root, beside = wanted.store, wanted.data_root, wanted.beside
+    sources = {name: _look(source, store, data_root, beside) for name, source in wanted.initial.items()}
+    chosen = _tokenizer(sources, wanted.tokenizer)
+    _check(sources, wanted.block_length)
     models = {}
-    for name in sorted(set(used) & sources.keys()):
+    for name in sorted(wanted.used & sources.keys()):
         folder = _folder(sources[name], chosen, store)
 
         def there(folder: Path = folder) -> bool:
@@ -135,46 +138,27 @@ def prepare_initial(
     return Beginning(chosen, models)
 
 
-def find_initial(
-    initial: Mapping[str, str],
-    used: Iterable[str],
-    tokenizer: TokenizerConfig | None,
-    *,
-    block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
-) -> Beginning | None:
-    """What `prepare_initial` would return without any work, or None where there is some to do; raises what it raises."""
-    found = {name: _known(source, store, data_root, beside) for name, source in initial.items()}
+def find_initial(wanted: Wanted) -> Beginning | None:
+    """Return what `prepare_initial` would without any work, or None where there is some to do; raises what it raises."""
+    store = wanted.store
+    found = {name: _known(source, store, wanted.data_root, wanted.beside) for name, source in wanted.initial.items()}
     sources = {name: source for name, source in found.items() if source is not None}
     if len(sources) < len(found):
         return None
-    chosen = _tokenizer(sources, tokenizer)
-    _check(sources, block_length)
-    folders = {name: _folder(sources[name], chosen, store) for name in sorted(set(used) & sources.keys())}
+    chosen = _tokenizer(sources, wanted.tokenizer)
+    _check(sources, wanted.block_length)
+    folders = {name: _folder(sources[name], chosen, store) for name in sorted(wanted.used & sources.keys())}
     if any(damage(folder, read=False) is not None for folder in folders.values()):
         return None
     return Beginning(chosen, {name: open_initial(store, folder.name) for name, folder in folders.items()})
 
 
-def check_initial(
-    initial: Mapping[str, str],
-    used: Iterable[str],
-    tokenizer: TokenizerConfig | None,
-    *,
-    masked: bool,
-    block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
-) -> None:
+def check_initial(wanted: Wanted, *, masked: bool) -> None:
     """Raises what `prepare_initial` would raise, and writes nothing into the store. The weights of a folder are read; of a name of
     the hub that the store doesn't know only config.json is, so what its weights or tokenizer lack shows later.
 
     Args:
         masked: whether tokens will be masked.
-        others: as those of `prepare_initial`.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -182,25 +166,26 @@ def check_initial(
     from mlmclm.models.given import encoder_config, read_initial, size_of
     from mlmclm.models.sources import fetch_config
 
+    data_root, beside = wanted.data_root, wanted.beside
     known: dict[str, _Source] = {}
-    for name, source in initial.items():
-        noted = _known(source, store, data_root, beside)
+    for name, source in wanted.initial.items():
+        noted = _known(source, wanted.store, data_root, beside)
         if noted is not None:
             known[name] = noted
             continue
         folder = fetch_config(source, data_root, beside)
         size_of(encoder_config(folder))
-        _check({name: _Source(source, "", None, folder)}, block_length)
+        _check({name: _Source(source, "", None, folder)}, wanted.block_length)
     if not known:
         return
-    chosen = _tokenizer(known, tokenizer)
-    _check(known, block_length)
+    chosen = _tokenizer(known, wanted.tokenizer)
+    _check(known, wanted.block_length)
     with TemporaryDirectory() as scratch:
         prepared = prepare_tokenizer(chosen, store=Path(scratch))
         check_special(prepared, masked=masked)
-        for name in sorted(set(used) & known.keys()):
-            here = local_folder(initial[name], data_root, beside)
-            if here is not None and damage(_folder(known[name], chosen, store), read=False) is not None:
+        for name in sorted(wanted.used & known.keys()):
+            here = local_folder(wanted.initial[name], data_root, beside)
+            if here is not None and damage(_folder(known[name], chosen, wanted.store), read=False) is not None:
                 read_initial(here, load_tokenizer(prepared, PreTrainedTokenizerFast))
 
 
@@ -333,7 +318,7 @@ def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) ->
 
 
 def _tokenizer_parts(source: _Source) -> str:
-    """What a tokenizer makes of a text, as one string."""
+    """Return all parts of a tokenizer that decide on what it makes of a text, as one string."""
     content: dict[str, Any] = read_json(source.files / TOKENIZER_FILES[0])
     return canonical_json([content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")])
 

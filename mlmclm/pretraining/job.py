@@ -1,20 +1,19 @@
-"""What a stage's workers are told, and the function that Ray Train starts in them.
+"""The job of a stage's workers, as plain values.
 
-This module imports nothing heavy: Ray's controller process loads it too, and would load torch and DeepSpeed with it.
+Ray's controller process loads this module too, so it imports neither torch nor DeepSpeed.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
-from mlmclm.plans.plan import Leg
+from mlmclm.objectives.objective import Objective
+from mlmclm.plans.plan import Leg, leg_at
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.states import exists
 from mlmclm.service.placement import Device
@@ -51,11 +50,29 @@ class StageJob:
     fingerprint: str
     device: Device
 
+    @property
+    def objective(self) -> Objective:
+        """Objective of the stage's steps."""
+        return self.legs[-1].objective
+
+    @property
+    def last(self) -> int:
+        """The last step, counted from 1 as in metrics and deposits."""
+        return self.deposits[-1][0]
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 1."""
+        return leg_at(self.legs, step - 1).rate(step - 1, self.recipe)
+
+    def keeps(self, step: int) -> bool:
+        """Return whether the state behind a step is written: as a deposit, or as a checkpoint to go on from."""
+        return step in dict(self.deposits) or step % self.recipe.checkpoint_every == 0
+
     def next_deposit(self) -> int:
         """The first step whose state is still to be left behind. A checkpoint from beyond it (of an earlier plan, which
         didn't want that state) is of no use."""
         absent = [step for step, key in self.deposits if not exists(Path(self.store), key)]
-        return absent[0] if absent else self.deposits[-1][0] + 1
+        return absent[0] if absent else self.last + 1
 
     def model_shape(self) -> ModelShape:
         """The shape that kernels are compiled for."""
@@ -69,7 +86,7 @@ class StageJob:
 
     @property
     def notes_path(self) -> Path:
-        """What a person should know of the run."""
+        """Lines that a person should read when the run has ended."""
         return Path(self.run_folder) / "notes.txt"
 
     @property
@@ -81,13 +98,3 @@ class StageJob:
     def stop_path(self) -> Path:
         """Written when a loss or its gradient is no longer finite; the stage ends without depositing anything more."""
         return Path(self.run_folder) / "stopped.json"
-
-
-def run_in_worker(config: dict[str, Any]) -> None:
-    """Ray Train's training function; `config["job"]` is the `StageJob`."""
-    job: StageJob = config["job"]
-    os.environ["DS_ACCELERATOR"] = job.device  # DeepSpeed would take a GPU that it sees, reserved or not
-
-    from mlmclm.pretraining.worker import train_stage
-
-    train_stage(job)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlmclm.corpora.tokenizer import Vocabulary, special_ids
-from mlmclm.objectives.hiding import Corruption
+from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.objective import Draw, Objective
 from mlmclm.plans.recipe import Recipe
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +17,9 @@ from mlmclm.plans.plan import Stage, State
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import failures, states
 from mlmclm.pretraining.initial import InitialModel, shape
-from mlmclm.pretraining.job import StageJob, run_in_worker
-from mlmclm.progress import say, say_once
+from mlmclm.pretraining.job import StageJob
+from mlmclm.pretraining.worker_entry import run_in_worker
+from mlmclm.progress import repeated, say, say_once
 from mlmclm.service.placement import Device, worker_bundle
 from mlmclm.service.ray_cluster import computes_here
 from mlmclm.storage.claims import Claims
@@ -33,7 +33,7 @@ Observer = Callable[[list[dict[str, Any]]], None]
 
 
 def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, tuple[State, ...]]:
-    """What is left of a stage: the furthest state on its way to start from, and the states still to be made."""
+    """Return the rest of a stage: the furthest state on its way to start from, and the states still to be made."""
     absent = [state for state in stage.states if not states.exists(store, state.key(fingerprint))]
     if not absent:
         return stage.end, ()
@@ -78,62 +78,53 @@ def run_stage(
         say(f"{stage.title}: waiting for {other}, which trains it")
 
     with Claims(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
-        _train(
-            stage,
-            store=store,
-            corpus=corpus,
+        start, wanted = missing_states(stage, store, fingerprint)
+        if not wanted:
+            return
+        if initial is not None:
+            initial.check()
+        folder = store / "runs" / stage.end.key(fingerprint)
+        job = StageJob(
+            title=stage.title,
+            size=stage.end.size,
+            shape=shape(stage.end.size, initial),
+            initial=stage.end.initial,
+            store=str(store.resolve()),
+            run_folder=str(folder.resolve()),
+            model=stage.models[0] if stage.models else stage.title,
+            corpus=corpus.key,
+            train=corpus.train,
+            validation=corpus.validation,
+            tokenizer=str(corpus.tokenizer),
+            legs=stage.end.legs,
+            start=start.step,
+            start_key=start.key(fingerprint) if start.legs else None,
+            deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
             recipe=recipe,
             fingerprint=fingerprint,
             device=device,
-            initial=initial,
-            observer=observer,
         )
+        _fit(job, folder, observer)
+        left = missing_states(stage, store, fingerprint)[1]
+        if left:
+            raise EnvironmentFault(
+                f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
+            )
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _train(
-    stage: Stage,
-    *,
-    store: Path,
-    corpus: PreparedCorpus,
-    recipe: Recipe,
-    fingerprint: str,
-    device: Device,
-    initial: InitialModel | None,
-    observer: Observer | None,
-) -> None:
-    """`run_stage` for a caller that has the stage's claims."""
+def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
+    """Runs a stage's workers until it ends, and raises what a user should know if it ended early.
+
+    Args:
+        folder: of the run.
+    """
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     from mlmclm.pretraining.rendezvous import closed
 
-    start, wanted = missing_states(stage, store, fingerprint)
-    if not wanted:
-        return
-    if initial is not None:
-        initial.check()
-    name = stage.end.key(fingerprint)
-    folder = store / "runs" / name
-    job = StageJob(
-        title=stage.title,
-        size=stage.end.size,
-        shape=shape(stage.end.size, initial),
-        initial=stage.end.initial,
-        store=str(store.resolve()),
-        run_folder=str(folder.resolve()),
-        model=stage.models[0] if stage.models else stage.title,
-        corpus=corpus.key,
-        train=corpus.train,
-        validation=corpus.validation,
-        tokenizer=str(corpus.tokenizer),
-        legs=stage.end.legs,
-        start=start.step,
-        start_key=start.key(fingerprint) if start.legs else None,
-        deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
-        recipe=recipe,
-        fingerprint=fingerprint,
-        device=device,
-    )
+    recipe, device = job.recipe, job.device
     if device == "cpu" and computes_here():
         prepare([job.model_shape()], say_once)
         say_once(f"pretraining computes with the backend {backend_of(device).name}")
@@ -145,7 +136,7 @@ def _train(
         torch_config=closed("nccl" if device == "cuda" else "gloo", folder / "rendezvous"),
         scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=device == "cuda", resources_per_worker=dict(worker_bundle(device))),
         run_config=RunConfig(
-            name=_attempt(folder, stage.title),
+            name=_attempt(folder, job.title),
             storage_path=str((folder / "ray_train").resolve()),
             failure_config=FailureConfig(max_failures=recipe.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=recipe.keep_checkpoints),
@@ -158,19 +149,13 @@ def _train(
     except MlmclmError:
         raise
     except Exception as error:
-        raise failures.explain(error, title=stage.title, folder=folder, recipe=recipe) from error
+        raise failures.explain(error, title=job.title, folder=folder, recipe=recipe) from error
     finally:
         _say_notes(job.notes_path)
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
-        blocks = batch_rows(len(corpus.train), recipe.batch, recipe.seed, stopped["step"] - 1).tolist()
-        raise failures.not_finite(stopped, blocks, title=stage.title, folder=folder, recipe=recipe)
-    left = missing_states(stage, store, fingerprint)[1]
-    if left:
-        raise EnvironmentFault(
-            f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
-        )
-    shutil.rmtree(folder, ignore_errors=True)
+        blocks = batch_rows(len(job.train), recipe.batch, recipe.seed, stopped["step"] - 1).tolist()
+        raise failures.not_finite(stopped, blocks, title=job.title, folder=folder, recipe=recipe)
 
 
 def _stop_at_final_failures() -> Any:
@@ -242,7 +227,7 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
     if observer is None:
         yield
         return
-    stop, seen = threading.Event(), 0
+    seen = 0
 
     def look() -> None:
         nonlocal seen
@@ -253,17 +238,10 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
             observer(records[seen:])
             seen = len(records)
 
-    def follow() -> None:
-        while not stop.wait(0.5):
-            look()
-
-    thread = threading.Thread(target=follow, name="mlmclm-follow", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeated(look, seconds=0.5, name="mlmclm-follow"):
+            yield
     finally:
-        stop.set()
-        thread.join()
         look()
 
 

@@ -1,4 +1,4 @@
-"""What each step saw: regenerated from the recipe and the corpus at any time, since batches and masks are functions of the step."""
+"""Batches of past and future steps, made again from the recipe and the corpus: batches and masks are functions of the step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import history
+from mlmclm.plans.plan import history, leg_at
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.storage.files import whole_file
@@ -64,7 +64,7 @@ def seen(blocks: Blocks, recipe: Recipe, steps: range, *, model: ModelName | Non
         if model is None:
             yield Seen(step, chosen, tokens, None)
         else:
-            objective = next(leg.objective for leg in legs if leg.start <= step < leg.stop)
+            objective = leg_at(legs, step).objective
             label = Labelling(objective, tokens_of, recipe.corruption, recipe.seed, end)
             yield Seen(step, chosen, *label(tokens, rows=rows, step=step))
 

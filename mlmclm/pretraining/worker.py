@@ -1,4 +1,4 @@
-"""What each Ray Train worker does for one stage: from a state, through the steps of one objective, leaving states behind.
+"""A worker of one stage: from a state, through the steps of one objective, leaving states behind.
 
 Read top to bottom. Nothing here depends on when or how often it was interrupted: batches, masks and learning rates are functions
 of the step, and the state taken up is the last one that is whole.
@@ -6,46 +6,37 @@ of the step, and the state taken up is the last one that is whole.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import ray.train
 import torch
 import torch.distributed as distributed
-from numpy.typing import NDArray
-from ray.train import CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
-from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow, load_prepared_tokenizer, model_config
 from mlmclm.models.given import begin, read_written, written_config
-from mlmclm.models.sizes import training_flops
 from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
+from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
 from mlmclm.pretraining.checkpoints import TrainingState
-from mlmclm.pretraining.engine import Engine, Evaluation, effective_stage
-from mlmclm.pretraining.failures import VALIDATION_LOSS
+from mlmclm.pretraining.engine import Engine, effective_stage
 from mlmclm.pretraining.initial import open_initial
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.labelling import Labelling, separator
-from mlmclm.pretraining.speed import matrix_peak
-from mlmclm.storage.files import whole_folder, write_atomic, write_json
-from mlmclm.tracking import metrics as exported
-from mlmclm.tracking.system import system_facts
+from mlmclm.pretraining.step_metrics import StepMeter
+from mlmclm.storage.files import whole_folder, write_atomic
 
 FLUSH_EVERY = 10
 """Steps between two looks at the losses: each is an all-reduce and, on an accelerator, a wait."""
@@ -65,38 +56,43 @@ def train_stage(job: StageJob) -> None:
         activation_checkpointing=recipe.activation_checkpointing,
         compiled=recipe.compile,
     )
-    end = separator(recipe, Path(job.tokenizer))
-    engine = Engine(pretraining_model, recipe, state, end)
-    start = 0 if state is None else state.step
-    objective = job.legs[-1].objective
-    label = Labelling(objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed, end)
-    log = _Log(job, engine, start, model.config.vocab_size)
-    writer = _Writer(job, engine)
-    last = job.deposits[-1][0]
-    deposits = dict(job.deposits)
-    for step in range(start, last):
+    engine = Engine(pretraining_model, recipe, state, separator(recipe, Path(job.tokenizer)))
+    stage = RunningStage(job, engine, start=0 if state is None else state.step)
+    callbacks = callbacks_of(stage)
+    train(stage, StepMeter(job, engine, model.config.vocab_size), callbacks)
+
+
+def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
+    """Takes the steps of a stage and tells the callbacks of each; collective."""
+    job, engine, recipe = stage.job, stage.engine, stage.job.recipe
+    label = Labelling(job.objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed, engine.separator)
+    for callback in callbacks:
+        callback.on_start()
+    for step in range(stage.start, job.last):
+        done = step + 1
         waited = time.perf_counter()
         batches = _micro_batches(job.train, recipe, engine, label, step)
         waited = time.perf_counter() - waited
-        rate = next(leg for leg in job.legs if leg.start <= step < leg.stop).rate(step, recipe)
-        total, labelled, tokens, norm = engine.step(batches, objective, rate=rate)
-        done = step + 1
-        log.add(done, total, labelled, tokens, norm, rate, waited)
-        if end is not None:
-            log.documents += [document_lengths(input_ids.numpy(), end) for input_ids, _ in batches]
-        if done % FLUSH_EVERY == 0 or done in deposits or done == last or done % recipe.checkpoint_every == 0:
-            stopped = log.flush()
-            if stopped is not None:
-                writer.wait()
-                return
-        if done % recipe.evaluate_every == 0 or done == last:
-            validation = _validation_batches(job.validation, recipe, engine, label)
-            if not log.validation(done, engine.evaluate(validation, causal=objective.causal), rate):
-                writer.wait()
-                return
-        if done in deposits or done % recipe.checkpoint_every == 0:
-            writer.write(done, deposits.get(done))
-    writer.wait()
+        outcome = engine.step(batches, job.objective, rate=job.learning_rate(done))
+        meter.add(done, outcome, batches, waited)
+        # A state is kept only once the losses that led to it are known to be finite.
+        if done % FLUSH_EVERY == 0 or job.keeps(done):
+            metrics = meter.take()
+            for callback in callbacks:
+                callback.on_metrics(metrics)
+            meter.resume()
+        if not stage.stopped and (done % recipe.evaluate_every == 0 or done == job.last):
+            held_out = _validation_batches(job.validation, recipe, engine, label)
+            found = engine.evaluate(held_out, causal=job.objective.causal)
+            for callback in callbacks:
+                callback.on_validation(done, found.loss, found.accuracy)
+            meter.resume()
+        if stage.stopped:
+            break
+        for callback in callbacks:
+            callback.on_step_end(done)
+    for callback in callbacks:
+        callback.on_end()
 
 
 def first_model(job: StageJob) -> PreTrainedModel:
@@ -195,195 +191,3 @@ def _validation_batches(
         input_ids, labels = label(blocks.take(np.minimum(rows, count - 1)), rows=rows, step=VALIDATION_STEP)
         labels[rows >= count] = -100
         yield torch.from_numpy(input_ids), torch.from_numpy(labels)
-
-
-class _Writer:
-    """Writes states while training goes on, one at a time, and reports each to Ray Train when it is whole.
-
-    A write that fails ends the run: Ray Train raises its error, and so does the next `write` or `wait`.
-    """
-
-    def __init__(self, job: StageJob, engine: Engine) -> None:
-        self.job, self.engine = job, engine
-        self.writing: Future[None] | None = None
-
-    def wait(self) -> None:
-        """Until what is being written is whole."""
-        if self.writing is not None:
-            self.writing.result()
-            self.writing = None
-
-    def write(self, step: int, key: str | None) -> None:
-        """Copies the state to the host's memory and begins to write it; collective.
-
-        Args:
-            key: where the plan wants this state, its key: it is deposited in the store too, before it is reported.
-        """
-        self.wait()
-        state = self.engine.state(step)
-        if state is None:
-            ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-            return
-        description = _description(self.job, self.engine, step)
-        folder = Path(ray.train.get_context().get_storage().experiment_fs_path)
-        writing: Future[None] = Future()
-
-        def put(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
-            try:
-                rows = [row for row in states.read_metrics(self.job.metrics_path) if row["step"] <= step]
-                if key is None:
-                    checkpoints.write_folder(folder / name, state, description, rows)
-                else:
-                    states.link(checkpoints.deposit(Path(self.job.store), key, state, description, rows), folder / name)
-            except BaseException as error:
-                writing.set_exception(error)
-                raise
-            writing.set_result(None)
-            return ray.train.Checkpoint.from_directory(folder / name)
-
-        self.writing = writing
-        ray.train.report(
-            {"step": step},
-            checkpoint=ray.train.Checkpoint.from_directory(folder),  # where `put` makes the real one
-            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
-            checkpoint_upload_fn=put,
-            delete_local_checkpoint_after_upload=False,
-        )
-
-
-def _description(job: StageJob, engine: Engine, step: int) -> dict[str, Any]:
-    """What a state was made of (`state.json`)."""
-    return {
-        "size": job.size,
-        "legs": [[str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end] for leg in job.legs if leg.start < step],
-        "parent": job.start_key,
-        **({} if job.initial is None else {"initial": job.initial}),
-        "fingerprint": job.fingerprint,
-        "recipe": job.recipe.model_dump(mode="json"),
-        "corpus": job.corpus,
-        "system": {**system_facts(), "workers": engine.world, "device": str(engine.device), "backend": engine.backend.name},
-    }  # fmt: skip
-
-
-class _Step(NamedTuple):
-    """What is noted of a step, before anything is exchanged."""
-
-    step: int
-    loss: Tensor
-    """Of this worker's labelled tokens, summed."""
-    labelled: Tensor
-    """Of all workers."""
-    tokens: int
-    """Of this worker."""
-    norm: float
-    rate: float
-    waited: float
-    """Seconds for the batch."""
-    step_seconds: float
-    """From the end of the step before; looking at losses and validating are not in it, the copy of a state to be written is."""
-
-
-class _Log:
-    """Collects each step's numbers and, every few steps, writes them as lines and exports them as metrics."""
-
-    def __init__(self, job: StageJob, engine: Engine, start: int, vocabulary: int) -> None:
-        self.job, self.engine, self.vocabulary = job, engine, vocabulary
-        self.waiting: list[_Step] = []
-        self.documents: list[NDArray[np.int64]] = []
-        """Lengths of this worker's documents in the noted steps, where documents are isolated."""
-        self.ended = time.perf_counter()
-        self.labels = {"model": job.model, "objective": str(job.legs[-1].objective)}
-        peak = torch.tensor(matrix_peak(engine.device, bf16=job.recipe.precision != "fp32"), device=engine.device)
-        distributed.all_reduce(peak)
-        self.peak = float(peak)  # FLOP/s of all workers
-        if engine.rank == 0:
-            known = [record for record in states.read_metrics(job.metrics_path) if record["step"] <= start]
-            job.metrics_path.parent.mkdir(parents=True, exist_ok=True)
-            job.metrics_path.write_text("".join(f"{json.dumps(record)}\n" for record in known), encoding="utf-8")
-
-    def add(
-        self, step: int, total: Tensor, labelled: Tensor, tokens: int, norm: float, rate: float, waited: float
-    ) -> None:
-        """Notes one step; nothing is exchanged yet."""
-        now = time.perf_counter()
-        self.waiting.append(_Step(step, total, labelled, tokens, norm, rate, waited, now - self.ended))
-        self.ended = now
-
-    def flush(self) -> int | None:
-        """Sums the noted losses over the workers and writes them; returns the step at which loss or gradient stopped being finite."""
-        if not self.waiting:
-            return None
-        totals = torch.stack([noted.loss for noted in self.waiting]).double()
-        distributed.all_reduce(totals)
-        losses = (totals / torch.stack([noted.labelled for noted in self.waiting]).to(totals)).tolist()
-        memory = torch.tensor(self.engine.backend.peak_memory(), device=self.engine.device)
-        distributed.all_reduce(memory, distributed.ReduceOp.MAX)
-        seconds = sum(noted.step_seconds for noted in self.waiting) + time.perf_counter() - self.ended
-        rate = sum(noted.tokens for noted in self.waiting) * self.engine.world / seconds
-        utilisation = self._flops() / seconds / self.peak
-        # DeepSpeed says -1 for the norm of a gradient that isn't finite.
-        whole = [
-            np.isfinite(loss) and 0 <= noted.norm < np.inf for noted, loss in zip(self.waiting, losses, strict=True)
-        ]
-        stopped = None if all(whole) else self.waiting[whole.index(False)].step
-        if self.engine.rank == 0:
-            waited = sum(noted.waited for noted in self.waiting) / seconds
-            for noted, loss in zip(self.waiting, losses, strict=True):
-                if stopped is not None and noted.step >= stopped:
-                    what = "gradient" if np.isfinite(loss) else "loss"
-                    write_json(self.job.stop_path, {"step": stopped, "what": what, "learning_rate": noted.rate})
-                    break
-                self._write(
-                    step=noted.step, loss=loss, learning_rate=noted.rate, gradient_norm=noted.norm, labelled=int(noted.labelled),
-                    step_seconds=noted.step_seconds, tokens_per_second=rate, utilisation=utilisation, memory=int(memory), data_wait=waited,
-                    time=time.time(),
-                )  # fmt: skip
-            self._export(losses[-1], rate)
-            exported.gauge("mlmclm_pretraining_utilisation").set(utilisation, tags=self.labels)
-            exported.gauge("mlmclm_pretraining_memory_bytes").set(int(memory), tags=self.labels)
-            exported.gauge("mlmclm_pretraining_data_wait").set(waited, tags=self.labels)
-        self.waiting.clear()
-        self.documents.clear()
-        self.ended = time.perf_counter()
-        return stopped
-
-    def validation(self, step: int, found: Evaluation, rate: float) -> bool:
-        """Writes loss and accuracy on the validation blocks; returns whether the loss is finite, the same on all workers."""
-        finite = bool(np.isfinite(found.loss))
-        if self.engine.rank == 0 and not finite:
-            write_json(self.job.stop_path, {"step": step, "what": VALIDATION_LOSS, "learning_rate": rate})
-        elif self.engine.rank == 0:
-            self._write(
-                step=step, validation_loss=found.loss, validation_perplexity=float(np.exp(found.loss)),
-                validation_accuracy=found.accuracy, time=time.time(),
-            )  # fmt: skip
-            exported.gauge("mlmclm_pretraining_validation_loss").set(found.loss, tags=self.labels)
-            exported.gauge("mlmclm_pretraining_validation_accuracy").set(found.accuracy, tags=self.labels)
-        self.ended = time.perf_counter()
-        return finite
-
-    def _flops(self) -> int:
-        """The model's, of the noted steps on all workers."""
-        return training_flops(
-            self.job.shape,
-            tokens=sum(noted.tokens for noted in self.waiting) * self.engine.world,
-            labelled=sum(int(noted.labelled) for noted in self.waiting),
-            length=self.job.recipe.block_length,
-            vocabulary=self.vocabulary,
-            causal=self.job.legs[-1].objective.causal,
-            documents=np.concatenate(self.documents) if self.documents else None,
-        )
-
-    def _write(self, **record: Any) -> None:
-        with self.job.metrics_path.open("a", encoding="utf-8") as handle:
-            handle.write(f"{json.dumps(record)}\n")
-
-    def _export(self, loss: float, rate: float) -> None:
-        last = self.waiting[-1]
-        tokens = sum(noted.tokens for noted in self.waiting) * self.engine.world
-        exported.gauge("mlmclm_pretraining_loss").set(loss, tags=self.labels)
-        exported.gauge("mlmclm_pretraining_step").set(last.step, tags=self.labels)
-        exported.gauge("mlmclm_pretraining_tokens_per_second").set(rate, tags=self.labels)
-        exported.gauge("mlmclm_pretraining_learning_rate").set(last.rate, tags=self.labels)
-        exported.gauge("mlmclm_pretraining_gradient_norm").set(last.norm, tags=self.labels)
-        exported.counter("mlmclm_pretraining_tokens_total").inc(tokens, tags=self.labels)

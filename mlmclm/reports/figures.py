@@ -138,29 +138,40 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
             traces += _curve(model, look, own, floor)
             chosen = {row["learning_rate"] for row in picked if row["model"] == model and row["task"] == task.name}
             ring = [row for row in _known(own, "test_mean") if row["learning_rate"] in chosen]
-            traces += [
-                go.Scatter(
-                    x=[row["learning_rate"] for row in ring],
-                    y=[row["test_mean"] * 100 for row in ring],
-                    mode="markers",
-                    marker={"size": 13, "color": "rgba(0,0,0,0)", "line": {"width": 2, "color": look.light}},
-                    hoverinfo="skip",
-                    meta=model,
-                )
-            ]
-        rates = sorted({row["learning_rate"] for row in rows})
-        figures.append(
-            Figure(
-                f"rates-{number}",
-                task.title,
-                f"Line chart: {task.title}, test {text.metric(task.metric)} against learning rate for each model; "
-                "the same numbers are in the table below.",
-                _spec(
-                    traces, xaxis=_rate_axis(rates), yaxis={"title": {"text": text.metric(task.metric), "standoff": 6}}
-                ),
-            )
-        )
+            mark = {"size": 13, "color": "rgba(0,0,0,0)", "line": {"width": 2, "color": look.light}}
+            traces.append(_scatter(model, ring, "test_mean", mode="markers", marker=mark, hoverinfo="skip"))
+        metric = text.metric(task.metric)
+        axis = {"title": {"text": metric, "standoff": 6}}
+        figures.append(_panel(f"rates-{number}", task, f"test {metric}", rows, traces, axis))
     return figures
+
+
+def _panel(
+    name: str, task: TaskFacts, shown: str, rows: Sequence[Record], traces: list[Any], axis: dict[str, Any], **more: Any
+) -> Figure:
+    """A task's figure against the learning rate.
+
+    Args:
+        shown: the quantity, for the description.
+        axis: of that quantity.
+        more: fields of the figure.
+    """
+    about = f"Line chart: {task.title}, {shown} against learning rate for each model; the same numbers are in the table below."
+    rates = sorted({row["learning_rate"] for row in rows})
+    return Figure(name, task.title, about, _spec(traces, xaxis=_rate_axis(rates), yaxis=axis), **more)
+
+
+def _scatter(model: str, rows: Sequence[Record], column: str, **look: Any) -> Any:
+    """A column, in per cent, against the learning rate."""
+    rates, values = [row["learning_rate"] for row in rows], [row[column] * 100 for row in rows]
+    return go.Scatter(x=rates, y=values, meta=model, **look)
+
+
+def _line(model: str, look: Style, rows: Sequence[Record], column: str, **hover: Any) -> Any:
+    """`_scatter` as a model's own line."""
+    line = {"color": look.light, "width": 2, "dash": look.dash}
+    marker = {"size": 6, "color": look.light}
+    return _scatter(model, rows, column, mode="lines+markers", line=line, marker=marker, **hover)
 
 
 def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> list[Any]:
@@ -183,12 +194,11 @@ def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> lis
             )
         )
     traces.append(
-        go.Scatter(
-            x=[row["learning_rate"] for row in known],
-            y=[row["test_mean"] * 100 for row in known],
-            mode="lines+markers",
-            line={"color": look.light, "width": 2, "dash": look.dash},
-            marker={"size": 6, "color": look.light},
+        _line(
+            model,
+            look,
+            known,
+            "test_mean",
             text=[
                 f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}<br>"
                 f"{text.plural(row['n'], 'seed')}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
@@ -196,7 +206,6 @@ def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> lis
             ],
             customdata=[rate_text(row["learning_rate"]) for row in known],
             hovertemplate=f"<b>{html.escape(model)}</b><br>learning rate %{{customdata}}<br>%{{text}}<extra></extra>",
-            meta=model,
         )
     )
     if lost:
@@ -225,33 +234,19 @@ def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dic
         for model, look in looks.items():
             own = [row for row in rows if row["model"] == model]
             traces.append(
-                go.Scatter(
-                    x=[row["learning_rate"] for row in own],
-                    y=[row["test_sd"] * 100 for row in own],
-                    mode="lines+markers",
-                    line={"color": look.light, "width": 2, "dash": look.dash},
-                    marker={"size": 6, "color": look.light},
+                _line(
+                    model,
+                    look,
+                    own,
+                    "test_sd",
                     customdata=[[rate_text(row["learning_rate"]), row["n"]] for row in own],
                     hovertemplate=f"<b>{html.escape(model)}</b><br>learning rate %{{customdata[0]}}<br>"
                     "deviation %{y:.2f} over %{customdata[1]} seeds<extra></extra>",
-                    meta=model,
                 )
             )
-        rates = sorted({row["learning_rate"] for row in rows})
-        figures.append(
-            Figure(
-                f"deviation-{number}",
-                task.title,
-                f"Line chart: {task.title}, standard deviation over seeds against learning rate for each model; the "
-                "same numbers are in the table below.",
-                _spec(
-                    traces,
-                    xaxis=_rate_axis(rates),
-                    yaxis={"title": {"text": "sd over seeds, points", "standoff": 6}, "rangemode": "tozero"},
-                ),
-                240,
-            )
-        )
+        axis = {"title": {"text": "sd over seeds, points", "standoff": 6}, "rangemode": "tozero"}
+        shown = "standard deviation over seeds"
+        figures.append(_panel(f"deviation-{number}", task, shown, rows, traces, axis, height=240))
     return figures
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
-from mlmclm.progress import say
+from mlmclm.progress import repeated, say
 from mlmclm.service.placement import HEAD, Cluster, Group, Growth, NodeType, Resources, places_now, waiting_line
 
 SECONDS_BETWEEN_LOOKS = 5.0
@@ -49,26 +48,20 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
         what: the beginning of the line, such as `pretraining`.
         all_of_them: as for `waiting_line`.
     """
-    end = threading.Event()
+    since, said, text = math.inf, -math.inf, ""
 
-    def follow() -> None:
-        since, said, text = math.inf, -math.inf, ""
-        while not end.wait(SECONDS_BETWEEN_LOOKS):
-            with suppress(Exception):  # a cluster that doesn't answer is the work's own error
-                found, now = waiting_line(_groups(), view(), _starting(), all_of_them=all_of_them), time.monotonic()
-                since = math.inf if found is None else min(since, now)
-                news = SECONDS_BEFORE_THE_FIRST_LINE if found != text else SECONDS_BETWEEN_LINES
-                if found is not None and now - since >= SECONDS_BEFORE_THE_FIRST_LINE and now - said >= news:
-                    say(f"{what} waits for {found}")
-                    said, text = now, found
+    def look() -> None:
+        nonlocal since, said, text
+        with suppress(Exception):  # a cluster that doesn't answer is the work's own error
+            found, now = waiting_line(_groups(), view(), _starting(), all_of_them=all_of_them), time.monotonic()
+            since = math.inf if found is None else min(since, now)
+            news = SECONDS_BEFORE_THE_FIRST_LINE if found != text else SECONDS_BETWEEN_LINES
+            if found is not None and now - since >= SECONDS_BEFORE_THE_FIRST_LINE and now - said >= news:
+                say(f"{what} waits for {found}")
+                said, text = now, found
 
-    thread = threading.Thread(target=follow, name="mlmclm-waits", daemon=True)
-    thread.start()
-    try:
+    with repeated(look, seconds=SECONDS_BETWEEN_LOOKS, name="mlmclm-waits"):
         yield
-    finally:
-        end.set()
-        thread.join()
 
 
 def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) -> None:

@@ -26,7 +26,7 @@ class Found:
     """A state on the way of a model."""
 
     name: ModelName
-    """Of these weights: the model's, with the step where it isn't the last."""
+    """Name of these weights: the model's, with the step where it isn't the last."""
     state: State
     folder: Path
     recipe: Recipe

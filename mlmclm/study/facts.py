@@ -1,4 +1,4 @@
-"""What a study's report and model cards say beside the scores.
+"""Facts that a study's report and model cards give beside the scores.
 
 None of it depends on when, where or how fast anything ran, but for `StudyFacts.provenance`, which says just that.
 """
@@ -22,7 +22,7 @@ from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.reports.provenance import cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
-from mlmclm.study.pipeline import PreparedStudy
+from mlmclm.study.prepared_study import PreparedStudy
 
 if TYPE_CHECKING:
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
@@ -34,7 +34,7 @@ SAMPLED_BLOCKS = 1024
 
 
 def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
-    """What a study's model's card says; nothing of it depends on when or where it was trained."""
+    """Return the facts of a model's card; nothing of it depends on when or where it was trained."""
     study = prepared.study
     return state_facts(
         name,
@@ -120,7 +120,7 @@ def study_facts(
     results: Sequence[dict[str, Any]],
     command: str,
 ) -> StudyFacts:
-    """What the report says beside the results.
+    """Return what the report says beside the results.
 
     Args:
         results: of all cells; only what they say of how they were computed is used.

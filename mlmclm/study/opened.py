@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlmclm.errors import UserError, for_each
-from mlmclm.study.pipeline import PreparedStudy, exported_model, find_prepared
+from mlmclm.study.model_folders import exported_model
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import find_prepared
+from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
+from mlmclm.study.sweep import plan_sweep
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.cells import SweepModel
@@ -22,15 +25,16 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Stored:
-    """All that the cells of a study are named by."""
+    """The parts of a study that its results are analysed with."""
 
     prepared: PreparedStudy
-    models: list[SweepModel]
     tasks: dict[str, PreparedTask]
+    results: list[dict[str, Any]]
+    """Results of the cells that have one; at least one."""
 
 
 def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stored:
-    """A study of which corpus, models and tasks are in the store, whatever of its cells; nothing is made.
+    """Return a study of which corpus, models, tasks and some results are in the store; nothing is made.
 
     Args:
         file: the study file, for what is to be run where something is missing.
@@ -38,17 +42,22 @@ def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stor
     Raises:
         UserError: something is missing; it says what to run.
     """
+    from mlmclm.sweeps.ledger import Ledger
+
     command = f"`mlmclm study {file}`"
     prepared = find_prepared(study, place, damaged=True)
     if prepared is None:
         raise UserError(f"study {study.name!r} is not prepared in {place.store}: run {command} first.")
     models = _all_there(find_models(prepared), f"is not trained and exported yet: run {command} first.", "model")
     tasks = _all_there(find_tasks(prepared, space), f"is not prepared yet: run {command} first.", "task")
-    return Stored(prepared, list(models.values()), tasks)
+    results = Ledger(place.store).results(plan_sweep(space, list(models.values()), tasks, place).cells)
+    if not results:
+        raise UserError(f"study {study.name!r} has no results yet: run {command} first.")
+    return Stored(prepared, tasks, results)
 
 
 def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
-    """Return what `pipeline.export_models` would without any work, by the models' names; None for those that are not there."""
+    """Return what `export_models` would without any work, by the models' names; None for those that are not there."""
     return {
         str(name): exported_model(prepared, name) if (prepared.model_folder(name) / "config.json").is_file() else None
         for name in prepared.plan.models
@@ -56,7 +65,7 @@ def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
 
 
 def find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask | None]:
-    """Return what `pipeline.prepare_tasks` would without any work but reading; None for those that are not there."""
+    """Return what `prepare_tasks` would without any work but reading; None for those that are not there."""
     from mlmclm.tasks.prepared_task import find_task
     from mlmclm.tasks.registry import get_task
 

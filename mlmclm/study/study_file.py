@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from mlmclm.configuration import Frozen, load_config
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.errors import MlmclmError, UserError
+from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
@@ -88,13 +88,24 @@ class StudyFile(Frozen):
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """What models' names can begin with."""
+        """Words that models' names can begin with."""
         return (*SIZES, *self.initial)
 
     @property
     def parsed(self) -> tuple[ModelName, ...]:
         """The models' plans."""
         return tuple(parse(name, self.sizes) for name in self.models)
+
+    def model_of(self, name: str, *, where: str) -> str:
+        """Return the name of one of the study's models as the study has it.
+
+        Raises:
+            UserError: none of them has it; the message starts with `where`.
+        """
+        name = self.spelled(name)
+        if name not in self.models:
+            raise unknown("model", name, self.models, where=where)
+        return name
 
     def spelled(self, name: str) -> str:
         """A model's name with steps in place of shares (`1m-clm-25%-mlm40-1k` is `1m-clm-250-mlm40-1k`); any other as it is."""

@@ -1,4 +1,4 @@
-"""What a study tells MLflow, and when: stages while they run, cells as they finish, the sweep and its groups at the end."""
+"""Tracking of a study in MLflow: stages while they run, cells as they finish, the sweep and its groups at the end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from mlmclm.errors import MlmclmError
 from mlmclm.plans.plan import Stage
 from mlmclm.progress import say
-from mlmclm.study.pipeline import PreparedStudy
 from mlmclm.study.place import Place
+from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.tracking.records import RunRecord
 from mlmclm.tracking.tracker import Tracker

@@ -80,7 +80,7 @@ def learning_rate_label(learning_rate: float) -> str:
 
 
 def cell_name(cell: Cell) -> str:
-    """What the cell is called in logs, in Ray and in MLflow: `2m-clm-600/pydocs-qa/lr1e-03/s0`, or `.../h0-o1-d0`
+    """Return the cell's name in logs, in Ray and in MLflow: `2m-clm-600/pydocs-qa/lr1e-03/s0`, or `.../h0-o1-d0`
     where the streams have seeds of their own; in a grid with its point, `.../lr1e-03/epochs2/s0`."""
     seed = Seeds.of(cell.seed).simplest()
     label = f"s{seed}" if isinstance(seed, int) else str(seed)

@@ -15,7 +15,8 @@ from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
 from mlmclm.progress import say
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.run_sweep import OnResult, SweepOutcome, run_sweep
+from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.run_sweep import OnResult, run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
 
 

@@ -131,7 +131,7 @@ class Ledger:
             write_atomic(self.examples_path(result["key"]), content)
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
-        """What each example of the test split got in a cell.
+        """Return what each example of the test split got in a cell.
 
         Args:
             result: the cell's, from this ledger.

@@ -12,11 +12,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import shapes_of
 from mlmclm.models.warm_up import prepare
@@ -26,6 +25,7 @@ from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name, unique_by_key
 from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 
@@ -40,37 +40,6 @@ TUNE_ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output engine prints a table whatever the verbosity
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
-
-
-@dataclass(frozen=True)
-class SweepOutcome:
-    """What a sweep has given.
-
-    `results` are in the order of the cells, those without a result left out; `computed` counts the cells computed now,
-    `reused` those whose result was there; `failed` lists the cells that raised, with the error, and `not_run` those
-    that were never tried because the machine's fault would have met them all.
-    """
-
-    results: list[dict[str, Any]]
-    computed: int = 0
-    reused: int = 0
-    failed: list[tuple[Cell, Exception]] = field(default_factory=list)
-    not_run: list[Cell] = field(default_factory=list)
-
-    def check(self) -> None:
-        """Raises one error for all failed cells: a `UserError` where each failed for the user's input, else a fault."""
-        if not self.failed:
-            return
-        names = [cell_name(cell) for cell, _ in self.failed]
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        first = self.failed[0][1]
-        kept = f"{len(self.results)} results are kept; the same command runs the missing cells only."
-        skipped = f" {len(self.not_run)} cells were not tried." if self.not_run else ""
-        kind = UserError if all(isinstance(error, UserError) for _, error in self.failed) else EnvironmentFault
-        total = len(names) + len(self.results) + len(self.not_run)
-        raise kind(
-            f"{len(names)} of {total} cells failed: {shown}.{skipped} {kept}\nFirst error: {describe(first)}"
-        ) from first
 
 
 def run_sweep(
@@ -170,17 +139,6 @@ def run_sweep(
         failed=[(cell, errors[key]) for key, cell in missing.items() if key in errors],
         not_run=[cell for key, cell in missing.items() if key not in errors and key not in found],
     )
-
-
-def describe(error: BaseException) -> str:
-    """One line for an error; that of a Ray task is the line of what was raised in it."""
-    cause = getattr(error, "cause", None) or error
-    if isinstance(cause, MlmclmError):
-        return str(cause)
-    lines = str(cause).strip().splitlines()
-    # Ray puts the worker's traceback first and the exception last; a dead actor's message starts with what happened.
-    text = (lines[-1] if "Traceback" in str(cause) else lines[0]) if lines else ""
-    return f"{type(cause).__name__}: {text}"
 
 
 def _run_trials(

@@ -66,7 +66,7 @@ class Space(TaskProtocols):
         return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds)
 
     def common_settings(self) -> dict[str, Any]:
-        """What of the protocol all tasks share, without the grid's axes."""
+        """Return the settings that all tasks share, without the grid's axes."""
         return {name: value for name, value in self.protocol.identity().items() if name not in self.grid}
 
     def axes(self) -> dict[str, list[Any]]:

@@ -37,7 +37,7 @@ class SweepWorker(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """What a trial reserves of the cluster."""
+        """Return the resources that a trial reserves."""
         return tune.PlacementGroupFactory([config["resources"]])
 
     def setup(

@@ -1,4 +1,4 @@
-"""What the driver does while Tune runs: count, announce results, note crashes, and stop on a fault of the machine."""
+"""Callbacks of Tune in the driver: they count, announce results, note crashes, and stop on a fault of the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.run_sweep import describe
+from mlmclm.sweeps.outcome import describe
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERROR
 
@@ -111,7 +111,7 @@ class Watch(tune.Callback):
 
 
 def _error_of(trial: Any) -> Exception:
-    """What ended a trial's last try. Tune's own accessor looks where the file is put at the end of the experiment
+    """Return what ended a trial's last try. Tune's own accessor looks where the file is put at the end of the experiment
     only."""
     path = Path(trial.pickled_error_file or "")
     if path.is_file():

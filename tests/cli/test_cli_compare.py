@@ -18,9 +18,11 @@ from mlmclm.analysis.results import records
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.study.pipeline import analyse_study, export_models, plan_sweep, prepare, prepare_tasks, study_space
+from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import load_study
+from mlmclm.study.sweep import analyse_study, plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
 from small_models import write_two
 from small_study import write_study

@@ -8,7 +8,7 @@ import pytest
 from mlmclm.corpora.tokenizer import Vocabulary
 from mlmclm.errors import UserError
 from mlmclm.objectives.clm import Causal
-from mlmclm.objectives.hiding import Corruption
+from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.mlm import Masked
 from mlmclm.objectives.mntp import MaskedNextToken
 from mlmclm.objectives.objective import UNLABELLED, Draw, objectives, parse_objective

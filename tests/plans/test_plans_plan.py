@@ -15,7 +15,7 @@ from mlmclm.plans.names import parse
 from mlmclm.plans.plan import Leg, Plan, State, fingerprint, history, make_plan
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.schedules import learning_rate
-from mlmclm.study.pipeline import _padded_with_eos
+from mlmclm.study.prepare import _padded_with_eos
 from small_models import small_tokenizer
 
 RECIPE = Recipe(warmup_steps=20, decay_steps=50)

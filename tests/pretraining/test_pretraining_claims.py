@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +17,16 @@ from mlmclm.plans.plan import Plan, Stage, make_plan
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
-from mlmclm.pretraining.run_stage import missing_states, run_stage, stage_claims
+from mlmclm.pretraining.job import StageJob
+from mlmclm.pretraining.run_stage import run_stage, stage_claims
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import whole_folder
 
 RECIPE = Recipe(warmup_steps=2, decay_steps=4)
 PRINT = "of this recipe and corpus"
-GIVEN: dict[str, Any] = {"corpus": None, "recipe": RECIPE, "fingerprint": PRINT, "device": "cpu"}
+CORPUS = SimpleNamespace(key="", train=None, validation=None, tokenizer="")
+GIVEN: dict[str, Any] = {"corpus": CORPUS, "recipe": RECIPE, "fingerprint": PRINT, "device": "cpu"}
 
 
 def plan(*names: str) -> Plan:
@@ -38,16 +41,15 @@ class Training:
         self.running: Counter[Path] = Counter()
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def __call__(self, stage: Stage, *, store: Path, fingerprint: str, **_: Any) -> None:
-        start, wanted = missing_states(stage, store, fingerprint)
-        folder = store / "runs" / stage.end.key(fingerprint)
+    def __call__(self, job: StageJob, folder: Path, observer: Any) -> None:
         assert not self.running[folder], "two in one run's folder"
         self.running[folder] += 1
-        step = start.step
-        for state in wanted:
-            for step in range(step + 1, state.step + 1):  # noqa: B020
-                self.steps[str(stage.objective), step] += 1
-            with whole_folder(states.state_folder(store, state.key(fingerprint))) as made:
+        done = job.start
+        for end, key in job.deposits:
+            for step in range(done + 1, end + 1):
+                self.steps[str(job.objective), step] += 1
+            done = end
+            with whole_folder(states.state_folder(Path(job.store), key)) as made:
                 write_checksums(made)
             self.begun.set()
             assert self.go_on.wait(30)
@@ -74,7 +76,7 @@ def together(store: Path, training: Training, stages: Sequence[Stage], said: pyt
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     made = Training()
-    monkeypatch.setattr(launch, "_train", made)
+    monkeypatch.setattr(launch, "_fit", made)
     return made
 
 

@@ -21,8 +21,10 @@ from mlmclm.pretraining import failures
 from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
-from mlmclm.study.pipeline import PreparedStudy, prepare, pretrain
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.pretrain import pretrain
 from mlmclm.study.study_file import load_study
 from small_study import write_study
 

@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.pretraining import states
-from mlmclm.study.pipeline import PreparedStudy, prepare, pretrain
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.pretrain import pretrain
 from mlmclm.study.study_file import StudyFile, load_study
 from small_study import write_study
 

@@ -39,9 +39,12 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.storage.files import stable_hash
-from mlmclm.study.pipeline import PreparedStudy, export_models, find_prepared, prepare, study_space
+from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import find_prepared, prepare
+from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import load_study
+from mlmclm.study.sweep import study_space
 from small_models import save_small_decoder
 from small_study import run, write_study
 

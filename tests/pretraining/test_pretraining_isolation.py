@@ -16,8 +16,9 @@ from mlmclm.pretraining import engine
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.seen import seen
 from mlmclm.study.facts import flops
-from mlmclm.study.pipeline import PreparedStudy, prepare
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import load_study
 from small_study import write_study
 

@@ -17,8 +17,10 @@ from mlmclm.cli.main import main
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_weights
-from mlmclm.study.pipeline import PreparedStudy, prepare, pretrain
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.pretrain import pretrain
 from mlmclm.study.study_file import load_study
 from small_study import write_study
 

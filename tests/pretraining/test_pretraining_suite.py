@@ -16,9 +16,10 @@ from mlmclm.plans.plan import Stage
 from mlmclm.pretraining import states
 from mlmclm.pretraining.run_stage import prepare_environment, run_stage
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.study import pipeline
-from mlmclm.study.pipeline import PreparedStudy, prepare
+from mlmclm.study import pretrain as pretraining
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import load_study
 from small_study import write_study
 
@@ -45,15 +46,15 @@ def test_a_suite_s_models_have_the_bits_that_each_has_alone_after_fewer_steps(
         run_stage(stage, **given)
         spans.append((began, time.monotonic()))
 
-    monkeypatch.setattr(pipeline, "run_stage", timed)
+    monkeypatch.setattr(pretraining, "run_stage", timed)
     prepare_environment()
     with ray_session(tmp_path / "ray", num_cpus=4):
         suite = prepared(study_path, tmp_path / "suite", *NAMES)
-        assert pipeline.pretrain(suite) == 3
+        assert pretraining.pretrain(suite) == 3
         together = sorted(spans)
         alone = [prepared(study_path, tmp_path / name, name) for name in NAMES]
         for made in alone:
-            pipeline.pretrain(made)
+            pretraining.pretrain(made)
     trained = sum(made.plan.steps for made in alone)
     print(f"{suite.plan.steps} steps as a suite, {trained} steps one by one")
     assert (suite.plan.steps, suite.plan.steps_alone, trained) == (225, 300, 300)

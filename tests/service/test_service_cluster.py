@@ -20,8 +20,10 @@ from mlmclm.pretraining.run_stage import prepare_environment
 from mlmclm.service.cluster import cluster_view
 from mlmclm.service.placement import Growth, NodeType
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.study.pipeline import PreparedStudy, prepare, pretrain
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.pretrain import pretrain
 from mlmclm.study.study_file import load_study
 from small_study import write_study
 

@@ -23,17 +23,12 @@ from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.given import read_written
 from mlmclm.pretraining import checkpoints, states
-from mlmclm.study.pipeline import (
-    PreparedStudy,
-    export_models,
-    plan_sweep,
-    prepare,
-    prepare_tasks,
-    restore_exports,
-    study_space,
-)
+from mlmclm.study.model_folders import export_models, restore_exports
 from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import load_study
+from mlmclm.study.sweep import plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
 from small_models import save_small_decoder

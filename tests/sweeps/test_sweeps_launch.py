@@ -26,7 +26,8 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.run_sweep import SweepOutcome, run_sweep
+from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_entities, write_sentiment

@@ -29,7 +29,7 @@ from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.layers import run_layers
 from mlmclm.sweeps.ledger import Ledger, named
-from mlmclm.sweeps.run_sweep import SweepOutcome
+from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
 from mlmclm.sweeps.trainable import KeepingWorker

@@ -1,0 +1,88 @@
+"""The report of a study: written, told to MLflow, and printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.study.sweep import analyse_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mlmclm.analysis.analyse import Analysis
+    from mlmclm.study.prepared_study import PreparedStudy
+    from mlmclm.study.tracking import StudyTracking
+    from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepared_task import PreparedTask
+
+
+def command_of(file: Path, data: Path | None, task_dirs: Sequence[Path] | None) -> str:
+    """The command line that a report names to compute its study again."""
+    words = ["mlmclm study", str(file), *([f"--data {data}"] if data is not None else [])]
+    return " ".join([*words, *(f"--task-dir {folder}" for folder in task_dirs or ())])
+
+
+def write_study_report(
+    prepared: PreparedStudy,
+    space: Space,
+    tasks: dict[str, PreparedTask],
+    results: list[dict[str, Any]],
+    command: str,
+    tracking: StudyTracking | None = None,
+    *,
+    folder: Path | None,
+    as_json: bool = False,
+) -> Analysis:
+    """Analyses results, writes tables and report, tells MLflow, and prints what was found.
+
+    Args:
+        folder: where to write; None writes nothing, and MLflow gets no files.
+
+    Returns:
+        The analysis.
+    """
+    from mlmclm.analysis.summary import summary
+    from mlmclm.reports.report import write_report
+    from mlmclm.reports.wording import baseline_sentence, headline
+    from mlmclm.study.facts import study_facts
+
+    analysis = analyse_study(prepared, space, results)
+    facts = study_facts(prepared, space, tasks, results, command)
+    paths = write_report(analysis, facts, folder) if folder is not None else {}
+    if tracking is not None:
+        tracking.reported(space, analysis, paths, facts.provenance)
+    if as_json:
+        print_json(
+            {"report": str(paths["report"]) if paths else None, "provenance": facts.provenance, **summary(analysis)}
+        )
+        return analysis
+    found = headline(analysis)
+    show(found.verdict, style="bold")
+    show(found.detail)
+    if prepared.study.baseline is not None:
+        show(baseline_sentence(analysis))
+    show_best(analysis)
+    if paths:
+        show(f"report:  {paths['report']}")
+    elsewhere = tracking.elsewhere if tracking is not None else None
+    show(f"compare: {elsewhere or f'mlmclm ui --store {prepared.place.store}'}")
+    return analysis
+
+
+def show_best(analysis: Analysis) -> None:
+    """The model-by-task table."""
+    from mlmclm.analysis.results import records
+    from mlmclm.reports import text
+
+    rates = "best rate" if analysis.rule == "mean" else "rates (seeds)"
+    rows = []
+    for row in records(analysis.best):
+        known = row["n"] > 0
+        score = f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}" if known else "–"
+        spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
+        rate = ", ".join(filter(None, (row["learning_rates"], row["setting"])))
+        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread))
+    columns = ("model", "task", "metric", rates, "test [95 %]", "sd over seeds")
+    show_table(columns, rows, drop=("metric", "sd over seeds", rates))

@@ -1,0 +1,27 @@
+"""Corruption of hidden tokens, as a recipe gives it."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field, model_validator
+
+from mlmclm.configuration import Frozen
+
+
+class Corruption(Frozen):
+    """The fate of the tokens that are hidden; the shares add up to 1. BERT's are 0.8, 0.1 and 0.1."""
+
+    mask: float = Field(1.0, ge=0, le=1)
+    """Share that is replaced by the mask token."""
+    random: float = Field(0.0, ge=0, le=1)
+    """Share that is replaced by a random token, never a special one."""
+    keep: float = Field(0.0, ge=0, le=1)
+    """Share that stays as it is."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Corruption:
+        total = math.fsum((self.mask, self.random, self.keep))
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise ValueError(f"mask + random + keep must be 1, but is {total:g}")
+        return self

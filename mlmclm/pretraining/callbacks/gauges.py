@@ -1,0 +1,41 @@
+"""Live metrics of a stage, for Prometheus and the dashboards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlmclm.pretraining.callbacks.callback import Callback
+from mlmclm.pretraining.step_metrics import StepMetrics
+from mlmclm.tracking.metrics import counter, gauge
+
+
+class Gauges(Callback):
+    """Exports the metrics of the last step, and of the last validation (`tracking.metrics`)."""
+
+    def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
+        last, recipe = metrics[-1], self.stage.job.recipe
+        self._set(
+            loss=last.loss,
+            step=last.step,
+            tokens_per_second=last.tokens_per_second,
+            learning_rate=last.learning_rate,
+            gradient_norm=last.gradient_norm,
+            utilisation=last.utilisation,
+            memory_bytes=last.memory,
+            data_wait=last.data_wait,
+        )
+        tokens = len(metrics) * recipe.batch * recipe.block_length
+        counter("mlmclm_pretraining_tokens_total").inc(tokens, tags=self._labels())
+
+    def on_validation(self, step: int, loss: float, accuracy: float) -> None:
+        if np.isfinite(loss):
+            self._set(validation_loss=loss, validation_accuracy=accuracy)
+
+    def _set(self, **values: float) -> None:
+        for name, value in values.items():
+            gauge(f"mlmclm_pretraining_{name}").set(value, tags=self._labels())
+
+    def _labels(self) -> dict[str, str]:
+        return {"model": self.stage.job.model, "objective": str(self.stage.job.objective)}

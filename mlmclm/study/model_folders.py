@@ -1,0 +1,160 @@
+"""Hugging Face folders of a study's models: made, looked up, and made again where they are damaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlmclm.errors import UserError
+from mlmclm.plans.names import ModelName
+from mlmclm.pretraining import states
+from mlmclm.pretraining.initial import first_config
+from mlmclm.progress import say
+from mlmclm.storage.checksums import noted, set_aside, write_sealed
+from mlmclm.storage.claims import make_once
+from mlmclm.study.prepared_study import PreparedStudy
+
+if TYPE_CHECKING:
+    from mlmclm.sweeps.cells import SweepModel
+
+
+def export_models(prepared: PreparedStudy) -> list[SweepModel]:
+    """A Hugging Face folder for every model of the study, linked from the study's folder; returns what a sweep takes.
+
+    Raises:
+        UserError: a model isn't trained yet.
+    """
+    models = []
+    for name in prepared.plan.models:
+        folder = prepared.model_folder(name)
+        make_once(
+            prepared.place.store,
+            f"models-{folder.parent.name}",
+            f"{name}'s folder",
+            there=partial(_is_exported, folder),
+            make=partial(_export_again, prepared, name, folder),
+        )
+        if not noted(folder):
+            _mend(folder, prepared)
+        link = prepared.place.study_folder(prepared.study) / "models" / str(name)
+        target = Path(os.path.relpath(folder.resolve(), link.parent.resolve()))  # a store may be moved
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink() or link.readlink() != target:
+            link.unlink(missing_ok=True)
+            link.symlink_to(target, target_is_directory=True)
+        models.append(exported_model(prepared, name))
+    return models
+
+
+def _is_exported(folder: Path) -> bool:
+    from mlmclm.models.notes import damage_of_export
+
+    return (folder / "config.json").is_file() and damage_of_export(folder) is None
+
+
+def _export_again(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
+    """Exports a model, in place of a folder that is damaged."""
+    from mlmclm.models.notes import damage_of_export
+
+    found = damage_of_export(folder)
+    if found is not None:
+        say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and exported again.")
+    _export(prepared, name, folder)
+
+
+def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
+    """A model that `export_models` has exported."""
+    from mlmclm.sweeps.cells import SweepModel
+
+    folder = prepared.model_folder(name)
+    return SweepModel(str(name), folder, _remembered(folder))
+
+
+def _mend(folder: Path, prepared: PreparedStudy) -> None:
+    """Brings a folder that an earlier version exported up to date; the hashes of model and tokenizer stay."""
+    from mlmclm.models.exported_tokenizer import mend_tokenizer
+    from mlmclm.models.notes import CONTEXT, add_notes, read_notes
+
+    if CONTEXT not in read_notes(folder):
+        add_notes(folder, {CONTEXT: prepared.study.recipe.block_length})
+    if mend_tokenizer(folder, prepared.corpus.tokenizer):
+        say(f"{folder}: its tokenizer added tokens that the model was never trained with; it is exported again.")
+
+
+def _remembered(folder: Path) -> str:
+    """The hash of a model folder of the store, computed once and kept beside it."""
+    from mlmclm.models.notes import read_remembered
+
+    path = folder.with_name(f"{folder.name}.weights.json")
+    known = read_remembered(path)
+    if known is None:
+        if path.is_file():
+            say(f"{path} is not used: it is damaged. It is kept as {set_aside(path).name} and made again.")
+        from mlmclm.models.folder import weights_hash
+
+        write_sealed(path, {"weights": weights_hash(folder)})
+    return known or _remembered(folder)
+
+
+def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
+    """Reads the folders of these models, from which cells are about to be computed, and exports again what is damaged.
+
+    Raises:
+        UserError: what is exported again is another model to its cells.
+    """
+    from mlmclm.models.folder import weights_hash
+    from mlmclm.models.notes import note_written
+
+    for name in prepared.plan.models:
+        folder = prepared.model_folder(name)
+        if str(name) not in names:
+            continue
+        try:
+            found = weights_hash(folder)
+        except UserError as error:
+            say(f"{error} It is kept as {set_aside(folder).name} and exported again.")
+            _export(prepared, name, folder)
+            found = weights_hash(folder)
+        if found != _remembered(folder):
+            raise UserError(
+                f"{folder}: it was damaged, and what this version exports in its place is another model to its cells. Put back a copy; or "
+                f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed anew."
+            )
+        if not noted(folder):
+            note_written(folder)  # of an earlier version; the hash that it noted is right
+
+
+def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
+    from mlmclm.models.architectures import weights_of
+    from mlmclm.models.build import build
+    from mlmclm.models.export import export_folder
+    from mlmclm.models.given import read_written
+    from mlmclm.pretraining.checkpoints import read_weights
+    from mlmclm.reports.model_card import model_card
+    from mlmclm.study.facts import card_facts
+
+    recipe, state = prepared.study.recipe, prepared.target(name)
+    key, initial = state.key(prepared.fingerprint), prepared.initial.get(name.size)
+    config = first_config(name.size, initial, prepared.corpus.tokenizer, recipe.block_length)
+    if state.legs:
+        if not states.exists(prepared.place.store, key):
+            raise UserError(f"model {str(name)!r} is not trained yet: run `mlmclm pretrain` on this study first.")
+        weights = read_weights(states.state_folder(prepared.place.store, key))
+    elif initial is not None:
+        initial.check()
+        weights = dict(read_written(initial.folder)[1])
+    else:
+        weights = weights_of(build(config, recipe.seed))
+    objective = name.last_objective
+    export_folder(
+        folder,
+        weights,
+        config,
+        prepared.corpus.tokenizer,
+        card=model_card(card_facts(prepared, name)),
+        decoder=objective is not None and objective.causal,
+        context=recipe.block_length,
+    )

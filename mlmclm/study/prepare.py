@@ -1,0 +1,156 @@
+"""Preparing a study: its corpus, tokenizer, models to continue from, and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from mlmclm.corpora.config import TokenizerConfig
+from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
+from mlmclm.corpora.prepared_corpus import PreparedCorpus
+from mlmclm.corpora.tokenizer import check_special, special_ids
+from mlmclm.errors import UserError
+from mlmclm.plans.plan import Plan, fingerprint, make_plan
+from mlmclm.pretraining.initial import (
+    Beginning,
+    InitialModel,
+    Wanted,
+    check_initial,
+    find_initial,
+    prepare_initial,
+)
+from mlmclm.progress import bars
+from mlmclm.storage.files import first_there, places_of, read_json
+from mlmclm.study.place import Place
+from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.study_file import StudyFile
+
+
+def prepare(
+    study: StudyFile, place: Place, *, session: Callable[[], AbstractContextManager[Any]] | None = None
+) -> PreparedStudy:
+    """Reads, tokenises and packs the corpus where that isn't done yet, and makes the plan.
+
+    Args:
+        session: a Ray session to tokenise in, for which `corpus.workers` then is the only judge; None where there is no
+            cluster but one of this machine's own.
+
+    Raises:
+        UserError: anything that is wrong with the corpus, the tokenizer, a model's name or a model to continue from.
+    """
+    plan = make_plan(study.parsed, study.recipe)  # before any work: a wrong name costs nothing
+    beginning = prepare_initial(_wanted(study, place))
+    with bars() as progress:
+        corpus = prepare_corpus(
+            study.corpus,
+            beginning.tokenizer,
+            block_length=study.recipe.block_length,
+            store=place.store,
+            data_root=place.data_root,
+            beside=study.folder,
+            progress=progress,
+            session=session if session is not None or study.corpus.workers != "ray" else partial(_own_session, place),
+        )
+    check_special(corpus.tokenizer, masked=_masks(plan))
+    needed = study.recipe.batch * study.recipe.block_length
+    if corpus.tokens < needed:
+        raise UserError(
+            f"corpus {study.corpus.source!r} has {corpus.tokens:,} tokens, fewer than the {needed:,} of one step (recipe.batch {study.recipe.batch:,} x "
+            f"recipe.block_length {study.recipe.block_length:,}); use more text, a smaller batch or a shorter block_length."
+        )
+    return _prepared(study, place, corpus, beginning.models)
+
+
+def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedStudy | None:
+    """Return what `prepare` would without any work, or None where there is some to do; raises what it raises.
+
+    Args:
+        damaged: also where the work is to make lost shards of the corpus again.
+    """
+    beginning, corpus = _find(study, place, damaged=damaged)
+    return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
+
+
+def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None:
+    """Raises what `prepare` would raise of the models to continue from, without any work on them."""
+    if study.initial:
+        check_initial(_wanted(study, place), masked=_masks(plan))
+
+
+def _masks(plan: Plan) -> bool:
+    return any(stage.objective.masks for stage in plan.stages)
+
+
+def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | None:
+    """A study's corpus where it is prepared, even if files of it are missing or short."""
+    return _find(study, place, damaged=True)[1]
+
+
+def _wanted(study: StudyFile, place: Place) -> Wanted:
+    return Wanted(
+        study.initial,
+        frozenset(name.size for name in study.parsed),
+        _tokenizer_of(study),
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+        beside=study.folder,
+    )
+
+
+def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
+    """The study's tokenizer, its path from here."""
+    tokenizer = study.tokenizer
+    if tokenizer is None or tokenizer.path is None:
+        return tokenizer
+    places = places_of(tokenizer.path, study.folder)
+    found = first_there(places)
+    if found is None:
+        raise UserError(
+            f"tokenizer.path: {tokenizer.path}: no such file or folder; looked for {' and '.join(map(str, places))}."
+        )
+    return tokenizer.model_copy(update={"path": str(found)})
+
+
+def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, PreparedCorpus | None]:
+    beginning = find_initial(_wanted(study, place))
+    if beginning is None:
+        return None, None
+    corpus = find_corpus(
+        study.corpus,
+        beginning.tokenizer,
+        block_length=study.recipe.block_length,
+        store=place.store,
+        data_root=place.data_root,
+        beside=study.folder,
+        damaged=damaged,
+    )
+    return beginning, corpus
+
+
+def _prepared(
+    study: StudyFile, place: Place, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]
+) -> PreparedStudy:
+    plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()})
+    key = fingerprint(
+        study.recipe, corpus.key, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial)
+    )
+    return PreparedStudy(study, place, corpus, plan, key, initial)
+
+
+def _padded_with_eos(study: StudyFile, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]) -> bool:
+    """Whether the pad token of one of the study's models is EOS."""
+    ids = special_ids(corpus.tokenizer)
+    begun = [initial.get(size) for size in {name.size for name in study.parsed}]
+    pads = [
+        ids["pad"] if model is None else read_json(model.folder / "config.json").get("pad_token_id") for model in begun
+    ]
+    return ids["eos"] in pads
+
+
+def _own_session(place: Place) -> AbstractContextManager[Any]:
+    from mlmclm.service.ray_cluster import ray_session
+
+    return ray_session(place.store)

@@ -1,0 +1,142 @@
+"""The sweep of a study: its search space, tasks, cells and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.errors import UserError, for_each
+from mlmclm.progress import bars
+from mlmclm.study.model_folders import restore_exports
+from mlmclm.study.place import Place
+from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.study_file import StudyFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mlmclm.analysis.analyse import Analysis
+    from mlmclm.sweeps.cells import SweepModel
+    from mlmclm.sweeps.outcome import SweepOutcome
+    from mlmclm.sweeps.space import Space
+    from mlmclm.sweeps.starts import Planned
+    from mlmclm.tasks.prepared_task import PreparedTask
+
+
+def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
+    """The study's search space, with the study's own tasks in place of the space's where it names some.
+
+    Raises:
+        UserError: an unknown space or task, or a sequence longer than the models are trained for.
+    """
+    from mlmclm.sweeps.space import find_space
+    from mlmclm.tasks.registry import get_task
+
+    space = find_space(study.space, study.tasks, beside=study.folder).at_context(study.recipe.block_length)
+
+    def check(task: str) -> None:
+        protocol = space.protocol_for(task)
+        if get_task(task, task_dirs).family == "question-answering":
+            protocol.check_windows(task)
+        length = protocol.max_length
+        if length > study.recipe.block_length:
+            raise UserError(
+                f"task {task!r}: max_length {length} is longer than the models' sequences (recipe.block_length {study.recipe.block_length})."
+            )
+
+    for_each(space.tasks, check)
+    return space
+
+
+def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
+    """Loads, checks and tokenises every task of a space, before anything is trained.
+
+    Raises:
+        UserError: what is wrong with the data, of all tasks at once.
+    """
+    from mlmclm.tasks.prepare_task import prepare_task
+    from mlmclm.tasks.registry import get_task
+
+    with bars() as progress:
+
+        def one(task: str) -> PreparedTask:
+            return prepare_task(
+                get_task(task, prepared.place.task_dirs),
+                prepared.corpus.tokenizer,
+                space.protocol_for(task),
+                prepared.place.store,
+                prepared.place.data_root,
+                progress=progress,
+            )
+
+        return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
+
+
+def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], place: Place) -> Planned:
+    """The cells of the study's grid that can be named from the results that are there, in the order in which workers take
+    them, and those that wait."""
+    from mlmclm.sweeps.ledger import Ledger
+    from mlmclm.sweeps.starts import plan_cells
+    from mlmclm.tasks.registry import get_task
+
+    declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
+    data = {name: task.task_data for name, task in tasks.items()}
+    recut = [name for name, task in tasks.items() if task.recut]
+    return plan_cells(space, models, data, declarations, Ledger(place.store), recut)
+
+
+def sweep(
+    prepared: PreparedStudy,
+    space: Space,
+    plan: Callable[[], Planned],
+    *,
+    session: Callable[[], AbstractContextManager[Any]],
+    on_result: Callable[[dict[str, Any]], None] | None = None,
+) -> SweepOutcome:
+    """Computes the missing cells; opens a Ray session only if there are any.
+
+    Args:
+        plan: `plan_sweep` of this study.
+
+    Raises:
+        MlmclmError: some cells failed; all others are kept.
+    """
+    from mlmclm.sweeps.layers import run_layers
+    from mlmclm.sweeps.ledger import Ledger
+
+    restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
+    outcome = run_layers(
+        plan,
+        store=prepared.place.store,
+        data_root=prepared.place.data_root,
+        cpus_per_cell=space.cpus_per_cell,
+        gpus_per_cell=space.gpus_per_cell,
+        device=prepared.study.recipe.device,
+        max_concurrent=space.max_concurrent,
+        on_result=on_result,
+        session=session,
+        name=f"{prepared.study.name}-sweep",
+    )
+    outcome.check()
+    return outcome
+
+
+def analyse_study(prepared: PreparedStudy, space: Space, results: Sequence[dict[str, Any]]) -> Analysis:
+    """All tables of the study; cells that have no result yet count as missing."""
+    from mlmclm.analysis.analyse import analyse
+    from mlmclm.analysis.results import Grid
+
+    study = prepared.study
+    return analyse(
+        results,
+        study.baseline,
+        grid=Grid(
+            tuple(study.models),
+            space.tasks,
+            space.learning_rates,
+            space.seeds,
+            {task: tuple(space.settings_for(task)) for task in space.tasks},
+        ),
+        rule=space.rule,
+    )

@@ -1,0 +1,52 @@
+"""Outcome of a sweep, and one line for the error of a cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.finetuning.cell import Cell
+from mlmclm.sweeps.cells import cell_name
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """Results of a sweep, and the cells that have none.
+
+    `results` are in the order of the cells, those without a result left out; `computed` counts the cells computed now,
+    `reused` those whose result was there; `failed` lists the cells that raised, with the error, and `not_run` those
+    that were never tried because the machine's fault would have met them all.
+    """
+
+    results: list[dict[str, Any]]
+    computed: int = 0
+    reused: int = 0
+    failed: list[tuple[Cell, Exception]] = field(default_factory=list)
+    not_run: list[Cell] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raises one error for all failed cells: a `UserError` where each failed for the user's input, else a fault."""
+        if not self.failed:
+            return
+        names = [cell_name(cell) for cell, _ in self.failed]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        first = self.failed[0][1]
+        kept = f"{len(self.results)} results are kept; the same command runs the missing cells only."
+        skipped = f" {len(self.not_run)} cells were not tried." if self.not_run else ""
+        kind = UserError if all(isinstance(error, UserError) for _, error in self.failed) else EnvironmentFault
+        total = len(names) + len(self.results) + len(self.not_run)
+        raise kind(
+            f"{len(names)} of {total} cells failed: {shown}.{skipped} {kept}\nFirst error: {describe(first)}"
+        ) from first
+
+
+def describe(error: BaseException) -> str:
+    """Describe an error in one line; for the error of a Ray task, describe what was raised in the task."""
+    cause = getattr(error, "cause", None) or error
+    if isinstance(cause, MlmclmError):
+        return str(cause)
+    lines = str(cause).strip().splitlines()
+    # Ray puts the worker's traceback first and the exception last; a dead actor's message starts with what happened.
+    text = (lines[-1] if "Traceback" in str(cause) else lines[0]) if lines else ""
+    return f"{type(cause).__name__}: {text}"

@@ -1,0 +1,206 @@
+"""The training loop tells callbacks of what it does; each built-in one does one thing, and is checked alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as distributed
+
+from mlmclm.models.sizes import SIZES
+from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
+from mlmclm.pretraining.callbacks.gauges import Gauges
+from mlmclm.pretraining.callbacks.metrics_log import MetricsLog
+from mlmclm.pretraining.callbacks.stop_rule import StopRule
+from mlmclm.pretraining.engine import Evaluation
+from mlmclm.pretraining.job import StageJob
+from mlmclm.pretraining.step_metrics import StepMeter, StepMetrics
+from mlmclm.pretraining.worker import train
+from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.study_file import load_study
+from mlmclm.tracking.metrics import DEFINITIONS
+from small_study import write_study
+
+LAST = 25
+
+
+class FakeEngine:
+    """One worker's engine without a model: its losses are given."""
+
+    world, micro, separator, device = 1, 8, None, torch.device("cpu")
+
+    def __init__(self, rank: int = 0, diverges_at: int = 10**9) -> None:
+        self.rank, self.diverges_at = rank, diverges_at
+        self.rates: list[float] = []
+
+    def step(self, batches: Sequence[Any], objective: Any, *, rate: float) -> tuple[Any, Any, int, float]:
+        self.rates.append(rate)
+        loss = 10.0 if len(self.rates) < self.diverges_at else float("nan")
+        return torch.tensor(loss), torch.tensor(5), 8 * 32, 1.0
+
+    def evaluate(self, batches: Iterator[Any], *, causal: bool) -> Evaluation:
+        return Evaluation(3.0, 0.25)
+
+
+class Outside(Callback):
+    """A callback as somebody else would write it."""
+
+    def __init__(self, stage: Any) -> None:
+        super().__init__(stage)
+        self.seen: list[Any] = []
+        self.metrics: list[StepMetrics] = []
+
+    def on_start(self) -> None:
+        self.seen.append("start")
+
+    def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
+        self.metrics += metrics
+
+    def on_validation(self, step: int, loss: float, accuracy: float) -> None:
+        self.seen.append(("validation", step, loss))
+
+    def on_step_end(self, step: int) -> None:
+        self.seen.append(step)
+
+    def on_end(self) -> None:
+        self.seen.append("end")
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A group of this process alone."""
+    file = tmp_path_factory.mktemp("group") / "rendezvous"
+    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> StageJob:
+    """A stage of 25 steps of CLM, with a checkpoint each 10 and a validation each 20."""
+    folder = tmp_path_factory.mktemp("callbacks")
+    recipe = {
+        "block_length": 32, "batch": 8, "peak_learning_rate": 3e-3, "warmup_steps": 4, "decay_steps": 6,
+        "checkpoint_every": 10, "evaluate_every": 20, "evaluation_blocks": 8, "workers": 1,
+    }  # fmt: skip
+    path = write_study(folder, models=[f"1m-clm-{LAST}"], baseline=None, recipe=recipe)
+    made = prepare(load_study(path), Place(folder / "store", folder / "data"))
+    (stage,) = made.plan.stages
+    return StageJob(
+        title=stage.title, size="1m", shape=SIZES["1m"], initial=None, store=str(made.place.store), run_folder="",
+        model=f"1m-clm-{LAST}", corpus=made.corpus.key, train=made.corpus.train, validation=made.corpus.validation,
+        tokenizer=str(made.corpus.tokenizer), legs=stage.end.legs, start=0, start_key=None, deposits=((LAST, "key"),),
+        recipe=made.study.recipe, fingerprint=made.fingerprint, device="cpu",
+    )  # fmt: skip
+
+
+def running(template: StageJob, folder: Path, engine: Any, start: int = 0) -> RunningStage:
+    return RunningStage(replace(template, run_folder=str(folder)), engine, start)
+
+
+def row(step: int, loss: float = 2.0, norm: float = 1.0) -> StepMetrics:
+    return StepMetrics(step, loss, 1e-3, norm, 5, 0.1, 1000.0, 0.5, 2**20, 0.01)
+
+
+def lines(stage: RunningStage) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stage.job.metrics_path.read_text().splitlines()]
+
+
+def test_a_callback_from_outside_sees_each_step_with_its_metrics_and_each_validation(
+    group: None, template: StageJob, tmp_path: Path
+) -> None:
+    stage = running(template, tmp_path, FakeEngine())
+    outside = Outside(stage)
+    train(stage, StepMeter(stage.job, stage.engine, 400), [outside])
+    checked = [("validation", step, 3.0) for step in (20, LAST)]
+    expected = ["start", *range(1, 20), checked[0], *range(20, LAST), checked[1], LAST, "end"]
+    assert outside.seen == expected
+    assert [each.step for each in outside.metrics] == list(range(1, LAST + 1))
+    assert {(each.loss, each.labelled, each.gradient_norm) for each in outside.metrics} == {(2.0, 5, 1.0)}
+    assert [each.learning_rate for each in outside.metrics] == stage.engine.rates
+    assert stage.engine.rates[0] < stage.engine.rates[3] == 3e-3 > stage.engine.rates[-1]
+
+
+def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finite_steps(
+    group: None, template: StageJob, tmp_path: Path
+) -> None:
+    stage = running(template, tmp_path, FakeEngine(diverges_at=13))
+    outside = Outside(stage)
+    train(stage, StepMeter(stage.job, stage.engine, 400), [StopRule(stage), outside, MetricsLog(stage)])
+    assert outside.seen == ["start", *range(1, 20), "end"]
+    assert [line["step"] for line in lines(stage)] == list(range(1, 13))
+    stopped = json.loads(stage.job.stop_path.read_text())
+    assert stopped == {"step": 13, "what": "loss", "learning_rate": template.learning_rate(13)}
+
+
+def test_rank_0_has_every_callback_and_others_have_those_that_workers_share(template: StageJob, tmp_path: Path) -> None:
+    names = [
+        [type(each).__name__ for each in callbacks_of(running(template, tmp_path, SimpleNamespace(rank=rank)))]
+        for rank in (0, 1)
+    ]
+    assert names == [["Gauges", "MetricsLog", "StateWriter", "StopRule"], ["StateWriter", "StopRule"]]
+
+
+def test_the_log_keeps_the_lines_up_to_the_start_and_writes_a_line_a_step(template: StageJob, tmp_path: Path) -> None:
+    stage = running(template, tmp_path, FakeEngine(), start=2)
+    stage.job.metrics_path.write_text("".join(f"{json.dumps({'step': step})}\n" for step in (1, 2, 3)))
+    log = MetricsLog(stage)
+    log.on_start()
+    log.on_metrics([row(3), row(4, norm=-1.0), row(5)])
+    log.on_validation(4, 0.0, 0.5)
+    log.on_validation(5, float("inf"), 0.5)
+    written = lines(stage)
+    assert [line["step"] for line in written] == [1, 2, 3, 4]
+    assert list(written[2]) == [
+        "step", "loss", "learning_rate", "gradient_norm", "labelled", "step_seconds", "tokens_per_second", "utilisation",
+        "memory", "data_wait", "time",
+    ]  # fmt: skip
+    assert list(written[3]) == ["step", "validation_loss", "validation_perplexity", "validation_accuracy", "time"]
+    assert written[3]["validation_perplexity"] == 1.0
+
+
+@pytest.mark.parametrize(("wrong", "what"), [(row(7, loss=float("inf")), "loss"), (row(7, norm=-1.0), "gradient")])
+def test_the_stop_rule_stops_all_workers_and_rank_0_says_why(
+    template: StageJob, tmp_path: Path, wrong: StepMetrics, what: str
+) -> None:
+    for rank in (1, 0):
+        stage = running(template, tmp_path, FakeEngine(rank))
+        rule = StopRule(stage)
+        rule.on_metrics([row(6)])
+        rule.on_validation(6, 2.0, 0.5)
+        assert not stage.stopped
+        rule.on_metrics([row(6), wrong, row(8)])
+        assert stage.stopped
+        assert stage.job.stop_path.is_file() == (rank == 0)
+    assert json.loads(stage.job.stop_path.read_text())["what"] == what
+    rule.on_validation(8, float("nan"), 0.5)
+    assert json.loads(stage.job.stop_path.read_text())["what"] == "validation loss"
+
+
+def test_the_gauges_set_every_metric_of_pretraining(
+    template: StageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported: dict[str, float] = {}
+
+    def take(name: str) -> Any:
+        def note(value: float, tags: dict[str, str]) -> None:
+            assert tags == {"model": f"1m-clm-{LAST}", "objective": "clm"}
+            exported[name] = value
+
+        return SimpleNamespace(set=note, inc=note)
+
+    for kind in ("gauge", "counter"):
+        monkeypatch.setattr(f"mlmclm.pretraining.callbacks.gauges.{kind}", take)
+    gauges = Gauges(running(template, tmp_path, FakeEngine()))
+    gauges.on_metrics([row(1), row(2, loss=1.5)])
+    gauges.on_validation(2, 1.25, 0.5)
+    assert exported.keys() == {name for name in DEFINITIONS if name.startswith("mlmclm_pretraining_")}
+    assert exported["mlmclm_pretraining_loss"] == 1.5
+    assert exported["mlmclm_pretraining_tokens_total"] == 2 * 8 * 32
