@@ -22,6 +22,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check mlmclm tests benchmarks
 	$(BIN)/ruff format --check mlmclm tests benchmarks
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Each writes its section of benchmarks/RESULTS.md; half an hour on two cores.
 bench: $(VENV)/.installed-dev

@@ -197,7 +197,7 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
 
 def chance_answers(examples: list[dict[str, Any]], *, empty: bool) -> tuple[float, str]:
     """Mean F1 of one to four words from anywhere in the passage (twenty draws each), or of no answer where that can be right."""
-    from mlmclm.tasks.question_answering import answer_f1
+    from mlmclm.tasks.families.question_answering import answer_f1
 
     if empty:
         return float(np.mean([not example["answers"] for example in examples])), "never an answer"

@@ -3,6 +3,7 @@
 | group | an entry point names |
 |---|---|
 | `mlmclm.tasks` | a package whose folder holds task declarations (YAML) |
+| `mlmclm.families` | a task family, a class `mlmclm.tasks.family.Family` |
 | `mlmclm.generators` | a `mlmclm.tasks.generator.Generator`, under the `source` of the tasks whose data it makes |
 | `mlmclm.corpora` | a function `(store, workers, progress) -> mlmclm.corpora.documents.Source`, under the name of a corpus source |
 """
@@ -12,10 +13,10 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
-TASKS, GENERATORS, CORPORA = "mlmclm.tasks", "mlmclm.generators", "mlmclm.corpora"
+TASKS, FAMILIES, GENERATORS, CORPORA = "mlmclm.tasks", "mlmclm.families", "mlmclm.generators", "mlmclm.corpora"
 
 
-def plugin(group: str, name: str) -> Any | None:
+def plugin(group: str, name: str) -> Any:
     """Import the object that an entry point names; None where no installed package has one of this name."""
     found = importlib.metadata.entry_points(group=group, name=name)
     return next(iter(found)).load() if found else None

@@ -1,6 +1,6 @@
 """A cell's scores from what its examples got, where each example counts so often: what resampling examples needs.
 
-The columns are those of `tasks/*` (`Family.examples`). All is vectorised over a first axis of weights.
+The columns are those of `Family.examples`. All is vectorised over a first axis of weights.
 """
 
 from __future__ import annotations

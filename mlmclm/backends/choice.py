@@ -53,6 +53,11 @@ def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which matrix products on the device are computed in the type of their factors."""
+    return torch.autocast(device.type, enabled=False)
+
+
 def give_up(device: torch.device | str) -> None:
     """Compute on this kind of device by torch's operations from now on, in this process."""
     _given_up.add(torch.device(device).type)

@@ -148,7 +148,7 @@ def finetune(
         result, computed = ledger.complete(cell, lambda cell: _compute(cell, ledger, place))
     _show(cell, result, ledger, computed=computed, as_json=as_json)
     if predictions is not None:
-        from mlmclm.results.predictions import write_predictions
+        from mlmclm.tasks.predictions import write_predictions
 
         write_predictions(ledger.examples(result), predictions)
         say(f"predictions: {predictions}")

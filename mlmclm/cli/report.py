@@ -100,7 +100,7 @@ def _write_predictions(analysis: Analysis, results: list[dict[str, Any]], ledger
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.errors import for_each
     from mlmclm.progress import Bar
-    from mlmclm.results.predictions import write_predictions
+    from mlmclm.tasks.predictions import write_predictions
 
     cells = [
         (folder / model / task / f"{_name(seeds)}.jsonl", result)

@@ -132,7 +132,7 @@ def check(
         show(f"{split}: {shares}")
     if found.lengths:
         first = next(iter(found.lengths.values()))
-        cut = "in windows" if task.family == "question-answering" else "cut"
+        cut = task.kind.overlong_words
         rows = [
             [
                 split,

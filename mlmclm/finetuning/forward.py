@@ -1,6 +1,6 @@
-"""A training batch forward, and backward on demand: at once, or for retrieval in chunks with cached gradients.
+"""A training batch forward, and backward on demand: at once, or in chunks with cached gradients where the family's loss allows it.
 
-A retrieval loss needs the embeddings of the whole batch, but its gradient reaches the encoder through each of them by itself.
+A loss of embeddings needs those of the whole batch, but its gradient reaches the encoder through each of them by itself.
 So a batch of any size fits in the memory of a chunk (GradCache, Gao et al. 2021, arXiv 2101.06983, section 3.2): all
 embeddings without a graph, chunk by chunk; the loss and its gradient at the embeddings; then each chunk again with a graph
 and with the same dropout, and back from its share of that gradient.
@@ -23,7 +23,6 @@ from mlmclm.finetuning.batching import Array, batches_by_length
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.tasks.family import Batch, Family
-from mlmclm.tasks.retrieval import Retrieval
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def compute_in(protocol: Protocol, device: torch.device) -> AbstractContextManag
 
 def forward(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, batch: Batch) -> Forward:
     """The loss of a batch, in chunks where the protocol asks for it and there are several."""
-    if protocol.chunk_tokens is not None and isinstance(family, Retrieval):
+    if protocol.chunk_tokens is not None and family.in_chunks:
         lengths = np.array([len(ids) for ids in batch.sequences])
         chunks = list(batches_by_length(lengths, protocol.chunk_tokens))
         if len(chunks) > 1:
@@ -60,7 +59,7 @@ def _at_once(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol
 
 
 def _in_chunks(
-    encoder: PreTrainedModel, family: Retrieval, protocol: Protocol, batch: Batch, chunks: list[Array]
+    encoder: PreTrainedModel, family: Family, protocol: Protocol, batch: Batch, chunks: list[Array]
 ) -> Forward:
     device = next(encoder.parameters()).device
     backend = backend_of(device)

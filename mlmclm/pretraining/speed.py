@@ -39,9 +39,9 @@ def this_machine(*, bf16: bool) -> Device:
     Args:
         bf16: as `matrix_peak`'s.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    title = backend_of(device).title()
-    if device.type == "cpu":
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    device, title = torch.device(kind), backend_of(kind).title()
+    if kind == "cpu":
         title += f", {torch.get_num_threads()} cores"
     peak = matrix_peak(device, bf16=bf16)
     return Device(title, peak, f"measured now on this machine, in {'bf16' if bf16 else 'fp32'}")

@@ -57,7 +57,7 @@ class TaskFacts:
     Attributes:
         name: as in the results.
         title: for people.
-        family: "sequence-classification", "token-classification", "question-answering" or "retrieval".
+        family: the name of its family (`mlmclm.tasks.family`).
         metric: the main one, as in the results.
         sizes: examples by split, in the order to show.
         source: where the data come from, with licence where known.

@@ -7,29 +7,11 @@ from collections.abc import Sequence
 
 from mlmclm.analysis.selection import rate_text
 from mlmclm.results.metrics import metric_parts
+from mlmclm.tasks.family import families
 
 NONE = "–"
 MINUS = "−"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-FAMILIES = {
-    "sequence-classification": "Sequence classification",
-    "sequence-regression": "Sequence regression",
-    "token-classification": "Token classification",
-    "question-answering": "Question answering",
-    "retrieval": "Retrieval",
-}
-METRICS = {
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "exact_match": "exact match",
-    "matthews": "Matthews correlation",
-    "spearman": "Spearman correlation",
-    "pearson": "Pearson correlation",
-    "ndcg_at_10": "NDCG@10",
-    "ndcg@10": "NDCG@10",
-    "study.f1": "study's F1",
-    "study.ndcg@10": "study's NDCG@10",
-}
 
 
 def points(score: float, digits: int = 2) -> str:
@@ -133,12 +115,13 @@ def plain(value: object) -> str:
 
 def family(name: str) -> str:
     """A family's name for people."""
-    return FAMILIES.get(name, name)
+    return families()[name].title if name in families() else name
 
 
 def metric(name: str) -> str:
     """A metric's name for people; several joined by `+` are their mean."""
-    parts = [METRICS.get(part, part.replace("_", " ")) for part in metric_parts(name)]
+    words = {score: title for each in families().values() for score, title in each.metrics.items()}
+    parts = [words.get(part, part.replace("_", " ")) for part in metric_parts(name)]
     return parts[0] if len(parts) == 1 else f"mean of {listing(parts)}"
 
 

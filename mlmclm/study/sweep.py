@@ -37,8 +37,7 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
 
     def check(task: str) -> None:
         protocol = space.protocol_for(task)
-        if get_task(task, task_dirs).family == "question-answering":
-            protocol.check_windows(task)
+        get_task(task, task_dirs).kind.check_settings(task, protocol)
         length = protocol.max_length
         if length > study.recipe.block_length:
             raise UserError(

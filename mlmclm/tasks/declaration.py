@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mlmclm.configuration import Frozen
-from mlmclm.errors import unknown
+from mlmclm.errors import UserError, unknown
 from mlmclm.results.metrics import metric_parts
 
-Family = Literal[
-    "sequence-classification", "sequence-regression", "token-classification", "question-answering", "retrieval"
-]
-
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "sequence-classification": ("text", "text_pair", "label"),
-    "sequence-regression": ("text", "text_pair", "label"),
-    "token-classification": ("tokens", "tags"),
-    "question-answering": ("id", "question", "context", "answers"),
-    "retrieval": ("query", "positive"),
-}
-"""Canonical columns of a family's training table; `text_pair` is optional."""
-
-JUDGED_COLUMNS = ("id", "title", "text", "query_id", "corpus_id", "score")
-"""Canonical columns of a retrieval set's three tables; `title`, where it is declared, goes before a document's text."""
-
-METRICS: dict[str, tuple[str, ...]] = {
-    "sequence-classification": ("accuracy", "f1_macro", "f1", "matthews"),
-    "sequence-regression": ("spearman", "pearson"),
-    "token-classification": ("f1", "precision", "recall", "accuracy", "study.f1"),
-    "question-answering": ("f1", "exact_match", "study.f1"),
-    "retrieval": ("ndcg@10", "study.ndcg@10"),
-}
-"""Metrics that a family computes: correlations (matthews, spearman, pearson) are between -1 and 1, all others between 0 and 1;
-more is better. The first is the usual main one. `study.` are the published evaluation's own variants (arXiv 2507.00994).
-Several joined by `+` are their mean."""
+if TYPE_CHECKING:
+    from mlmclm.tasks.family import Family
 
 MetricFamily = Literal["standard", "study", "glue"]
 """Which score is a task's main one: its declared `metric`, the study's, or the one that GLUE's average takes."""
 
-STUDY_METRICS = {
-    "sequence-classification": "accuracy",
-    "token-classification": "study.f1",
-    "question-answering": "study.f1",
-    "retrieval": "study.ndcg@10",
-}
-"""The main metric of the study's four families; a task of another keeps its own."""
+
+def _family(name: str) -> str:
+    """Refuses a family that there isn't."""
+    from mlmclm.tasks.family import get_family
+
+    try:
+        get_family(name)
+    except UserError as error:
+        raise ValueError(str(error).rstrip(".")) from error
+    return name
 
 
 def _inside(value: Any) -> Any:
@@ -111,7 +90,8 @@ class Task(Frozen):
     """One task."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
-    family: Family
+    family: Annotated[str, AfterValidator(_family)]
+    """One of `mlmclm.tasks.family.families`."""
     title: str
     source: Annotated[str, Inside]
     """A data set of the Hugging Face Hub; `pydocs` (made from installed documentation); `local` (a folder only)."""
@@ -133,7 +113,7 @@ class Task(Frozen):
     unanswerable: bool = False
     """Question answering: some questions have no answer, and the empty one is then right (SQuAD v2)."""
     metric: str
-    """The main score; see `METRICS`."""
+    """The main score, one of the family's `metrics`; several joined by `+` are their mean."""
     glue_metric: str | None = None
     """In place of `metric` where GLUE takes another for its average: the mean of the task's own two."""
     licence: str
@@ -141,37 +121,44 @@ class Task(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Task:
-        known = (*COLUMNS[self.family], *(JUDGED_COLUMNS if self.family == "retrieval" else ()))
+        family = self.kind
+        known = (*family.columns, *family.more_columns)
         for canonical in self.columns:
             if canonical not in known:
                 raise ValueError(str(unknown("canonical column", canonical, known, where="columns")))
-        allowed = METRICS[self.family]
         for metric in filter(None, (self.metric, self.glue_metric)):
             for part in metric_parts(metric):
-                if part not in allowed:
+                if part not in family.metrics:
                     raise ValueError(
-                        f"metric {part!r} is not computed for {self.family}; allowed: {', '.join(allowed)}"
+                        f"metric {part!r} is not computed for {self.family}; allowed: {', '.join(family.metrics)}"
                     )
         if "text_pair" in self.columns and not self.pair_template:
             raise ValueError("a task with a 'text_pair' column needs a 'pair_template'")
         if self.pair_template and any(self.pair_template.count(name) != 1 for name in ("{text}", "{text_pair}")):
             raise ValueError("pair_template must contain {text} and {text_pair}, each once")
-        if self.unanswerable and self.family != "question-answering":
+        if self.unanswerable and not family.unanswerable:
             raise ValueError("only question answering has 'unanswerable' questions")
         if self.source == "local" and not self.folder:
             raise ValueError("a task whose source is 'local' needs a 'folder'")
-        if isinstance(self.splits.train, Judged) and self.family != "retrieval":
+        if isinstance(self.splits.train, Judged) and not family.judged:
             raise ValueError("splits.train can be {queries, corpus, qrels} of a retrieval task only")
         judged = isinstance(self.splits.test, Judged)
-        if judged != (self.family == "retrieval"):
+        if judged != family.judged:
             raise ValueError("splits.test of a retrieval task, and only of one, is {queries, corpus, qrels}")
         if self.splits.validation is not None and isinstance(self.splits.validation, Judged) != judged:
             raise ValueError("splits.validation must have the form of splits.test")
         return self
 
+    @property
+    def kind(self) -> type[Family]:
+        """The class of the task's family."""
+        from mlmclm.tasks.family import get_family
+
+        return get_family(self.family)
+
     def measured_by(self, metrics: MetricFamily) -> Task:
         """The task with the main metric of a family of metrics. It changes no cell: all families are in every result."""
-        main = {"standard": self.metric, "study": STUDY_METRICS.get(self.family), "glue": self.glue_metric}[metrics]
+        main = {"standard": self.metric, "study": self.kind.study_metric, "glue": self.glue_metric}[metrics]
         return self.model_copy(update={"metric": main or self.metric})
 
     def column(self, canonical: str) -> str:

@@ -15,15 +15,12 @@ from mlmclm.progress import say
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.family import get_family
 from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.prepared_task import PreparedTask, open_prepared, prepared_key
 from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import Frame
-
-TOKEN_COLUMNS = ("input_ids", "query", "positive")
-"""Of the families' tables, what is made of tokens."""
 
 
 def prepare_task(
@@ -70,7 +67,7 @@ def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, sto
     if there is not None:
         _check_whole(there, tokenizer_folder)
         return there
-    family = FAMILIES[data.task.family]
+    family = data.task.kind
     own = settings.special_tokens == "tokenizer"
     if own and not family.framed:
         raise UserError(
@@ -136,7 +133,7 @@ def _check_whole(prepared: PreparedTask, tokenizer_folder: Path) -> None:
     known = read_json(config).get("vocab_size") if config.is_file() else None
     for name in read_json(prepared.folder / "meta.json")["rows"]:
         table = prepared.table(name)
-        for column in TOKEN_COLUMNS:
+        for column in get_family(prepared.family).token_columns:
             if known is not None and column in table.column_names:
                 largest = pa.compute.max(pa.compute.list_flatten(table[column])).as_py()
                 if largest is not None and largest >= known:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
-from mlmclm.errors import UserError
 
 
 class TaskSettings(Frozen):
@@ -66,18 +65,6 @@ class TaskSettings(Frozen):
     def cuts_longest(self) -> bool:
         """Whether pairs that the task's template joins lose tokens of the longer text."""
         return self.special_tokens == "end" and self.pair_truncation == "longest_first"
-
-    def check_windows(self, task: str) -> None:
-        """Checks what question answering alone uses.
-
-        Raises:
-            UserError: the next window of a passage would begin where the last one did.
-        """
-        if self.stride >= self.max_length:
-            raise UserError(
-                f"task {task}: stride {self.stride} must be less than max_length {self.max_length}; give the task a smaller one, "
-                f"such as per_task: {{{task}: {{stride: {self.max_length // 4}}}}}."
-            )
 
     def encoding(self, *, pairs: bool = False) -> dict[str, Any]:
         """The fields that determine a task's tokenised examples.

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from transformers import PreTrainedTokenizerFast
 
 from mlmclm.errors import UserError
 from mlmclm.tasks.family import closed, ending, int_lists, token_ids
-from mlmclm.tasks.settings import TaskSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from mlmclm.tasks.settings import TaskSettings
 
 FIRST, SECOND = "{text}", "{text_pair}"
 

@@ -23,8 +23,8 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder, weights_hash
+from mlmclm.tasks.families.retrieval import Retrieval
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.retrieval import Retrieval
 from small_models import save_small_model, write_retrieval
 
 WHOLE = Protocol(max_steps=4, max_length=48, stride=8, batch_size=24, precision="fp32")

@@ -32,8 +32,7 @@ from mlmclm.finetuning.forward import forward
 from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
-from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import Batch, Family, fresh_layers
+from mlmclm.tasks.family import Batch, Family, fresh_layers, get_family
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import FILL, write_place, write_table
 
@@ -156,11 +155,11 @@ def expected(task: str, model: PreTrainedModel, head: Any, batch: Batch, setting
     lengths = torch.tensor([len(row) for row in batch.sequences])
     real = torch.arange(states.shape[1]) < lengths[:, None]
     if task in ("sst2", "stsb"):
-        logits = head.output(functional.gelu(head.dense(one_each(states, lengths, settings.pooling))))
+        logits = head[-1](functional.gelu(head[0](one_each(states, lengths, settings.pooling))))
         if task == "stsb":
             return ((logits.squeeze(1) - targets["labels"]) ** 2).mean(), logits
         return -logits.log_softmax(1)[torch.arange(len(logits)), targets["labels"]].mean(), logits
-    logits = head.output(states)
+    logits = head[-1](states)
     if task == "conll2003":
         labels = fill(targets["labels"].split(lengths.tolist()), -100)
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits[real]
@@ -177,7 +176,7 @@ def prepared(place: Path, task: str, *, causal: bool) -> tuple[Family, Protocol]
     )  # fmt: skip
     made = prepare_task(task, place / "model", protocol, place / "store", place / "data")
     assert made.family == TASKS[task]
-    return FAMILIES[made.family](made, protocol), protocol
+    return get_family(made.family)(made, protocol), protocol
 
 
 def gradients(model: PreTrainedModel, head: nn.Module) -> dict[str, Tensor]:
@@ -221,10 +220,10 @@ def test_logits_and_gradients_are_those_of_the_padded_model(
     use_attention(own)
     seen: list[Tensor] = []
     if task == "reqa_squad":
-        embeddings = family.embeddings  # type: ignore[attr-defined]
+        embeddings = family.embeddings
         monkeypatch.setattr(family, "embeddings", lambda *given: seen.append(embeddings(*given)) or seen[-1])
     else:
-        head.output.register_forward_hook(lambda *call: seen.append(call[2]))
+        head[-1].register_forward_hook(lambda *call: seen.append(call[2]))
     step = forward(own, head, family, protocol, batch)
     step.backward()
 

@@ -27,10 +27,9 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.results.examples import KeptExamples, to_parquet
-from mlmclm.results.predictions import write_predictions
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tasks.families import FAMILIES
-from mlmclm.tasks.family import objects
+from mlmclm.tasks.family import families, get_family, objects
+from mlmclm.tasks.predictions import write_predictions
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import write_place
 
@@ -208,7 +207,7 @@ def test_scores_of_weighted_rows_are_those_of_rows_that_are_there_so_often(kept:
     prepared = prepare_task(
         task, found.place / "model", found.cell.protocol, found.place / "store", found.place / "data"
     )
-    family = FAMILIES[prepared.family](prepared, found.cell.protocol)
+    family = get_family(prepared.family)(prepared, found.cell.protocol)
     chance = np.random.default_rng(0)
     weights = np.stack([np.ones(examples.rows, int), *chance.integers(0, 4, (20, examples.rows))])
     known = measures(examples.columns, len(examples.label_names))
@@ -349,7 +348,7 @@ LARGEST = {"sequence-classification": 5, "sequence-regression": 60, "token-class
 """KiB of 10,000 examples."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_ten_thousand_examples_are_no_larger_than_documented(family: str) -> None:
     chance = np.random.default_rng(0)
     n = 10_000

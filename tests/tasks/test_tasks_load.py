@@ -14,7 +14,8 @@ import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.tasks.load import RetrievalSet, load_task
+from mlmclm.tasks.families.retrieval import RetrievalSet
+from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import FOLDER, get_task, read_declarations, task_names
 from small_models import save_small_model, write_all, write_entities, write_questions, write_retrieval, write_table

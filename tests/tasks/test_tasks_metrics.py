@@ -16,20 +16,20 @@ import torch
 from sklearn.metrics import f1_score
 
 from mlmclm.backends.packing import Packing
-from mlmclm.tasks.family import Lists, mean_of
-from mlmclm.tasks.question_answering import (
+from mlmclm.tasks.families.question_answering import (
     answer_f1,
     exact_match,
     graded_with_unanswerable,
     normalise_answer,
     windows,
 )
-from mlmclm.tasks.retrieval import ndcg_at_10, rankings
+from mlmclm.tasks.families.retrieval import ndcg_at_10, rankings
+from mlmclm.tasks.families.sequence_classification import classification_scores
+from mlmclm.tasks.families.sequence_regression import correlations
+from mlmclm.tasks.families.token_classification import TokenClassification, words_of_tokens
+from mlmclm.tasks.family import Lists, mean_of
 from mlmclm.tasks.search import search
-from mlmclm.tasks.sequence_classification import classification_scores
-from mlmclm.tasks.sequence_regression import correlations
 from mlmclm.tasks.settings import TaskSettings
-from mlmclm.tasks.token_classification import TokenClassification, words_of_tokens
 from small_models import CITIES, FILL, NAMES
 
 
@@ -179,7 +179,7 @@ def tagger(monkeypatch: pytest.MonkeyPatch) -> TokenClassification:
     def score_of(true: list[np.ndarray], found: list[np.ndarray]) -> dict[str, float]:
         offsets = np.cumsum([0, *(len(row) for row in true)])
         tags = Lists(np.concatenate(true), offsets)
-        monkeypatch.setattr(TokenClassification, "_splits", {"test": (tags, tags, tags)}, raising=False)
+        monkeypatch.setattr(TokenClassification, "_splits", {"test": (tags, tags)}, raising=False)
         return family.scores(family.examples("test", [row.astype(np.float32) for row in found]))
 
     family.score_of = score_of  # type: ignore[attr-defined]
@@ -215,7 +215,7 @@ def test_a_batchs_tags_are_those_of_each_sentence_by_itself(
     def lists(rows: list[np.ndarray]) -> Lists:
         return Lists(np.concatenate(rows), np.cumsum([0, *(len(row) for row in rows)]))
 
-    splits = {"test": (lists(words), lists(words), lists(tags))}
+    splits = {"test": (lists(words), lists(tags))}
     monkeypatch.setattr(TokenClassification, "_splits", splits, raising=False)
     logits = torch.from_numpy(chance.normal(size=(sum(map(len, words)), 9)))
 

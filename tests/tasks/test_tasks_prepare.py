@@ -12,9 +12,9 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.tasks import prepare_task as prepare
-from mlmclm.tasks.families import FAMILIES
+from mlmclm.tasks.families.question_answering import QuestionAnswering
+from mlmclm.tasks.family import get_family
 from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
-from mlmclm.tasks.question_answering import QuestionAnswering
 from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_table
 
 PROTOCOL = Protocol(max_length=64, stride=8)
@@ -58,7 +58,7 @@ def test_every_sequence_ends_with_the_closing_token_and_fits(place: Path) -> Non
     short = Protocol(max_length=12, stride=4)
     for name in ("sst2", "conll2003", "squad_4k", "reqa_squad"):
         made = prepared(place, name, short)
-        family = FAMILIES[made.family](made, short)
+        family = get_family(made.family)(made, short)
         for split in ("validation", "test"):
             sequences = family.evaluation_sequences(split)
             assert all(sequences[row][-1] == 2 for row in range(len(sequences)))
@@ -71,7 +71,7 @@ def test_subsets_are_fixed_and_of_the_size_asked(place: Path) -> None:
     )
     for name, rows in {"sst2": (50, 10), "conll2003": (50, 10), "squad_4k": (50, 10), "reqa_squad": (50, 25)}.items():
         made = prepared(place, name, few)
-        family = FAMILIES[made.family](made, few)
+        family = get_family(made.family)(made, few)
         assert (family.train_size, len(family.evaluation_sequences("test"))) == rows
     other = prepare_task("sst2", place / "model", few, place / "elsewhere", place / "data")
     assert other.table("train").equals(prepared(place, "sst2", few).table("train"))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import torch
-import torch.nn.functional as functional
-from seqeval.metrics.sequence_labeling import get_entities
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
+import pyarrow.compute
 
-from mlmclm.backends.packing import Packing
+from mlmclm.errors import UserError
+from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import (
+    SPLITS,
     Array,
     Batch,
     Examples,
@@ -23,29 +22,23 @@ from mlmclm.tasks.family import (
     Lists,
     ending,
     int_lists,
-    limited,
+    limited_splits,
     mean_of,
     objects,
 )
-from mlmclm.tasks.load import RetrievalSet, TaskData
-from mlmclm.tasks.settings import TaskSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerFast
+
+    from mlmclm.backends.packing import Packing
+    from mlmclm.results.examples import KeptExamples
+    from mlmclm.tasks.declaration import Task
+    from mlmclm.tasks.load import TaskData
+    from mlmclm.tasks.settings import TaskSettings
 
 NO_WORD = -1
 IGNORED = -100
-
-
-class TaggerHead(nn.Module):
-    """Dropout, then Linear, on each token."""
-
-    def __init__(self, hidden: int, tags: int, dropout: float, linear: Linear) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.output = linear(hidden, tags)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[n, hidden] -> [n, tags]."""
-        logits: Tensor = self.output(self.dropout(states))
-        return logits
 
 
 def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Array:
@@ -90,14 +83,53 @@ class TokenClassification(Family):
     """Cross-entropy over tagged sub-tokens; seqeval's entity-level precision, recall and F1 (micro-averaged), and the study's
     F1."""
 
+    name = "token-classification"
+    title = "Token classification"
+    columns: ClassVar = {"tokens": pa.list_(pa.string()), "tags": pa.list_(pa.int64())}
+    labels = "tags"
+    metrics: ClassVar = {
+        "f1": "F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy", "study.f1": "study's F1",
+    }  # fmt: skip
+    study_metric = "study.f1"
+
+    @classmethod
+    def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
+        tokens, tags = table["tokens"].combine_chunks(), table["tags"].combine_chunks()
+        counts, tagged = (
+            pa.compute.list_value_length(lists).to_numpy(zero_copy_only=False) for lists in (tokens, tags)
+        )
+        if (counts != tagged).any():
+            row = int((counts != tagged).argmax())
+            raise UserError(f"{where}: row {row}: {int(tagged[row])} tags for {int(counts[row])} tokens.")
+        if (counts == 0).any():
+            raise UserError(f"{where}: row {int((counts == 0).argmax())}: there are no tokens.")
+        if tokens.flatten().null_count or tags.flatten().null_count:
+            raise UserError(f"{where}: a token or tag is null.")
+        check_in_range(where, "tag", tags.flatten().to_numpy(), np.repeat(np.arange(len(counts)), counts), names)
+        strange = [name for name in names if name != "O" and not name.startswith(("B-", "I-"))]
+        if strange:
+            raise UserError(f"{where}: entity-level scores need tags O, B-... and I-...; there is {strange[0]!r}.")
+
+    @classmethod
+    def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
+        tokens = [(text([token]).strip(), word) for token, word in zip(row["input_ids"], row["words"], strict=True)]
+        tags = [(token, names[row["tags"][word]]) for token, word in tokens if word != NO_WORD]
+        return {"text": text(row["input_ids"]), "tags": tags}
+
+    @classmethod
+    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
+        """`row`, and a list of tags each in `gold` and `prediction`."""
+        sides = kept.predictions["gold_tags"], kept.predictions["predicted_tags"]
+        for row, pair in enumerate(zip(*sides, strict=True)):
+            gold, predicted = ([kept.label_names[tag] for tag in tags] for tags in pair)
+            yield {"row": row, "gold": gold, "prediction": predicted}
+
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
         end = ending(tokenizer)
         tables = {}
-        for split, table in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-            assert not isinstance(table, RetrievalSet)
-            kept = limited(table, settings.max_train_examples if split == "train" else settings.max_evaluation_examples)
-            sentences = kept["tokens"].to_pylist()
+        for split, table in limited_splits(data, settings).items():
+            sentences = table["tokens"].to_pylist()
             encoded = tokenizer(
                 [" ".join(words) for words in sentences],
                 add_special_tokens=False,
@@ -111,27 +143,20 @@ class TokenClassification(Family):
                 ids.append([*row[:count], end])
                 owners.append(np.append(words_of_tokens(words, offsets)[:count], np.int32(NO_WORD)))
             tables[split] = pa.table(
-                {"input_ids": int_lists(ids), "words": int_lists(owners), "tags": int_lists(kept["tags"].to_pylist())}
+                {"input_ids": int_lists(ids), "words": int_lists(owners), "tags": int_lists(table["tags"].to_pylist())}
             )
         return tables
 
     @cached_property
-    def _splits(self) -> dict[str, tuple[Lists, Lists, Lists]]:
-        """Of each split the sequences, the words of their tokens, the tags of their words."""
-        tables = {split: self.prepared.table(split) for split in ("train", "validation", "test")}
-        return {
-            split: (Lists.of(table, "input_ids"), Lists.of(table, "words"), Lists.of(table, "tags"))
-            for split, table in tables.items()
-        }
-
-    @property
-    def train_size(self) -> int:
-        return len(self._splits["train"][0])
+    def _splits(self) -> dict[str, tuple[Lists, Lists]]:
+        """Of each split the words of its sequences' tokens, and the tags of the words."""
+        tables = {split: self.prepared.table(split) for split in SPLITS}
+        return {split: (Lists.of(table, "words"), Lists.of(table, "tags")) for split, table in tables.items()}
 
     def batch(self, rows: Array) -> Batch:
-        ids, words, tags = self._splits["train"]
+        words, tags = self._splits["train"]
         labels = [self._labels(words[row], tags[row]) for row in rows]
-        return Batch([ids[row] for row in rows], {"labels": np.concatenate(labels)})
+        return Batch([self.sequences["train"][row] for row in rows], {"labels": np.concatenate(labels)})
 
     def _labels(self, words: Array, tags: Array) -> Array:
         """int64 [tokens]: the tag that each token carries, or `IGNORED`."""
@@ -141,20 +166,23 @@ class TokenClassification(Family):
         return labels
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        return TaggerHead(hidden, len(self.prepared.label_names), self.settings.head_dropout, linear)
+        """Dropout, then Linear, on each token."""
+        from torch import nn
+
+        return nn.Sequential(nn.Dropout(self.settings.head_dropout), linear(hidden, len(self.prepared.label_names)))
 
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        import torch
+        import torch.nn.functional as functional
+
         logits = head(hidden[: packing.tokens]).float()  # [tokens, tags]
         labels = torch.from_numpy(targets["labels"]).to(logits.device)
         total = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
         return total / max(1, int((targets["labels"] != IGNORED).sum()))
 
-    def evaluation_sequences(self, split: str) -> Lists:
-        return self._splits[split][0]
-
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
         logits = head(hidden[: packing.tokens]).float().cpu().numpy()
-        _, words, tags = self._splits[split]
+        words, tags = self._splits[split]
         counts = tags.lengths[rows]
         begins = np.cumsum(counts) - counts
         own = np.concatenate([words[row] for row in rows])  # [tokens], the word in its sentence
@@ -188,7 +216,7 @@ class TokenClassification(Family):
 
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
         """Of each sentence its words and those with the right tag, its entities by seqeval: true, predicted, and both; its tags."""
-        tags = self._splits[split][2]
+        tags = self._splits[split][1]
         gold = [tags[row] for row in range(len(tags))]
         pairs = list(zip(gold, predictions, strict=True))
         entities = [(self._entities(true), self._entities(predicted)) for true, predicted in pairs]
@@ -210,6 +238,8 @@ class TokenClassification(Family):
 
     def _entities(self, tags: Array) -> set[tuple[str, int, int]]:
         """(type, first word, last word) of a sentence's entities."""
+        from seqeval.metrics.sequence_labeling import get_entities
+
         return set(get_entities([self.prepared.label_names[int(tag)] for tag in tags]))
 
     def scores(self, examples: Examples) -> dict[str, float]:

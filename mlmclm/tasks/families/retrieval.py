@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pytrec_eval
-import torch
-import torch.nn.functional as functional
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
+import pyarrow.compute
 
-from mlmclm.backends.packing import Packing
-from mlmclm.models.encoder import pool
+from mlmclm.errors import UserError
+from mlmclm.tasks.check import check_no_nulls
+from mlmclm.tasks.columns import Columns
+from mlmclm.tasks.declaration import Judged
 from mlmclm.tasks.family import (
     Array,
     Batch,
@@ -22,27 +22,44 @@ from mlmclm.tasks.family import (
     Family,
     Linear,
     Lists,
+    Read,
     limited,
     means,
     objects,
     subset,
 )
-from mlmclm.tasks.load import RetrievalSet, TaskData
-from mlmclm.tasks.search import Found, Ranking, by_id, search
-from mlmclm.tasks.settings import TaskSettings
+from mlmclm.tasks.splits import Raw
 from mlmclm.tasks.texts import encode_texts
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerFast
+
+    from mlmclm.backends.packing import Packing
+    from mlmclm.results.examples import KeptExamples
+    from mlmclm.tasks.declaration import Task
+    from mlmclm.tasks.load import TaskData
+    from mlmclm.tasks.search import Found, Ranking
+    from mlmclm.tasks.settings import TaskSettings
 
 DEPTH = 10
 """Documents of each query that the metrics look at."""
 
 
-class NoHead(nn.Module):
-    """Retrieval has no parameters beyond the encoder."""
+@dataclass(frozen=True)
+class RetrievalSet:
+    """A retrieval evaluation: queries (id, text), corpus (id, text), qrels (query_id, corpus_id, score)."""
+
+    queries: pa.Table
+    corpus: pa.Table
+    qrels: pa.Table
 
 
 def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]]) -> list[Ranking]:
     """What `ndcg_at_10` and `study_ndcg_at_10` rank: all documents as trec_eval does, and the judged ones, those of one score in
     the corpus' order."""
+    from mlmclm.tasks.search import Ranking, by_id
+
     judged = {document for query in query_ids for document in qrels.get(query, {})}
     searched = np.array([document in judged for document in document_ids], dtype=bool)
     return [by_id(document_ids), Ranking(np.arange(len(document_ids)), searched)]
@@ -57,6 +74,8 @@ def ndcg_at_10(
         found: the ten best of all documents.
         qrels: relevance by query and document; queries without a relevant document have NaN.
     """
+    import pytrec_eval
+
     run = {
         query: {
             document_ids[number]: float(score)
@@ -95,7 +114,59 @@ def study_ndcg_at_10(
 class Retrieval(Family):
     """Cross-entropy over cosines divided by a temperature; NDCG@10 over the full corpus, and the study's."""
 
+    name = "retrieval"
+    title = "Retrieval"
+    columns: ClassVar = {"query": pa.string(), "positive": pa.string()}
+    # `title`, where it is declared, goes before a document's text.
+    more_columns = ("id", "title", "text", "query_id", "corpus_id", "score")
+    metrics: ClassVar = {"ndcg@10": "NDCG@10", "study.ndcg@10": "study's NDCG@10"}
+    study_metric = "study.ndcg@10"
+    judged = True
     framed = True
+    token_columns = ("input_ids", "query", "positive")
+    in_chunks = True
+
+    @classmethod
+    def training_source(cls, task: Task, read: Read) -> Raw:
+        source = task.splits.train
+        return _pairs(task, _judged(task, "train", source, read)) if isinstance(source, Judged) else read(source)
+
+    @classmethod
+    def evaluation(cls, task: Task, split: str, source: Any, read: Read, names: tuple[str, ...]) -> RetrievalSet:
+        return _judged(task, split, source, read)
+
+    @classmethod
+    def held_out(cls, table: pa.Table) -> RetrievalSet:
+        """The corpus is the distinct documents of the pairs."""
+        documents = table["positive"].combine_chunks().dictionary_encode()
+        queries = table["query"].combine_chunks().dictionary_encode()
+        judged = sorted(set(zip(queries.indices.to_pylist(), documents.indices.to_pylist(), strict=True)))
+        return RetrievalSet(
+            pa.table({"id": [f"q{n}" for n in range(len(queries.dictionary))], "text": queries.dictionary}),
+            pa.table({"id": [f"d{n}" for n in range(len(documents.dictionary))], "text": documents.dictionary}),
+            pa.table(
+                {
+                    "query_id": [f"q{query}" for query, _ in judged],
+                    "corpus_id": [f"d{document}" for _, document in judged],
+                    "score": pa.array([1.0] * len(judged), pa.float64()),
+                }
+            ),
+        )
+
+    @classmethod
+    def tables(cls, split: RetrievalSet) -> dict[str, pa.Table]:
+        return {"queries": split.queries, "documents": split.corpus, "judgements": split.qrels}
+
+    @classmethod
+    def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
+        return {side: text(row[side]) for side in ("query", "positive")}
+
+    @classmethod
+    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
+        """`id` of the query, `documents`, the ids of the ten best of the whole corpus, best first, and their `scores`."""
+        columns = (kept.predictions[name] for name in ("id", "documents", "document_scores"))
+        for query, documents, scores in zip(*columns, strict=True):
+            yield {"id": query, "documents": list(documents), "scores": [float(score) for score in scores]}
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
@@ -114,7 +185,6 @@ class Retrieval(Family):
             )
         }
         for split, judged in (("validation", data.validation), ("test", data.test)):
-            assert isinstance(judged, RetrievalSet)
             kept = _limit(judged, settings)
             sequences = pa.concat_arrays(
                 [ids(settings.query_prefix, kept.queries["text"]), ids(settings.document_prefix, kept.corpus["text"])]
@@ -131,16 +201,20 @@ class Retrieval(Family):
         return Lists.of(table, "query"), Lists.of(table, "positive"), table["document"].to_numpy()
 
     @cached_property
-    def _evaluation(self) -> dict[str, tuple[Lists, list[str], int, dict[str, dict[str, int]]]]:
-        """Of validation and test: queries then documents, their ids, the number of queries, judgements."""
+    def sequences(self) -> dict[str, Lists]:
+        """Of validation and test: queries, then documents."""
+        return {split: Lists.of(self.prepared.table(split), "input_ids") for split in ("validation", "test")}
+
+    @cached_property
+    def _evaluation(self) -> dict[str, tuple[list[str], int, dict[str, dict[str, int]]]]:
+        """Of validation and test: the ids of the sequences, the number of queries, judgements."""
         splits = {}
         for split in ("validation", "test"):
             table = self.prepared.table(split)
             qrels: dict[str, dict[str, int]] = {}
             for row in self.prepared.table(f"{split}_qrels").to_pylist():
                 qrels.setdefault(row["query_id"], {})[row["corpus_id"]] = int(row["score"])
-            queries = int(table["is_query"].to_numpy().sum())
-            splits[split] = (Lists.of(table, "input_ids"), table["id"].to_pylist(), queries, qrels)
+            splits[split] = (table["id"].to_pylist(), int(table["is_query"].to_numpy().sum()), qrels)
         return splits
 
     @property
@@ -153,20 +227,32 @@ class Retrieval(Family):
         return Batch(sequences, {"documents": documents[rows]})
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        return NoHead()
+        """No parameters beyond the encoder."""
+        from torch import nn
+
+        return nn.Identity()
 
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
         return self.loss_of(self.embeddings(hidden, packing), targets)
 
     def embeddings(self, hidden: Tensor, packing: Packing) -> Tensor:
         """One vector of length 1 a sequence, [S, hidden], in fp32 at least."""
+        import torch
+
+        from mlmclm.models.encoder import pool
+
         pooled = pool(hidden, packing, self.settings.pooling)
-        return functional.normalize(pooled.to(torch.promote_types(pooled.dtype, torch.float32)), dim=-1)
+        return torch.nn.functional.normalize(pooled.to(torch.promote_types(pooled.dtype, torch.float32)), dim=-1)
 
     def loss_of(self, vectors: Tensor, targets: dict[str, Array]) -> Tensor:
         """The loss of a batch's embeddings, those of its queries and then those of their documents."""
+        import torch
+        import torch.nn.functional as functional
+
+        from mlmclm.backends.choice import without_autocast
+
         queries, documents = vectors.chunk(2)  # [B, hidden] each
-        with torch.autocast(vectors.device.type, enabled=False):
+        with without_autocast(vectors.device):
             cosines = queries @ documents.t() / self.settings.temperature  # [B, B]
         # The same document drawn twice is no negative of itself.
         same = torch.from_numpy(targets["documents"][:, None] == targets["documents"][None, :]).to(cosines.device)
@@ -177,14 +263,13 @@ class Retrieval(Family):
             loss = (loss + functional.cross_entropy(cosines.t(), wanted)) / 2
         return loss
 
-    def evaluation_sequences(self, split: str) -> Lists:
-        return self._evaluation[split][0]
-
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
         return list(self.embeddings(hidden, packing).cpu().numpy())
 
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        _, names, queries, qrels = self._evaluation[split]
+        from mlmclm.tasks.search import search
+
+        names, queries, qrels = self._evaluation[split]
         asked, documents = names[:queries], names[queries:]
         ranked = rankings(asked, documents, qrels)
         every, judged = search(predictions[:queries], predictions[queries:], ranked, DEPTH)
@@ -216,3 +301,63 @@ def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
         rows = np.sort(np.concatenate((np.flatnonzero(needed), others if chosen is None else others[chosen])))
         corpus = corpus.take(pa.array(rows))
     return RetrievalSet(queries, corpus, qrels)
+
+
+def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
+    """Queries, documents and judgements, checked."""
+
+    def table(part: str, *names: str) -> tuple[Columns, pa.Table]:
+        columns = Columns(task, f"{split} {part}", read(getattr(source, part)))
+        kinds = [pa.float64() if name == "score" else pa.string() for name in names]
+        found = {name: columns.typed(name, kind) for name, kind in zip(names, kinds, strict=True)}
+        return columns, pa.table(found)
+
+    _, queries = table("queries", "id", "text")
+    columns, corpus = table("corpus", "id", "text")
+    if "title" in (*task.columns, *columns.raw.columns):
+        titles = pa.compute.fill_null(columns.typed("title", pa.string()), "")
+        texts = pa.compute.binary_join_element_wise(titles, corpus["text"].combine_chunks(), " ")
+        corpus = corpus.set_column(1, "text", pa.compute.utf8_trim_whitespace(texts))
+    _, qrels = table("qrels", "query_id", "corpus_id", "score")
+    judged = RetrievalSet(queries, corpus, qrels)
+    _check(f"task {task.name}, {split}", judged)
+    return judged
+
+
+def _check(where: str, judged: RetrievalSet) -> None:
+    """Queries, documents and judgements refer to one another."""
+    for part in ("queries", "corpus", "qrels"):
+        table = getattr(judged, part)
+        if table.num_rows == 0:
+            raise UserError(f"{where}: {part} is empty.")
+        for column in table.column_names:
+            check_no_nulls(f"{where} {part}", table, column)
+    for column, part in (("query_id", "queries"), ("corpus_id", "corpus")):
+        ids: set[str] = set()
+        for value in getattr(judged, part)["id"].to_pylist():
+            if value in ids:
+                raise UserError(f"{where} {part}: the id {value!r} occurs twice.")
+            ids.add(value)
+        for row, value in enumerate(judged.qrels[column].to_pylist()):
+            if value not in ids:
+                raise UserError(f"{where} qrels: row {row}: {column} {value!r} is not in {part}.")
+    score = judged.qrels["score"].to_numpy()
+    if not (score > 0).any():
+        raise UserError(f"{where} qrels: no document is judged relevant (score above 0).")
+    if (score != np.round(score)).any() or (score < 0).any():
+        raise UserError(f"{where} qrels: scores must be whole numbers from 0 on.")
+
+
+def _pairs(task: Task, judged: RetrievalSet) -> Raw:
+    """Training pairs: a query and each document judged relevant to it, in the judgements' order."""
+    relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))
+    columns = {
+        task.column(name): texts["text"].take(
+            pa.compute.index_in(relevant[key], value_set=texts["id"].combine_chunks())
+        )
+        for name, key, texts in (
+            ("query", "query_id", judged.queries),
+            ("positive", "corpus_id", judged.corpus),
+        )
+    }
+    return Raw(pa.table(columns), "judged pairs", {}, {})

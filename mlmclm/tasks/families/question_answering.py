@@ -11,19 +11,16 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import torch
-import torch.nn.functional as functional
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
 
-from mlmclm.backends.packing import Packing
+from mlmclm.errors import UserError
 from mlmclm.tasks.family import (
+    SPLITS,
     Array,
     Batch,
     Examples,
@@ -32,14 +29,24 @@ from mlmclm.tasks.family import (
     Lists,
     ending,
     int_lists,
-    limited,
+    limited_splits,
     means,
     objects,
     token_ids,
 )
-from mlmclm.tasks.load import RetrievalSet, TaskData
-from mlmclm.tasks.settings import TaskSettings
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerFast
+
+    from mlmclm.backends.packing import Packing
+    from mlmclm.results.examples import KeptExamples
+    from mlmclm.tasks.columns import Columns
+    from mlmclm.tasks.declaration import Task
+    from mlmclm.tasks.load import TaskData
+    from mlmclm.tasks.settings import TaskSettings
+
+ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
 QUESTION = "Question: {question}\nContext:"
 """The study's template; the passage follows after a space."""
 
@@ -130,37 +137,108 @@ def _f1_or_empty(prediction: list[str], reference: list[str]) -> float:
     return _f1(prediction, reference) if prediction and reference else float(prediction == reference)
 
 
-class SpanHead(nn.Module):
-    """A start and an end logit for each token."""
-
-    def __init__(self, hidden: int, linear: Linear) -> None:
-        super().__init__()
-        self.output = linear(hidden, 2)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[n, hidden] -> [n, 2]."""
-        logits: Tensor = self.output(states)
-        return logits
-
-
 class QuestionAnswering(Family):
     """Cross-entropy of start and end over the passage's tokens; SQuAD's exact match and F1, and the study's F1."""
 
+    name = "question-answering"
+    title = "Question answering"
+    columns: ClassVar = {"id": pa.string(), "question": pa.string(), "context": pa.string(), "answers": ANSWERS}
+    metrics: ClassVar = {"f1": "F1", "exact_match": "exact match", "study.f1": "study's F1"}
+    study_metric = "study.f1"
+    unanswerable = True
+    overlong_words = "in windows"
+
+    @classmethod
+    def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
+        """The fields of `answers` may come in any order; of texts alone each is at its first occurrence in the context."""
+        if name != "answers":
+            return super().column(columns, name, names)
+        column = columns.plain(name).combine_chunks()
+        kind = column.type
+        if pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+            contexts = columns.typed("context", pa.string()).to_pylist()
+            found = [
+                {"text": texts, "answer_start": [(context or "").find(text or "") for text in texts or ()]}
+                for context, texts in zip(contexts, column.to_pylist(), strict=True)
+            ]
+            return pa.array(found, ANSWERS)
+        if not pa.types.is_struct(kind) or {"text", "answer_start"} - {field.name for field in kind}:
+            raise UserError(
+                f"{columns.where}: the column {columns.task.column(name)!r} must hold {{text, answer_start}}, it holds {kind}."
+            )
+        parts = [column.field(field.name).cast(field.type) for field in ANSWERS]
+        return pa.StructArray.from_arrays(parts, fields=list(ANSWERS))
+
+    @classmethod
+    def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
+        columns = (table[name].to_pylist() for name in ("id", "context", "answers"))
+        for row, (name, context, answers) in enumerate(zip(*columns, strict=True)):
+            place = f"{where}: row {row} (id {name})"
+            texts, starts = answers["text"] or [], answers["answer_start"] or []
+            if len(texts) != len(starts):
+                raise UserError(f"{place}: {len(texts)} answer texts for {len(starts)} positions.")
+            if not texts and not task.unanswerable:
+                raise UserError(
+                    f"{place}: there is no answer. A task with unanswerable questions says 'unanswerable: true' in its "
+                    "declaration."
+                )
+            for text, start in zip(texts, starts, strict=True):
+                if not text or context[max(start, 0) : max(start, 0) + len(text)] != text or start < 0:
+                    found = context.find(text) if text else -1
+                    hint = f"it is at {found}" if found >= 0 else "it isn't in the context at all"
+                    raise UserError(
+                        f"{place}: the answer {text[:60]!r} is not at character {start} of the context; {hint}."
+                    )
+
+    @classmethod
+    def check_settings(cls, task: str, settings: TaskSettings) -> None:
+        """The next window of a passage begins behind the last one's beginning."""
+        if settings.stride >= settings.max_length:
+            raise UserError(
+                f"task {task}: stride {settings.stride} must be less than max_length {settings.max_length}; give the task a smaller "
+                f"one, such as per_task: {{{task}: {{stride: {settings.max_length // 4}}}}}."
+            )
+
+    @classmethod
+    def label_counts(cls, table: pa.Table, names: tuple[str, ...]) -> dict[str, float]:
+        """The numbers of answered and unanswerable questions."""
+        answered = sum(bool(row["text"]) for row in table["answers"].to_pylist())
+        return {"answered": answered, "unanswerable": table.num_rows - answered}
+
+    @classmethod
+    def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
+        ids = row["input_ids"]
+        none = row["start"] == len(ids) - 1
+        return {"text": text(ids), "answer": None if none else text(ids[row["start"] : row["end"] + 1]).strip()}
+
+    @classmethod
+    def overlong(cls, table: pa.Table, column: str, settings: TaskSettings) -> Array:
+        """Those that need several windows; a question is cut at half of `max_length`, before the passage."""
+        questions = table["passage"].to_numpy()
+        passages = Lists.of(table, column).lengths - questions - 1
+        room = settings.max_length - np.minimum(questions, settings.max_length // 2) - 1
+        pairs = zip(passages.tolist(), room.tolist(), strict=True)
+        return np.array([len(windows(passage, space, settings.stride)) > 1 for passage, space in pairs])
+
+    @classmethod
+    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
+        """`id` of the question and `prediction`, the answer's text."""
+        for question, answer in zip(kept.predictions["id"], kept.predictions["answer"], strict=True):
+            yield {"id": question, "prediction": answer}
+
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
-        settings.check_windows(data.task.name)
+        cls.check_settings(data.task.name, settings)
         tables = {}
-        for split, table in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-            assert not isinstance(table, RetrievalSet)
-            kept = limited(table, settings.max_train_examples if split == "train" else settings.max_evaluation_examples)
-            tables[split], positions = cls._windows(kept, tokenizer, settings)
+        for split, table in limited_splits(data, settings).items():
+            tables[split], positions = cls._windows(table, tokenizer, settings)
             if split != "train":
-                texts = [row["text"] or [] for row in kept["answers"].to_pylist()]
+                texts = [row["text"] or [] for row in table["answers"].to_pylist()]
                 answers = pa.array(texts, pa.list_(pa.string()))
                 tables[f"{split}_examples"] = pa.table(
                     {
-                        "id": kept["id"].combine_chunks(),
-                        "context": kept["context"].combine_chunks(),
+                        "id": table["id"].combine_chunks(),
+                        "context": table["context"].combine_chunks(),
                         "answers": answers,
                         "positions": int_lists(positions),
                     }
@@ -228,14 +306,13 @@ class QuestionAnswering(Family):
 
     @cached_property
     def _tables(self) -> dict[str, dict[str, Any]]:
-        tables = {}
-        for split in ("train", "validation", "test"):
-            table = self.prepared.table(split)
-            columns: dict[str, Any] = {name: Lists.of(table, name) for name in ("input_ids", "first", "last")}
-            tables[split] = columns | {
-                name: table[name].to_numpy() for name in ("example", "passage", "begin", "start", "end")
-            }
-        return tables
+        """The columns of each split's windows but their tokens."""
+        tables = {split: self.prepared.table(split) for split in SPLITS}
+        return {
+            split: {name: Lists.of(table, name) for name in ("first", "last")}
+            | {name: table[name].to_numpy() for name in ("example", "passage", "begin", "start", "end")}
+            for split, table in tables.items()
+        }
 
     @cached_property
     def _examples(self) -> dict[str, tuple[list[str], list[list[str]], list[tuple[int, int] | None]]]:
@@ -247,23 +324,22 @@ class QuestionAnswering(Family):
             examples[split] = (table["context"].to_pylist(), table["answers"].to_pylist(), positions)
         return examples
 
-    @property
-    def train_size(self) -> int:
-        return len(self._tables["train"]["input_ids"])
-
     def batch(self, rows: Array) -> Batch:
-        table = self._tables["train"]
+        table, ids = self._tables["train"], self.sequences["train"]
         names = ("passage", "start", "end")
-        return Batch(
-            [table["input_ids"][row] for row in rows], {name: table[name][rows].astype(np.int64) for name in names}
-        )
+        return Batch([ids[row] for row in rows], {name: table[name][rows].astype(np.int64) for name in names})
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        return SpanHead(hidden, linear)
+        """A start and an end logit for each token."""
+        from torch import nn
+
+        return nn.Sequential(linear(hidden, 2))
 
     @staticmethod
     def _logits(head: nn.Module, hidden: Tensor, packing: Packing, passage: Array) -> Tensor:
         """fp32 [2, S, longest]: start and end logits by position, -inf at the question and beyond the closing token."""
+        import torch
+
         flat = head(hidden[: packing.tokens]).float()  # [tokens, 2]
         position = np.arange(int(packing.lengths.max()))
         real = position < packing.lengths[:, None]
@@ -272,17 +348,19 @@ class QuestionAnswering(Family):
         return flat.t()[:, index].masked_fill(~allowed, float("-inf"))
 
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        import torch
+        import torch.nn.functional as functional
+
         start, end = self._logits(head, hidden, packing, targets["passage"])
         wanted_start, wanted_end = (torch.from_numpy(targets[name]).to(start.device) for name in ("start", "end"))
         return (functional.cross_entropy(start, wanted_start) + functional.cross_entropy(end, wanted_end)) / 2
 
-    def evaluation_sequences(self, split: str) -> Lists:
-        ids: Lists = self._tables[split]["input_ids"]
-        return ids
-
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
         """Of each window the best span: (score, first token, last token), counted from the passage's first token; with
         unanswerable questions also the score of there being no answer."""
+        import torch
+        import torch.nn.functional as functional
+
         passage = self._tables[split]["passage"][rows].astype(np.int64)
         start, end = self._logits(head, hidden, packing, passage)  # [S, longest]
         closing = torch.from_numpy(packing.lengths - 1).to(start.device).unsqueeze(1)

@@ -1,0 +1,130 @@
+"""A table's columns by their canonical names, in canonical types."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from mlmclm.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from mlmclm.tasks.declaration import Task
+    from mlmclm.tasks.splits import Raw
+
+IDS = ("id", "query_id", "corpus_id")
+"""Columns of texts that a source may hold as whole numbers."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table as its source has them.
+
+    Attributes:
+        split: the table's name in messages.
+    """
+
+    task: Task
+    split: str
+    raw: Raw
+
+    @property
+    def where(self) -> str:
+        """The beginning of each message about the table."""
+        return f"task {self.task.name}, {self.split} ({self.raw.where})"
+
+    def plain(self, canonical: str) -> pa.ChunkedArray:
+        """A column as it is.
+
+        Raises:
+            UserError: it isn't there; the message names the nearest and all there are.
+        """
+        table = self.raw.table
+        wanted = self.raw.columns.get(canonical) or self.task.column(canonical)
+        outer, _, field = wanted.partition(".")
+        if wanted not in table.column_names and outer in table.column_names:
+            kind = table.schema.field(outer).type
+            if pa.types.is_struct(kind) and kind.get_field_index(field) >= 0:
+                return pa.compute.struct_field(table[outer], field)
+        if wanted not in table.column_names:
+            near = difflib.get_close_matches(wanted, table.column_names, n=1, cutoff=0.4)
+            hint = f" Nearest: {near[0]!r}." if near else ""
+            raise UserError(
+                f"{self.where}: the column {wanted!r} is missing.{hint} "
+                f"There are: {', '.join(table.column_names) or '(none)'}."
+            )
+        return table[wanted]
+
+    def typed(self, canonical: str, kind: pa.DataType) -> pa.Array:
+        """A column cast to its canonical type."""
+        column = self.plain(canonical)
+        if kind == pa.string() and not _is_text(column.type):
+            if canonical in IDS and pa.types.is_integer(column.type):
+                return column.cast(kind)
+            if not pa.types.is_null(column.type):
+                raise self._holds(canonical, column.type, "text")
+        try:
+            return column.combine_chunks().cast(kind)
+        except pa.ArrowException as error:
+            raise self._holds(canonical, column.type, kind) from error
+
+    def _holds(self, canonical: str, found: pa.DataType, wanted: object) -> UserError:
+        return UserError(f"{self.where}: the column {self.task.column(canonical)!r} holds {found}, not {wanted}.")
+
+    def label_names(self, canonical: str, kind: pa.DataType) -> tuple[str, ...]:
+        """Names of classes or tags: declared, carried by the data, or found as strings in the column."""
+        if self.task.label_names:
+            return self.task.label_names
+        carried = self.raw.label_names.get(self.task.column(canonical))
+        if carried:
+            return carried
+        column = self.plain(canonical).combine_chunks()
+        found = (column.flatten() if pa.types.is_list(kind) else column).unique().to_pylist()
+        values = [value for value in found if value is not None and not _blank(value)]
+        if values and all(isinstance(value, str) for value in values):
+            return tuple(sorted(values, key=lambda value: (value != "O", value)))
+        if values and all(isinstance(value, int) and value >= 0 for value in values):
+            return tuple(str(number) for number in range(max(values) + 1))
+        raise UserError(
+            f"task {self.task.name} ({self.raw.where}): the column {self.task.column(canonical)!r} holds neither names "
+            "nor numbers from 0 on."
+        )
+
+    def numbered(self, canonical: str, kind: pa.DataType, names: Sequence[str]) -> pa.Array:
+        """Labels as int64, or lists of them; names become numbers.
+
+        Raises:
+            UserError: a label is empty, which is how a CSV file says that there is none, or is unknown, or is no number or name.
+        """
+        values, nested = self.plain(canonical).combine_chunks(), pa.types.is_list(kind)
+        for row, value in enumerate(values.to_pylist()):
+            if any(map(_blank, value or ()) if nested else [_blank(value)]):
+                raise UserError(f"{self.where}: row {row}: the {'tag' if nested else 'label'} is empty.")
+        number = {name: index for index, name in enumerate(names)}
+
+        def one(value: Any) -> Any:
+            if not isinstance(value, str):
+                return value
+            if value not in number:
+                raise unknown("label", value, names, where=self.where)
+            return number[value]
+
+        try:
+            if not _is_text(values.type.value_type if nested else values.type):
+                return values.cast(kind)
+            rows = values.to_pylist()
+            return pa.array([[one(tag) for tag in row] for row in rows] if nested else list(map(one, rows)), kind)
+        except (pa.ArrowException, AttributeError, TypeError) as error:
+            raise UserError(f"{self.where}: labels of type {values.type} are not numbers or names.") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()

@@ -1,0 +1,138 @@
+"""Sequence classification: a text, or two joined by a template, into one of several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from mlmclm.errors import UserError
+from mlmclm.tasks.check import check_in_range
+from mlmclm.tasks.family import SPLITS, Array, Batch, Examples, Family, Linear, Lists, limited_splits
+from mlmclm.tasks.texts import encode_texts
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerFast
+
+    from mlmclm.backends.packing import Packing
+    from mlmclm.tasks.declaration import Task
+    from mlmclm.tasks.load import TaskData
+    from mlmclm.tasks.settings import TaskSettings
+
+
+def classification_scores(labels: Array, predicted: Array, classes: int) -> dict[str, float]:
+    """Accuracy, macro F1 over all classes, Matthews' correlation (0 where only one class is predicted), and with two
+    classes the F1 of the second, which is GLUE's positive one.
+
+    Args:
+        labels, predicted: int [rows], from 0.
+    """
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    every = np.arange(classes)
+    scores = {
+        "accuracy": float(accuracy_score(labels, predicted)),
+        "f1_macro": float(f1_score(labels, predicted, labels=every, average="macro", zero_division=0.0)),
+        "matthews": float(matthews_corrcoef(labels, predicted)),
+    }
+    if classes == 2:
+        scores["f1"] = float(f1_score(labels, predicted, pos_label=1, zero_division=0.0))
+    return scores
+
+
+class SequenceClassification(Family):
+    """Cross-entropy over classes; accuracy, macro-averaged F1, Matthews' correlation and, of two classes, the second's F1."""
+
+    name = "sequence-classification"
+    title = "Sequence classification"
+    columns: ClassVar = {"text": pa.string(), "text_pair": pa.string(), "label": pa.int64()}
+    labels: ClassVar[str | None] = "label"
+    metrics: ClassVar = {"accuracy": "accuracy", "f1_macro": "f1 macro", "f1": "F1", "matthews": "Matthews correlation"}
+    study_metric: ClassVar[str | None] = "accuracy"
+    framed = True
+
+    @classmethod
+    def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
+        if task.metric == "f1" and len(names) != 2:
+            raise UserError(
+                f"task {task.name}: the metric f1 is that of the second of two classes, and there are {len(names)} "
+                f"({', '.join(names)}); use f1_macro."
+            )
+        check_in_range(where, "label", table["label"].to_numpy(), np.arange(table.num_rows), names)
+
+    @classmethod
+    def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
+        return {"text": text(row["input_ids"]), "label": names[row["label"]] if names else row["label"]}
+
+    @classmethod
+    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
+        template = data.task.pair_template
+        tables = {}
+        for split, table in limited_splits(data, settings).items():
+            seconds = table["text_pair"].to_pylist() if template else None
+            columns = encode_texts(table["text"].to_pylist(), seconds, template, tokenizer, settings)
+            tables[split] = pa.table({**columns, "label": table["label"].combine_chunks()})
+        return tables
+
+    @cached_property
+    def _labels(self) -> dict[str, Array]:
+        return {split: self.prepared.table(split)["label"].to_numpy() for split in SPLITS}
+
+    @cached_property
+    def _types(self) -> dict[str, Lists | None]:
+        tables = {split: self.prepared.table(split) for split in SPLITS}
+        return {
+            split: Lists.of(table, "token_types") if "token_types" in table.column_names else None
+            for split, table in tables.items()
+        }
+
+    def batch(self, rows: Array) -> Batch:
+        ids, types = self.sequences["train"], self._types["train"]
+        return Batch(
+            [ids[row] for row in rows],
+            {"labels": self._labels["train"][rows]},
+            None if types is None else [types[row] for row in rows],
+        )
+
+    def token_types(self, split: str) -> Lists | None:
+        return self._types[split]
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the head gives a sequence."""
+        return len(self.prepared.label_names)
+
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        """Linear -> GELU -> Linear (the study's), or one Linear, on a pooled vector."""
+        from torch import nn
+
+        dense = [linear(hidden, hidden), nn.GELU()] if self.settings.classifier == "dense-gelu" else []
+        return nn.Sequential(*dense, linear(hidden, self.outputs))
+
+    def logits(self, head: nn.Module, hidden: Tensor, packing: Packing) -> Tensor:
+        """fp32 [S, outputs]."""
+        from mlmclm.models.encoder import pool
+
+        logits: Tensor = head(pool(hidden, packing, self.settings.pooling)).float()
+        return logits
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        import torch
+
+        logits = self.logits(head, hidden, packing)
+        return torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets["labels"]).to(logits.device))
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        return list(self.logits(head, hidden, packing).cpu().numpy())
+
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        labels = self._labels[split]
+        predicted = np.stack(predictions).argmax(axis=1)
+        return {"gold": labels, "prediction": predicted, "correct": labels == predicted}
+
+    def scores(self, examples: Examples) -> dict[str, float]:
+        return classification_scores(examples["gold"], examples["prediction"], self.outputs)

@@ -1,0 +1,77 @@
+"""Sequence regression: a text, or two joined by a template, to one number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from mlmclm.errors import UserError
+from mlmclm.tasks.families.sequence_classification import SequenceClassification
+from mlmclm.tasks.family import Array, Examples
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from mlmclm.backends.packing import Packing
+    from mlmclm.tasks.declaration import Task
+
+
+def correlations(labels: Array, predicted: Array) -> dict[str, float]:
+    """Spearman's and Pearson's correlation; 0 where either side is constant, as there is nothing that could correlate.
+
+    Args:
+        labels, predicted: [rows].
+    """
+    from scipy.stats import pearsonr, spearmanr
+
+    labels, predicted = np.asarray(labels, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    if np.ptp(labels) == 0 or np.ptp(predicted) == 0:
+        return {"spearman": 0.0, "pearson": 0.0}
+    return {
+        "spearman": float(spearmanr(labels, predicted).statistic),
+        "pearson": float(pearsonr(labels, predicted).statistic),
+    }
+
+
+class SequenceRegression(SequenceClassification):
+    """Mean squared error of one output, on the labels' own scale; correlations."""
+
+    name = "sequence-regression"
+    title = "Sequence regression"
+    columns: ClassVar = {"text": pa.string(), "text_pair": pa.string(), "label": pa.float64()}
+    labels = None
+    metrics: ClassVar = {"spearman": "Spearman correlation", "pearson": "Pearson correlation"}
+    study_metric = None
+    outputs = 1
+
+    @classmethod
+    def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
+        labels = table["label"].to_numpy()
+        bad = np.flatnonzero(~np.isfinite(labels))
+        if len(bad):
+            raise UserError(f"{where}: row {int(bad[0])}: the label is {labels[bad[0]]}, not a finite number.")
+        if np.ptp(labels) == 0:
+            raise UserError(
+                f"{where}: every label is {labels[0]:g}; a correlation needs different ones (GLUE's test splits have none)."
+            )
+
+    @classmethod
+    def label_counts(cls, table: pa.Table, names: tuple[str, ...]) -> dict[str, float]:
+        """The least, mean and greatest value."""
+        values = table["label"].to_numpy()
+        return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        import torch
+
+        values = self.logits(head, hidden, packing).squeeze(1)  # [S]
+        return torch.nn.functional.mse_loss(values, torch.from_numpy(targets["labels"]).to(values))
+
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        return {"gold": self._labels[split], "prediction": np.concatenate(predictions)}
+
+    def scores(self, examples: Examples) -> dict[str, float]:
+        return correlations(examples["gold"], examples["prediction"])

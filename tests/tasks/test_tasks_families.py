@@ -1,0 +1,154 @@
+"""A family is one class: those of the package name themselves nowhere else, and another package brings one by an entry point."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlmclm.backends.packing import Packing
+from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
+from mlmclm.models.encoder import pool
+from mlmclm.models.folder import load_tokenizer, weights_hash
+from mlmclm.reports import text
+from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, families, limited_splits, means
+from mlmclm.tasks.load import load_task
+from mlmclm.tasks.look import look
+from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.texts import encode_texts
+from small_models import BAD, GOOD, save_small_model, write_table
+
+
+class Counting(Family):
+    """How often something occurs in a text: Poisson regression."""
+
+    name, title = "counting", "Counting"
+    columns: ClassVar = {"text": pa.string(), "count": pa.float64()}
+    metrics: ClassVar = {"within_one": "share within one"}
+
+    @classmethod
+    def encode(cls, data: Any, tokenizer: Any, settings: Any) -> dict[str, pa.Table]:
+        def table(rows: pa.Table) -> pa.Table:
+            ids = encode_texts(rows["text"].to_pylist(), None, None, tokenizer, settings)
+            return pa.table({**ids, "count": rows["count"].combine_chunks()})
+
+        return {split: table(rows) for split, rows in limited_splits(data, settings).items()}
+
+    def counts(self, split: str) -> Array:
+        return self.prepared.table(split)["count"].to_numpy()
+
+    def batch(self, rows: Array) -> Batch:
+        return Batch([self.sequences["train"][row] for row in rows], {"counts": self.counts("train")[rows]})
+
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        return linear(hidden, 1)
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        logarithms = head(pool(hidden, packing, self.settings.pooling)).float().squeeze(1)
+        return nn.functional.poisson_nll_loss(logarithms, torch.from_numpy(targets["counts"]).to(logarithms))
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        return list(head(pool(hidden, packing, self.settings.pooling)).float().exp().cpu().numpy())
+
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        near = abs(np.concatenate(predictions) - self.counts(split)) <= 1
+        return {"within_one": near.astype(np.float64)}
+
+    def scores(self, examples: Examples) -> dict[str, float]:
+        return means(examples)
+
+
+class Another(Counting):
+    """Has the other's name."""
+
+
+DECLARATION = """
+name: good-words
+family: counting
+title: How many good words a text has
+source: local
+folder: good
+columns: {count: good}
+splits: {train: train, validation_fraction: 0.1, test: test}
+metric: within_one
+licence: none
+citation: none
+"""
+
+
+def install(place: Path, *lines: str) -> None:
+    """A distribution whose entry points name families, as an installer leaves it."""
+    folder = place / "outside-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("\n".join(["[mlmclm.families]", *lines]))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path of packages; families are looked for anew, before and after."""
+    monkeypatch.syspath_prepend(tmp_path)
+    families.cache_clear()
+    yield tmp_path
+    families.cache_clear()
+
+
+def write_counts(folder: Path) -> None:
+    chance = random.Random(0)
+    for split, rows in (("train", 400), ("test", 60)):
+        good = [chance.randint(0, 6) for _ in range(rows)]
+        texts = [" ".join(chance.choices(GOOD, k=count) + chance.choices(BAD, k=6 - count)) for count in good]
+        write_table(folder, split, {"text": texts, "good": good})
+
+
+def test_a_family_of_another_package_is_declared_looked_at_learned_and_reported(place: Path) -> None:
+    install(place, f"counting = {__name__}:Counting")
+    write_counts(place / "data" / "good")
+    model = save_small_model(place / "model")
+    (place / "tasks").mkdir()
+    (place / "tasks" / "good.yaml").write_text(DECLARATION)
+    task = get_task("good-words", [place / "tasks"])
+    protocol = Protocol(max_steps=120, max_length=32, stride=8, batch_size=16, weight_decay=0.0)
+    shown = look(load_task(task, store=place, data_root=place / "data"), load_tokenizer(model), protocol)
+    assert shown.rows == {"train": 360, "validation": 40, "test": 60}
+    made = prepare_task(task, model, protocol, place / "store", place / "data")
+    cell = Cell("m", model, weights_hash(model), task.name, made.task_data, protocol, 5e-3, 0)
+    result = run_cell(dataclasses.replace(cell, declaration=task), store=place / "store", data_root=place / "data")
+    assert (result["family"], result["metric"]) == ("counting", "within_one")
+    assert result["scores"]["test"]["within_one"] > 0.8  # 3 of 7 counts are within one of the best constant
+    assert (text.family("counting"), text.metric("within_one")) == ("Counting", "share within one")
+
+
+def test_an_unknown_family_and_a_name_that_is_taken_are_refused(place: Path) -> None:
+    (place / "good.yaml").write_text(DECLARATION.replace("family: counting", "family: retrieving"))
+    with pytest.raises(
+        UserError, match=r"family: unknown family 'retrieving'. Did you mean 'retrieval'\? Allowed: que"
+    ):
+        get_task("good-words", [place])
+    install(place, f"first = {__name__}:Counting", f"second = {__name__}:Another")
+    families.cache_clear()
+    with pytest.raises(UserError, match="the family 'counting' is already there, from"):
+        families()
+
+
+def test_declarations_and_reports_do_without_torch() -> None:
+    script = (
+        "import sys; from mlmclm.tasks.registry import find_tasks; from mlmclm.reports import text; find_tasks(); "
+        "text.metric('f1'); print(sorted({'torch', 'transformers', 'sklearn', 'datasets', 'ray'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,21 @@
+"""The table of rooms in docs/architecture.md holds: imports go downwards, without circles, and only backends know kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+cli = pytest.importorskip("importlinter.cli", reason="import-linter is not installed: make .venv/.installed-dev")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_rooms_import_as_the_architecture_says(capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == 0, capsys.readouterr().out
+
+
+def test_every_room_is_in_the_architecture_s_table() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {path.name for path in (ROOT / "mlmclm").iterdir() if (path / "__init__.py").is_file()}
+    assert {room for room in rooms if f"| `{room}/` |" not in page} == set()
