@@ -27,10 +27,16 @@ def backend_of(device: torch.device | str) -> Reference:
     return _choose(torch.device(device).type, os.environ.get(BACKEND, ""))
 
 
+def backends_of(device: torch.device | str) -> dict[str, Reference]:
+    """All backends for a device by name, the best first."""
+    kind = torch.device(device).type
+    own = [] if kind in _given_up else _own(kind)
+    return {backend.name: backend for backend in (*own, Reference())}
+
+
 @lru_cache
 def _choose(kind: str, wanted: str) -> Reference:
-    available = {} if kind in _given_up else {backend.name: backend for backend in _own(kind)}
-    available["reference"] = Reference()
+    available = backends_of(kind)
     if not wanted:
         return next(iter(available.values()))
     if wanted not in available:

@@ -1,0 +1,178 @@
+"""Every backend of a device beside `reference`: how far losses and gradients are apart, and tokens a second.
+
+    python -m benchmarks.gpu                            all parts, on the GPU if there is one
+    python -m benchmarks.gpu pretraining --size 210m    one part; each takes less than eight minutes
+
+`reference` in fp32 is what all are held against, itself in bf16 too: a backend is right where it is no further away than that. Weights
+and tokens are random. A part writes its table to `benchmarks/RESULTS.md` with --write.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, NamedTuple
+
+import torch
+import typer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from benchmarks.pretraining import VOCABULARY
+from benchmarks.results import write_section
+from mlmclm.backends.choice import BACKEND, autocast, backend_of, backends_of
+from mlmclm.backends.packing import Packing
+from mlmclm.models.attention import use_attention
+from mlmclm.models.build import PretrainingModel, build, model_config
+from mlmclm.models.encoder import encode, pool
+
+WARM, TIMED = 3, 10
+"""Steps that don't count, and those that do."""
+PARTS = ("pretraining", "finetuning")
+
+
+class Work(NamedTuple):
+    """A step forward and backward, and what it is about."""
+
+    title: str
+    model: nn.Module
+    loss: Callable[[bool], Tensor]
+    """The loss, with products in bf16 or not."""
+    tokens: int
+
+
+@contextmanager
+def chosen(name: str) -> Iterator[None]:
+    """Has this process compute with a backend for a while."""
+    before = os.environ.get(BACKEND)
+    os.environ[BACKEND] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(BACKEND)
+        if before is not None:
+            os.environ[BACKEND] = before
+
+
+def random_model(size: str, length: int) -> PreTrainedModel:
+    """A model of a named size with random weights, the same at each call."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<mask>", *(f"w{number}" for number in range(VOCABULARY - 4))]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "<pad>")),
+        pad_token="<pad>", bos_token="<s>", eos_token="</s>", mask_token="<mask>",
+    )  # fmt: skip
+    return build(model_config(size, tokenizer, length), 0)
+
+
+def pretraining(size: str, length: int, batch: int, device: torch.device) -> Iterator[Work]:
+    """Blocks of one length, masked and causal."""
+    ids = torch.randint(4, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(1)).to(device)
+    hidden = torch.rand(batch, length, generator=torch.Generator().manual_seed(2)).to(device) < 0.4
+    for title, labels, causal in (("mlm40", torch.where(hidden, ids, -100), False), ("clm", ids, True)):
+        model = random_model(size, length).to(device)
+        ways = {bf16: PretrainingModel(model, precision="bf16-autocast" if bf16 else "fp32") for bf16 in (True, False)}
+
+        def loss(
+            bf16: bool, labels: Tensor = labels, causal: bool = causal, ways: dict[bool, PretrainingModel] = ways
+        ) -> Tensor:
+            return ways[bf16](ids, labels, causal) / int((labels != -100).sum())
+
+        yield Work(title, model, loss, ids.numel())
+
+
+def finetuning(size: str, length: int, batch: int, device: torch.device) -> Iterator[Work]:
+    """Packed sequences of 8 to `length` tokens, with a classifier on their mean."""
+    lengths = torch.randint(8, length + 1, (batch,), generator=torch.Generator().manual_seed(3)).tolist()
+    model = random_model(size, length).base_model.to(device)
+    use_attention(model)
+    head = nn.Linear(model.config.hidden_size, 3).to(device)
+    packing = Packing.of(lengths, device)
+    ids = torch.randint(4, VOCABULARY, (1, packing.padded_tokens), generator=torch.Generator().manual_seed(4)).to(
+        device
+    )
+    for title, causal in (("packed, both directions", False), ("packed, causal", True)):
+
+        def loss(bf16: bool, causal: bool = causal) -> Tensor:
+            with autocast(device, bf16):
+                hidden = encode(model, ids, packing, causal=causal)
+                return head(pool(hidden, packing, "mean")).float().square().mean()
+
+        yield Work(title, model, loss, packing.tokens)
+
+
+def gradients(work: Work, *, bf16: bool) -> tuple[float, Tensor]:
+    """The loss of a step and all its gradients as one vector, float64 on the CPU."""
+    work.model.zero_grad()
+    loss = work.loss(bf16)
+    loss.backward()
+    found = [p.grad.double().cpu().flatten() for p in work.model.parameters() if p.grad is not None]
+    return float(loss), torch.cat(found)
+
+
+def speed(work: Work, device: torch.device) -> float:
+    """Tokens a second in bf16, by the median step."""
+    seconds = []
+    for step in range(WARM + TIMED):
+        work.model.zero_grad()
+        backend_of(device).synchronize()
+        started = time.perf_counter()
+        work.loss(True).backward()
+        backend_of(device).synchronize()
+        if step >= WARM:
+            seconds.append(time.perf_counter() - started)
+    return work.tokens / statistics.median(seconds)
+
+
+def rows(work: Work, device: torch.device) -> Iterator[str]:
+    """Lines of the table, a backend and precision each."""
+    with chosen("reference"):
+        exact_loss, exact = gradients(work, bf16=False)
+    for name in backends_of(device):
+        with chosen(name):
+            rate = speed(work, device)
+            apart = {}
+            for bf16 in (False, True):
+                loss, found = gradients(work, bf16=bf16)
+                apart[bf16] = abs(loss / exact_loss - 1), float((found - exact).norm() / exact.norm())
+        cells = " | ".join(f"{loss:.1e} | {gradient:.1e}" for loss, gradient in apart.values())
+        yield f"| {work.title} | {name} | {cells} | {rate:,.0f} |"
+
+
+def main(
+    parts: Annotated[list[str] | None, typer.Argument(help=", ".join(PARTS))] = None,
+    size: Annotated[str, typer.Option(help="A name of mlmclm.models.sizes; 18m on a CPU, 210m on a GPU.")] = "",
+    length: Annotated[int, typer.Option(help="Tokens of a sequence, at most.")] = 0,
+    batch: Annotated[int, typer.Option(help="Sequences of a step.")] = 0,
+    write: Annotated[bool, typer.Option("--write", help="Write the tables to benchmarks/RESULTS.md.")] = False,
+) -> None:
+    """Compares the backends of this machine's GPU, or of its CPU where there is none."""
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if gpu else "cpu")
+    size, length, batch = (
+        size or ("210m" if gpu else "18m"),
+        length or (1024 if gpu else 256),
+        batch or (16 if gpu else 8),
+    )
+    for part in parts or PARTS:
+        works = {"pretraining": pretraining, "finetuning": finetuning}[part](size, length, batch, device)
+        head = [
+            f"`python -m benchmarks.gpu {part}` on {backend_of(device).title()}, torch {torch.__version__}: {size}, {batch} sequences of up to "
+            f"{length} tokens, forward and backward. Relative distance of the loss and of all gradients from `reference` in fp32.",
+            "",
+            "| work | backend | fp32: loss | gradients | bf16: loss | gradients | tokens/s (bf16) |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines = head + [row for work in works for row in rows(work, device)]
+        print("\n".join(lines), flush=True)
+        if write:
+            write_section(f"Backends: {part}", lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)
