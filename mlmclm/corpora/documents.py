@@ -359,7 +359,10 @@ class HubSource:
 
 def _installed() -> str:
     """The sources of installed packages, for messages."""
-    return " nor ".join(map(repr, plugin_names(CORPORA)))
+    return (
+        " nor ".join(map(repr, plugin_names(CORPORA)))
+        or "a source of an installed package (there is none: run `make install` again)"
+    )
 
 
 def _looks_like_a_path(source: str) -> bool:
