@@ -1,6 +1,6 @@
-"""Text to token blocks: reading, tokenising, packing, the order of every batch, and masking.
+"""From text to token blocks: reading, tokenising, packing, and the order of every batch.
 
-`prepare.prepare_corpus` is the way in. Importing this package, or any module in it, imports neither torch,
-transformers nor datasets; what is heavy is imported where it is needed, so that a cached corpus opens in well under
-a second.
+The entry point is `prepare_corpus.prepare_corpus`. Importing this package, or any module in it, imports neither
+torch, transformers nor datasets. Heavy packages are imported inside the functions that need them, so that a cached
+corpus opens in well under a second.
 """

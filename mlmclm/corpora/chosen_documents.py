@@ -1,4 +1,4 @@
-"""Which documents of a source are used: a pure function of the texts and the seed."""
+"""Choice of the documents that are used and held out: a pure function of the texts and the seed."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import NamedTuple
 from mlmclm.corpora.hashing import text_hash
 
 _VALIDATION = "validation"
-"""Purpose of the hash that divides documents."""
+"""Purpose of the hash that divides documents into training and validation text."""
 
 
 def held_out(text: str, *, below: int, seed: int) -> bool:
-    """Whether a document is held out for validation: copies of a text are never on both sides.
+    """Return whether a document is held out for validation. Copies of a text are never on both sides.
 
     Args:
-        below: the first hash that is not (`share`, `divide`).
+        below: texts with a smaller hash are held out (`share`, `divide`).
     """
     return text_hash(text, purpose=_VALIDATION, seed=seed) < below
 
 
 def share(fraction: float) -> int:
-    """The hash below which this fraction of all texts lies."""
+    """Return the hash below which the hashes of this fraction of all texts are expected to be."""
     return math.ceil(fraction * 2.0**64)
 
 
 class Division(NamedTuple):
-    """Where documents are divided into validation text and training text, and what is known of both sides."""
+    """The hash that divides documents into validation and training text, and the size of both sides."""
 
     below: int
     """Documents with a smaller hash are held out."""
     held: int
-    """UTF-8 bytes of the documents that are held out, and one more each for EOS; a lower bound where the pass ended early."""
+    """UTF-8 bytes of the held-out documents, plus one each for EOS; a lower bound if the pass ended early."""
     training: int
-    """The same of the other documents."""
+    """Bytes of the other documents, counted in the same way."""
     several: bool
-    """Whether there are two documents at least, copies not counted."""
+    """True if there are at least two different documents."""
 
 
 def divide(texts: Iterable[str], *, fraction: float, seed: int, enough: int) -> Division:
-    """A `fraction` of all texts is held out, and where that is none, the text with the smallest hash.
+    """Hold out a `fraction` of all texts by their hashes, or the text with the smallest hash if that is none.
 
-    One pass, which ends as soon as both sides have `enough` bytes.
+    Makes one pass, which ends as soon as both sides have `enough` bytes.
     """
     below = share(fraction)
     held = training = of_smallest = 0
@@ -62,25 +62,27 @@ def divide(texts: Iterable[str], *, fraction: float, seed: int, enough: int) -> 
             training += size
             if smallest is None or key < smallest:
                 smallest, of_smallest = key, 0
-            of_smallest += size * (key == smallest)
+            of_smallest += size * (key == smallest)  # Copies of one text are held out together.
         if held >= enough and training >= enough:
             break
     if held or smallest is None:
         return Division(below, held, training, several)
+    # "+ 1" because only hashes below the threshold are held out.
     return Division(smallest + 1, of_smallest, training - of_smallest, several)
 
 
 def text_bytes(text: str) -> int:
-    """UTF-8 bytes of a document, and one more for its EOS: byte-level tokens are no more."""
+    """Return a document's UTF-8 bytes plus one for its EOS: an upper bound of its byte-level tokens."""
     return len(text.encode("utf-8", "replace")) + 1
 
 
 def sample(
     texts: Iterable[str], *, characters: int | None, documents: int | None, purpose: str, seed: int
 ) -> tuple[list[str], bool]:
-    """The texts with the smallest hashes, as many as fit, in the order of their hashes; and whether any was left out.
+    """Choose as many texts with the smallest hashes as fit, in hash order; also return whether any was left out.
 
-    One pass; memory holds what is chosen. A short text may take the room that a longer one before it did not fit in.
+    Makes one pass and keeps only the chosen texts in memory. A short text may fill room that was too small for a
+    longer text before it.
     """
     chosen, left_out = _smallest(texts, characters, documents, purpose, seed)
     return [text for _, text in chosen], left_out is not None
@@ -89,9 +91,9 @@ def sample(
 def prefix(
     texts: Iterable[str], *, characters: int | None, documents: int | None, purpose: str, seed: int
 ) -> tuple[list[str], bool]:
-    """`sample` up to the first text that was left out: larger limits give the same texts, and then more.
+    """Choose as `sample` does, but stop at the first text that was left out: larger limits only append texts.
 
-    Which texts these are does not depend on the order in which they come.
+    The choice does not depend on the order in which the texts come.
     """
     chosen, left_out = _smallest(texts, characters, documents, purpose, seed)
     return [text for key, text in chosen if left_out is None or key <= left_out], left_out is not None
@@ -100,15 +102,17 @@ def prefix(
 def _smallest(
     texts: Iterable[str], characters: int | None, documents: int | None, purpose: str, seed: int
 ) -> tuple[list[tuple[int, str]], int | None]:
-    """(hash, text) of what fits, in order; and the smallest hash of what was left out, None if nothing was."""
+    """Return (hash, text) of the texts that fit, in hash order, and the smallest hash left out (None if none was)."""
     chosen: list[tuple[int, str]] = []
     size = 0
     left_out: int | None = None
     for text in texts:
         if not text.strip():
             continue
+        # A max-heap by negated hashes: the text with the largest hash is dropped first.
         heapq.heappush(chosen, (-text_hash(text, purpose=purpose, seed=seed), text))
         size += len(text)
+        # One text stays even if it alone is over the limit, so that the choice is not empty.
         while len(chosen) > 1 and (
             (documents is not None and len(chosen) > documents) or (characters is not None and size > characters)
         ):
@@ -119,7 +123,7 @@ def _smallest(
 
 
 def head(texts: Iterable[str], *, characters: int) -> Iterator[str]:
-    """The first texts of a stream, until `characters` are reached."""
+    """Yield the first texts of a stream until they hold at least `characters`."""
     size = 0
     for text in texts:
         if size >= characters:

@@ -1,4 +1,4 @@
-"""Whether a source has text to train on and text to validate on: looked at before anything, a tokenizer too, is made of it."""
+"""Early check that a source holds both training and validation text, before even a tokenizer is made from it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _DOCUMENTS_A_REPORT = 10_000
 def divide_source(
     corpus: CorpusConfig, source: Source, *, block_length: int, byte_level: bool, report: Progress
 ) -> int | None:
-    """The hash below which a document is held out; None where the source has validation documents of its own.
+    """Return the hash below which a document is held out; None if the source has validation documents of its own.
 
-    Reads a few blocks' text, or all where that is little.
+    Reads the text of a few blocks, or all of a small source.
 
     Args:
-        byte_level: whether a document has no more tokens than bytes, so that it can be said now that a part fills no block.
+        byte_level: whether a document never has more tokens than bytes. A part that cannot fill one block is then
+            refused now; otherwise only an empty one is.
 
     Raises:
         UserError: a part has no text, or too little.
@@ -35,7 +36,9 @@ def divide_source(
             enough=block_length,
         )
     else:
+        # No hash is below 0: the documents of `train` are all for training.
         found = Division(0, _bytes(own, block_length), _bytes(source.train(), block_length), True)
+    # No training text at all is another error than a source whose only text is held out.
     if not found.training and not (own is None and found.held):
         raise no_text(corpus)
     if not found.training:
@@ -47,7 +50,7 @@ def divide_source(
 
 
 def _nothing_left(corpus: CorpusConfig, found: Division) -> str:
-    """The message for documents that would all be held out."""
+    """Return the message for a source whose documents would all be held out."""
     if found.several:
         return (
             f"corpus source {corpus.source!r}: all of its documents are held out for validation (validation_fraction "
@@ -61,14 +64,14 @@ def _nothing_left(corpus: CorpusConfig, found: Division) -> str:
 
 
 def no_text(corpus: CorpusConfig) -> UserError:
-    """The error for a source without a training document."""
+    """Return the error for a source without a training document."""
     return UserError(
         f"corpus source {corpus.source!r}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r})."
     )
 
 
 def too_little(corpus: CorpusConfig, part: str, size: str, block_length: int) -> UserError:
-    """The error for a part that doesn't fill one block."""
+    """Return the error for a part that doesn't fill one block."""
     found = f"corpus source {corpus.source!r}: the {part} part has {size}, fewer than one block of {block_length}."
     if part == TRAIN:
         return UserError(f"{found} Choose a shorter block, more text, or a larger max_tokens or max_documents.")
@@ -79,7 +82,7 @@ def too_little(corpus: CorpusConfig, part: str, size: str, block_length: int) ->
 
 
 def _bytes(texts: Iterable[str], enough: int) -> int:
-    """Bytes of the first texts, as far as `enough`."""
+    """Count the bytes of the first texts until there are `enough`."""
     size = 0
     for text in texts:
         size += text_bytes(text) if text.strip() else 0
@@ -89,7 +92,7 @@ def _bytes(texts: Iterable[str], enough: int) -> int:
 
 
 def _followed(texts: Iterable[str], report: Progress) -> Iterator[str]:
-    """The texts; says how many were read where that is many."""
+    """Yield the texts, and report the number read every `_DOCUMENTS_A_REPORT`."""
     for number, text in enumerate(texts):
         if number and number % _DOCUMENTS_A_REPORT == 0:
             report("looking for documents to validate on", number, None)

@@ -1,4 +1,4 @@
-"""The documents of a source, one at a time: local files, a Hugging Face data set, or what an installed package gives."""
+"""Sources of documents: local files, Hugging Face data sets, and sources that installed packages provide."""
 
 from __future__ import annotations
 
@@ -24,43 +24,46 @@ from mlmclm.storage.files import first_there, hash_file, places_of, stable_hash
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _SPLITS = ("train", "test", *_VALIDATION_NAMES)
 LONGEST_DOCUMENT = 16 << 20
-"""Bytes of a text file that is one document: tokenising takes about 120 times its size of memory in one process, measured."""
+"""Maximum size in bytes of a text file that is one document: tokenising it takes about 120 times as much memory in one
+process (measured)."""
 PIECE_BYTES = 4 << 20
-"""Text files that are read by one task of a cluster."""
+"""Bytes of text files that one task of a cluster reads."""
 FIRST = (".parquet", ".jsonl", ".json", ".txt", ".md")
-"""Files of text beside which others are not."""
+"""Suffixes that take precedence: beside a file with one of these, other files (CSV, TSV, compressed) are not read."""
 SHOWN_FILES = 5
-"""How many of the files that are left out are named."""
+"""Maximum number of left-out files that are named."""
 
 
 TRAIN, VALIDATION = "train", "validation"
 """The parts of a corpus."""
 
 Piece = Callable[[], Iterator[str]]
-"""Reads some of a source's documents, in order; picklable."""
+"""Callable that reads some of a source's documents, in order; picklable."""
 
 
 class Source(Protocol):
-    """Where documents come from; picklable."""
+    """A source of documents; picklable."""
 
     def fingerprint(self) -> str:
-        """Changes when the documents do (hex)."""
+        """Return a hash (hex) that changes when the documents do."""
 
     def settle(self) -> str | None:
-        """Note in the store which documents the source has from now on, and return their fingerprint; None where nothing can change
-        them."""
+        """Pin the source's documents in the store and return their fingerprint; None if there is nothing to pin."""
 
     def train(self) -> Iterator[str]:
-        """The documents to train on, in a fixed order; empty ones included."""
+        """Read the documents to train on, in a fixed order, including empty ones."""
 
     def validation(self) -> Iterator[str] | None:
-        """The documents to validate on, or None where they are to be held out of `train`."""
+        """Read the documents to validate on; None if they are to be held out of `train`."""
 
     def pieces(self, part: str) -> Sequence[Piece] | None:
-        """What `train` or `validation` reads, in pieces that can be read alone, on this machine; None as `validation`."""
+        """Divide what `train` or `validation` reads into pieces that can each be read alone, on this machine.
+
+        None if `validation` returns None.
+        """
 
     def left_out(self) -> str:
-        """Describe the files beside the documents that are not read; empty for nothing."""
+        """Describe the source's files that are not read; empty if there are none."""
 
 
 def open_source(
@@ -72,10 +75,10 @@ def open_source(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> Source:
-    """The source that a configuration names; nothing is read yet.
+    """Return the source that a configuration names; no document is read yet.
 
-    A name is looked up among the sources of installed packages (`pydocs`), as a path
-    (below `beside`, from here, below `data_root`), and last on the Hugging Face hub.
+    The name is looked up in this order: among the sources of installed packages (`pydocs`), as a path (below `beside`,
+    below the working directory, below `data_root`), and on the Hugging Face hub.
 
     Raises:
         UserError: a path that does not exist, or a folder without files of a known kind.
@@ -95,7 +98,10 @@ def open_source(
 
 
 def _known_hashes(path: Path) -> dict[str, Any]:
-    """By file its size and times with the hash of its content; empty where there is none yet, or the note of them is damaged."""
+    """Return the noted content hash of each file by its path, with the size, time and inode that it was taken at.
+
+    Empty if nothing is noted yet, or if the note is damaged.
+    """
     if not path.exists():
         return {}
     try:
@@ -106,18 +112,19 @@ def _known_hashes(path: Path) -> dict[str, Any]:
 
 
 class FileSource:
-    """A local file, or the files of a folder: those of a split start with its name, or lie in a folder of its name.
+    """A local file, or the files of a folder. The names of a split's files, or of their folder, start with the split's.
 
-    Tables (Parquet, JSON, CSV, TSV) have a column of text. A text file is one document, or one a paragraph (`text_documents`).
-    Markdown beside tables is about them, and no part of the text; nor are hidden files. CSV, TSV and compressed files are
-    read where there are no others: beside them they are lists of the texts, or the same once more.
+    Tables (Parquet, JSON, CSV, TSV) have a column of text. A text file is one document, or one per paragraph
+    (`text_documents`). Some files are not read: hidden ones (except Parquet, JSON and files of paragraphs), Markdown
+    beside tables, which describes them, and CSV, TSV and compressed files beside others, which list the texts or
+    repeat them.
     """
 
     def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
-        """Finds the files.
+        """Find the files of the training and validation splits.
 
         Raises:
-            UserError: there are none, or none of the split, or a text file is too long for one document.
+            UserError: there are no files, or none of the split, or a text file is too long for one document.
         """
         self._path, self._column, self._store = path, config.text_column, store
         self._paragraphs = config.text_documents == "paragraph"
@@ -134,6 +141,7 @@ class FileSource:
         else:
             names = tuple(name for name in _VALIDATION_NAMES if name != config.split)
             self._validation = [file for file, part in parts.items() if self._begins(file, part, names)]
+            # A file that the training split has taken is not validated on as well.
             training = set(self._train)
             self._validation = [file for file in self._validation if file not in training]
         self._check_lengths()
@@ -141,24 +149,25 @@ class FileSource:
         self._left_out = _named([file.relative_to(path) for file in there if file not in read])
 
     def _of_text(self, there: list[Path]) -> list[Path]:
-        """The files that hold the text; see the class."""
+        """Return the files that hold the text; see the class."""
         known = [
             file
             for file in there
             if kind_of(file) in SUFFIXES
             and not (_hidden(file.relative_to(self._path)) and (self._is_document(file) or file.suffix not in FIRST))
         ]
+        # `dataset_info.json` and the like describe a data set, but a folder of nothing else may mean them as text.
         known = [file for file in known if file.name not in NO_TABLES] or known
         first = [file for file in known if file.suffix in FIRST]
         tables = any(kind_of(file) in TABLES for file in known)
-        if tables and all(file.suffix == ".md" for file in first):  # the card of a data set in other files
+        if tables and all(file.suffix == ".md" for file in first):  # The card of a data set whose files are CSV, say.
             first = []
         files = first or known
         tables = any(kind_of(file) in TABLES for file in files)
         return [file for file in files if not (tables and kind_of(file) == ".md")]
 
     def _of_split(self, split: str, parts: dict[Path, str]) -> list[Path]:
-        """The files of a split; all files where none is named after any split and the training split is asked for."""
+        """Return the files of a split; for `train`, all files if there is only one or none is named after a split."""
         named = [file for file, part in parts.items() if self._begins(file, part, (split,))]
         if not named:  # `trainA.jsonl`, `heldout.jsonl` for a split "held"
             named = [file for file, part in parts.items() if not self._is_document(file) and part.startswith(split)]
@@ -180,20 +189,22 @@ class FileSource:
         if file == self._path:
             return file.name
         first = file.relative_to(self._path).parts[0]
+        # A split named by the file itself takes precedence over one named by its folder.
         by_folder = self._begins(file, first, _SPLITS) and not self._begins(file, file.name, _SPLITS)
         return first if by_folder else file.name
 
     def _is_document(self, file: Path) -> bool:
-        """Whether a file is one document."""
+        """Return whether a file is one document."""
         return kind_of(file) in TEXT and not self._paragraphs
 
     def _begins(self, file: Path, name: str, splits: tuple[str, ...]) -> bool:
-        """Whether a file's name, or its folder's, is that of one of these splits.
+        """Return whether a file's name, or its folder's, is that of one of these splits.
 
-        The split's name ends where a word does: `valley.txt` is no validation split. Only a file that is no document, which has
-        a title, may be called `training.jsonl` or `testset.csv`.
+        The split's name must be a whole word: `valley.txt` is not in `val`. A file of several documents may also be
+        called `training.jsonl` or `testset.csv`; the name of a file that is one document may be its title.
         """
         for split in splits:
+            # "x": a name that doesn't start with the split's matches neither test below.
             rest = name[len(split) :] if name.startswith(split) else "x"
             if not rest[:1].isalpha():
                 return True
@@ -202,7 +213,7 @@ class FileSource:
         return False
 
     def _check_lengths(self) -> None:
-        """Raises UserError for a text file that is too long for one document."""
+        """Raise UserError for a text file that is too long for one document."""
         for file in filter(self._is_document, [*self._train, *self._validation]):
             size = _text_size(file)
             if size > LONGEST_DOCUMENT:
@@ -213,11 +224,14 @@ class FileSource:
                 )
 
     def left_out(self) -> str:
-        """How many files of the folder are not read, and the first of them; empty where there are none. Hidden ones don't count."""
+        """Return the number of files that are not read and the first of their names, hidden files not counted.
+
+        Empty if there are none.
+        """
         return self._left_out
 
     def fingerprint(self) -> str:
-        """Of the files' content; a hash is taken again only when size or time of a file has changed."""
+        """Return a hash of the files' content. A file is read again only if its size, time or inode has changed."""
         known_path = self._store / "corpora" / "hashes.json"
         known = _known_hashes(known_path)
         parts, changed = [], False
@@ -229,29 +243,32 @@ class FileSource:
                 if entry is None or entry[0] != mark:
                     entry = known[str(file.resolve())] = [mark, hash_file(file)]
                     changed = True
+                # The suffix decides how a file is read, and with it its documents; the file's name does not.
                 suffix = f"{kind_of(file)}{file.suffix}" if is_compressed(file) else file.suffix
                 parts.append([kind, suffix, stat.st_size, entry[1]])
         if changed:
             write_sealed(known_path, known)
+        # `text_documents` changes the documents of text files only: a folder of tables keeps its fingerprint.
         whole = any(map(self._is_document, [*self._train, *self._validation]))
         return stable_hash([self._column, parts, *(["file"] if whole else [])])[:16]
 
     def settle(self) -> None:
-        """Nothing to note: the fingerprint is final."""
+        """Pin nothing: the fingerprint follows the files."""
 
     def train(self) -> Iterator[str]:
-        """The documents of the split's files."""
+        """Read the documents of the split's files."""
         return self._read(self._train)
 
     def validation(self) -> Iterator[str] | None:
-        """The documents of the validation files, if there are any."""
+        """Read the documents of the validation files; None if there are no such files."""
         return self._read(self._validation) if self._validation else None
 
     def pieces(self, part: str) -> Sequence[Piece] | None:
-        """One a file; of files that are one document each, some MiB."""
+        """Return one piece per file; files that are one document each are grouped up to `PIECE_BYTES`."""
         groups: list[list[Path]] = []
         room = 0.0
         for file in self._train if part == TRAIN else self._validation:
+            # An infinite size gives a table, or a file of paragraphs, a piece of its own.
             size = file.stat().st_size if self._is_document(file) else math.inf
             if size > room:
                 groups.append([])
@@ -261,20 +278,20 @@ class FileSource:
         return [partial(self._read, group) for group in groups] or None
 
     def _read(self, files: Sequence[Path]) -> Iterator[str]:
-        """The documents of files, in the order of their paths."""
+        """Read the documents of files in the given order."""
         for file in files:
             yield from read_documents(file, self._column, paragraphs=self._paragraphs)
 
 
 class HubSource:
-    """A data set of the Hugging Face hub (or of its local cache)."""
+    """A data set of the Hugging Face hub, or of its local cache."""
 
     def __init__(self, config: CorpusConfig, tried: Sequence[Path]) -> None:
-        """Names the data set; nothing is downloaded yet."""
+        """Note the data set's name; nothing is downloaded yet."""
         self._config, self._tried = config, tried
 
     def fingerprint(self) -> str:
-        """Of the name and the revision: the hub keeps a revision's content."""
+        """Return a hash of the name, revision, splits and column: a revision's content never changes on the hub."""
         config = self._config
         return stable_hash(
             [
@@ -288,28 +305,28 @@ class HubSource:
         )[:16]
 
     def settle(self) -> None:
-        """Nothing to note: the fingerprint is final."""
+        """Pin nothing: the fingerprint depends on the configuration only."""
 
     def train(self) -> Iterator[str]:
-        """The documents of the split."""
+        """Read the documents of the split."""
         return self._read(self._config.split)
 
     def validation(self) -> Iterator[str] | None:
-        """The documents of the validation split, if one is named."""
+        """Read the documents of the validation split; None if no split is named."""
         split = self._config.validation_split
         return None if split is None else self._read(split)
 
     def pieces(self, part: str) -> Sequence[Piece] | None:
-        """One: the library reads a split from its beginning."""
+        """Return one piece: the `datasets` library reads a split from its beginning."""
         split = self._config.split if part == TRAIN else self._config.validation_split
         return None if split is None else [partial(self._read, split)]
 
     def left_out(self) -> str:
-        """Nothing."""
+        """Return an empty text: nothing of a data set is left out."""
         return ""
 
     def _read(self, split: str) -> Iterator[str]:
-        """The texts of a split."""
+        """Read the texts of a split."""
         import datasets
 
         config = self._config
@@ -319,10 +336,12 @@ class HubSource:
             )
             if data.column_names is not None:
                 check_column(config.source, config.text_column, data.column_names)
-                data = data.select_columns([config.text_column])
+                data = data.select_columns([config.text_column])  # Other columns would be decoded in vain.
+            # The columns of a stream may be unknown until its first row.
             for row in data:
                 check_column(config.source, config.text_column, row)
                 yield text_of(row[config.text_column], config.source, config.text_column)
+        # Before OSError, of which it is a subclass.
         except datasets.exceptions.DatasetNotFoundError as error:
             raise self._not_found(error) from error
         except ValueError as error:
@@ -333,7 +352,7 @@ class HubSource:
             raise self._unreachable(error) from error
 
     def _not_found(self, error: Exception) -> UserError | EnvironmentFault:
-        """The hub answers that there is no such data set, or could not be asked."""
+        """Return the error for a data set that the hub doesn't have, or that it could not be asked for offline."""
         import huggingface_hub.constants
 
         if huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower():
@@ -344,7 +363,7 @@ class HubSource:
         )
 
     def _unreachable(self, error: Exception) -> EnvironmentFault:
-        """The hub cannot be reached."""
+        """Return the error for a hub that cannot be reached."""
         return EnvironmentFault(
             f"corpus source {self._config.source!r} is neither {_installed()} nor a file or folder ({self._places()}), and "
             "it cannot be loaded as a data set of the Hugging Face hub "
@@ -353,12 +372,12 @@ class HubSource:
         )
 
     def _places(self) -> str:
-        """The paths that were looked at."""
+        """List the paths that were looked at, for messages."""
         return ", ".join(str(path) for path in self._tried)
 
 
 def _installed() -> str:
-    """The sources of installed packages, for messages."""
+    """List the sources of installed packages, for messages."""
     return (
         " nor ".join(map(repr, plugin_names(CORPORA)))
         or "a source of an installed package (there is none: run `make install` again)"
@@ -366,12 +385,12 @@ def _installed() -> str:
 
 
 def _looks_like_a_path(source: str) -> bool:
-    """Whether a name can only be meant as a path: a hub name is `name` or `owner/name`."""
+    """Return whether a name can only be a path: a hub name is `name` or `owner/name`."""
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or kind_of(Path(source)) in SUFFIXES
 
 
 def _text_size(file: Path) -> int:
-    """Bytes of a text file, decompressed; of one that is cut short those that can be read."""
+    """Return the decompressed size of a text file in bytes; for a truncated one, the bytes that can be read."""
     if not is_compressed(file):
         return file.stat().st_size
     size = 0
@@ -386,12 +405,12 @@ def _allowed() -> str:
 
 
 def _named(files: Sequence[Path]) -> str:
-    """The number of files that are not hidden, and the first of them."""
+    """Describe files by their number and the first of their names, hidden files not counted."""
     shown = [str(file) for file in files if not _hidden(file)]
     more = f" and {len(shown) - SHOWN_FILES:,} more" if len(shown) > SHOWN_FILES else ""
     return f"{len(shown):,} ({', '.join(shown[:SHOWN_FILES])}{more})" if shown else ""
 
 
 def _hidden(file: Path) -> bool:
-    """Whether a file or a folder that it lies in begins with a full stop; relative to the source's folder."""
+    """Return whether a path, relative to the source's folder, has a part that begins with a full stop."""
     return any(part.startswith(".") for part in file.parts)

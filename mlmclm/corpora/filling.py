@@ -1,4 +1,4 @@
-"""Documents into shards' writers: which are tokenised, until when, and whether the tokenizer fits them."""
+"""Filling of shard writers: a source's documents are tokenised until there are enough, and the tokenizer is checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlmclm.corpora.tokenising import Encoded, Encoder
 from mlmclm.errors import UserError
 
 CHARACTERS_A_TOKEN = 8
-"""Text set aside for each token wanted; English needs about 4, and what falls short is read again with more."""
+"""Characters of text chosen for each token wanted. English needs about 4; if the text falls short, more is chosen."""
 
 
 def fill(
@@ -25,7 +25,11 @@ def fill(
     encoder: Encoder,
     report: Progress,
 ) -> None:
-    """Tokenises and packs documents until all writers are full or there are no more documents; `below` as in `streams`."""
+    """Tokenise and pack documents until all writers are full or the source is exhausted.
+
+    Args:
+        below: as in `streams`.
+    """
     characters_a_token: float = CHARACTERS_A_TOKEN
     wanted = set(writers)
     while wanted:
@@ -34,20 +38,23 @@ def fill(
             own = {part: writers[part] for part in stream.parts if part in wanted}
             if not all(writer.full for writer in own.values()):
                 short |= _run(stream, own, corpus, encoder, report)
+        # Go on only for parts whose choice of text was too small; the others have used all documents there are.
         wanted = {part for part in short if not writers[part].full}
-        characters_a_token *= 2  # the same documents again, which are passed over, and then others
+        # The next choice starts with the same documents, which the writers skip, and goes on with others.
+        characters_a_token *= 2
 
 
 def _run(
     stream: Stream, writers: Mapping[str, ShardWriter], corpus: CorpusConfig, encoder: Encoder, report: Progress
 ) -> set[str]:
-    """Packs one stream; returns the parts of which it left documents out."""
+    """Pack one stream; return the parts of which the stream left documents out."""
     short: set[str] = set()
-    shown = writers.get(TRAIN)
+    shown = writers.get(TRAIN)  # Progress is that of the training part if the stream has it.
     with closing(encoder(stream, {part: writer.next for part, writer in writers.items()})) as answers:
         for encoded in answers:
             ended = _add(encoded, writers, short)
             for writer in writers.values():
+                # Not before the first shard is finished: a few documents are no fair sample.
                 if writer.records:
                     check_fit(writer, corpus)
             if shown is not None:
@@ -60,10 +67,11 @@ def _run(
 
 
 def _add(encoded: Encoded, writers: Mapping[str, ShardWriter], short: set[str]) -> bool:
-    """Packs a batch of a stream; returns whether no more of the stream is wanted, and adds to `short` what it left out.
+    """Pack a batch of a stream; return whether the rest of the stream can be skipped.
 
-    A stream of both parts ends with the first training document that is not wanted, but not before the validation part
-    has a block: its limit is an upper bound only.
+    Adds to `short` the parts of which the stream left documents out. A stream of both parts ends with the first
+    training document that is not wanted, though not before the validation part has a block: its limit is an upper
+    bound only.
     """
     validation = writers.get(VALIDATION)
     for place, training, tokens, size, unknown in encoded.documents():
@@ -78,7 +86,11 @@ def _add(encoded: Encoded, writers: Mapping[str, ShardWriter], short: set[str]) 
 
 
 def check_fit(writer: ShardWriter, corpus: CorpusConfig) -> None:
-    """Raises UserError where the tokenizer knows too little of the text."""
+    """Refuse a tokenizer that doesn't know enough of the text.
+
+    Raises:
+        UserError: too many tokens are unknown, or too many documents have no token.
+    """
     counts = writer.counts
     for share, of, what in (
         (

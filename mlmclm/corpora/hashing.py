@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 UInt64 = NDArray[np.uint64]
 
+# SplitMix64's own constants.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def splitmix64(value: UInt64) -> UInt64:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection of 64-bit integers, elementwise."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection of 64-bit integers, elementwise."""
     mixed = value + _GAMMA
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
@@ -23,9 +24,10 @@ def splitmix64(value: UInt64) -> UInt64:
 
 
 def fold(*values: int | UInt64) -> UInt64:
-    """Hashes a sequence of integers or broadcastable arrays into 64-bit words, in order; negative integers wrap.
+    """Hash a sequence of integers or broadcastable arrays, in order, into 64-bit words; negative integers wrap.
 
-    Shape: the broadcast of the arguments (at least one dimension, so that overflow wraps silently).
+    The result has the broadcast shape of the arguments, with at least one dimension: unlike NumPy scalars, arrays
+    overflow without a warning.
     """
     state = np.zeros(1, dtype=np.uint64)
     for value in values:
@@ -35,13 +37,15 @@ def fold(*values: int | UInt64) -> UInt64:
 
 
 def unit_interval(words: UInt64) -> NDArray[np.float64]:
-    """Uniform doubles in [0, 1) from the upper 53 bits of each word."""
+    """Turn the upper 53 bits of each word into a uniform double in [0, 1)."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def text_hash(text: str, *, purpose: str, seed: int) -> int:
-    """A 64-bit hash of a text; another `purpose` or `seed` gives an independent one."""
+    """Return a 64-bit hash of a text; another `purpose` or `seed` gives an independent one."""
+    # BLAKE2b takes a salt of at most 16 bytes.
     salt = f"{purpose}:{seed}".encode()[:16]
+    # "surrogatepass": JSON can hold lone surrogates, which plain UTF-8 refuses.
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, salt=salt).digest(), "big"
     )

@@ -1,8 +1,8 @@
-"""Which blocks make up the global batch of a step: a pure function, so that resuming is a number.
+"""The order of training blocks: a pure function of the step, so that resuming needs only the step number.
 
-An epoch is a keyed pseudo-random permutation of the blocks: a Feistel network over the smallest power of four that
-holds them, with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Memory is
-proportional to the batch.
+Each epoch is a keyed pseudo-random permutation of the blocks: a Feistel network over the smallest power of four that
+is at least their number, with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+Memory is proportional to the batch, not to the corpus.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from mlmclm.corpora.hashing import UInt64, fold
 
 _ROUNDS = 6
 _PURPOSE = 1
-"""Keeps the draws of the order of batches and of masking independent under one seed."""
+"""Keeps the random draws for the order of batches independent of those for masking, which use the same seed."""
 
 
 def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
-    """The blocks of the global batch at `step` (from 0), int64 [batch_size].
+    """Return the blocks of the global batch at `step` (from 0), int64 [batch_size].
 
-    Sample `step * batch_size + j` of an endless sequence: `n_blocks` samples are one epoch, each in a new order; a
-    batch may span two epochs.
+    Row j is sample `step * batch_size + j` of an endless sequence. Every `n_blocks` samples are one epoch, each in a
+    new order; a batch may span epochs.
 
     Raises:
-        ValueError: no blocks, an empty batch or a negative step.
+        ValueError: there are no blocks, the batch is empty or the step is negative.
     """
     if n_blocks < 1 or batch_size < 1 or step < 0:
         raise ValueError(f"need n_blocks >= 1, batch_size >= 1 and step >= 0, got {n_blocks}, {batch_size}, {step}")
@@ -41,17 +41,23 @@ def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[
 def step_tokens(
     blocks: Blocks, batch_size: int, seed: int, step: int, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Some rows (int64 [n], indices into the global batch) of a step: their blocks [n], and the tokens [n, length]."""
+    """Read some rows of a step's global batch (int64 [n]).
+
+    Returns:
+        The rows' block numbers [n], and their tokens [n, length].
+    """
     chosen = batch_rows(len(blocks), batch_size, seed, step)[rows]
     return chosen, blocks.take(chosen)
 
 
 def permute(positions: NDArray[np.int64], n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Images of `positions` (int64 [k], each in [0, n)) under the permutation of [0, n) keyed by (seed, epoch)."""
+    """Map `positions` (int64 [k], each in [0, n)) under the permutation of [0, n) keyed by (seed, epoch)."""
+    # A balanced Feistel network needs two halves of equal width: 2 * half bits hold n - 1.
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     values = positions.astype(np.uint64)
     outside = np.ones(values.shape, dtype=np.bool_)
+    # Cycle walking: the network permutes [0, 4**half). Values outside [0, n) go through it again until they are inside.
     while outside.any():
         values[outside] = _feistel(values[outside], half, mask, seed, epoch)
         outside = values >= np.uint64(n)
@@ -59,7 +65,7 @@ def permute(positions: NDArray[np.int64], n: int, *, seed: int, epoch: int) -> N
 
 
 def _feistel(values: UInt64, half: np.uint64, mask: np.uint64, seed: int, epoch: int) -> UInt64:
-    """One pass of a balanced Feistel network over 2 * half bits, elementwise: a bijection."""
+    """Apply a balanced Feistel network over 2 * half bits, elementwise: a bijection."""
     left, right = values >> half, values & mask
     for round_number in range(_ROUNDS):
         left, right = right, left ^ (fold(_PURPOSE, seed, epoch, round_number, right) & mask)

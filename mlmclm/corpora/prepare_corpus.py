@@ -1,4 +1,7 @@
-"""From text to packed blocks in shards, once: the same input gives the same bytes, whoever makes them and however often it is interrupted."""
+"""Preparation of a corpus: text is tokenised and packed into shards of blocks, once.
+
+The same input gives the same bytes, wherever it is tokenised and however often the preparation is interrupted.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import expanded, stable_hash
 
 CORPUS_VERSION = 1
-"""Part of every key: raise it when the blocks of the same text change."""
+"""Part of every key: raise it when a change of the code changes the blocks of the same text."""
 
 Session = Callable[[], AbstractContextManager[Any]]
-"""Opens a Ray session, or joins the one that is open."""
+"""Callable that opens a Ray session, or joins the one that is open."""
 
 
 def prepare_corpus(
@@ -55,30 +58,33 @@ def prepare_corpus(
     progress: Progress | None = None,
     session: Session | None = None,
 ) -> PreparedCorpus:
-    """Reads, tokenises and packs a corpus, or opens it where it is already (well under a second).
+    """Read, tokenise and pack a corpus, or open it if it is prepared already (well under a second).
 
-    Shards that an interrupted preparation has finished are kept, and of a corpus that has lost some, only those are made again.
+    The shards that an interrupted preparation finished are kept. If a finished corpus has lost shards, only those are
+    made again.
 
     Args:
-        block_length: tokens a block.
-        store: the study's folder; blocks go to `corpora/` unless the corpus says otherwise, the tokenizer to `tokenizers/`.
-        data_root: the folder in which a local source's name is also looked up.
-        beside: the study file's folder, in which it is looked up first.
-        workers: processes of this machine; all processors where None. It does not change the result.
-        session: a Ray cluster that `corpus.workers: auto` and `ray` use; opened if there is something to tokenise.
+        block_length: tokens per block.
+        store: the study's folder. Blocks go to `corpora/` unless the corpus says otherwise, the tokenizer to
+            `tokenizers/`.
+        data_root: a folder in which a local source's name is also looked up.
+        beside: the study file's folder, in which the name is looked up first.
+        workers: processes on this machine, by default one per processor. The result does not depend on it.
+        session: opens the Ray cluster for `corpus.workers: auto` and `ray`; called only if there is text to tokenise.
 
     Raises:
-        UserError: a source, column or tokenizer that is not there or doesn't fit, or too little text.
+        UserError: the source, a column or the tokenizer is missing or doesn't fit, or there is too little text.
         EnvironmentFault: the hub or an address cannot be reached, the disk is full, or a worker was killed.
     """
     report = progress or silent
     count = worker_count(workers)
     place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
     if place.source.settle() not in (None, place.origin):
-        # Another process was the first to use the source in this store, and it found other documents.
+        # Another process was the first to use the source in this store and pinned other documents.
         place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
     new = read_index(place.shelf) is None
     if not place.complete():
+        # First of all, so that too little text is reported before a tokenizer is trained on it.
         byte_level = tokenizer.train_vocab_size is not None
         below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=report)
         place = replace(place, below=below)
@@ -89,6 +95,7 @@ def prepare_corpus(
             report(f"waiting for {other}, which prepares this corpus", 0, None)
 
         with Claims(store).wait(lambda: [f"corpora-{place.key}"], waiting):
+            # The process that held the claim before may have made the whole corpus.
             if not place.complete():
                 with _encoder(corpus, place.tokenizer, count, session) as encoder:
                     _make(place, corpus, encoder, report)
@@ -109,10 +116,14 @@ def find_corpus(
     beside: Path | None = None,
     damaged: bool = False,
 ) -> PreparedCorpus | None:
-    """What `prepare_corpus` would return without any work, or None where there is some to do; raises what it raises.
+    """Return the corpus if it is already prepared, None if there is work to do; prepare nothing.
 
     Args:
-        damaged: also where the work is to make lost shards again.
+        damaged: return a finished corpus even if it has lost shards that would have to be made again.
+
+    Raises:
+        UserError: as `prepare_corpus`, or the tokenizer is damaged.
+        EnvironmentFault: as `prepare_corpus`.
     """
     place = _locate(corpus, tokenizer, block_length, store, data_root, beside, 1, silent)
     found = place.tokenizer_damage() if place.tokenizer.is_dir() else None
@@ -122,7 +133,7 @@ def find_corpus(
 
 
 def _open(place: _Place, store: Path) -> PreparedCorpus | None:
-    """A finished corpus where it is there."""
+    """Open the corpus if it is finished; None if it is not."""
     index = read_index(place.shelf)
     if index is None:
         return None
@@ -131,7 +142,7 @@ def _open(place: _Place, store: Path) -> PreparedCorpus | None:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a corpus is, or will be."""
+    """The location of a corpus, finished or not."""
 
     source: Source
     origin: str
@@ -141,14 +152,14 @@ class _Place:
     tokenizer: Path
     block_length: int
     below: int | None = None
-    """The hash below which a document is held out, where the source is divided so; known when there is something to make."""
+    """The hash below which a document is held out. None until the source is read, and if it has a validation part."""
 
     def tokenizer_damage(self) -> str | None:
-        """Return what is wrong with the tokenizer that is there."""
+        """Describe what is wrong with the prepared tokenizer; None if nothing is."""
         return cache_damage(self.tokenizer, "tokenizer.json")
 
     def complete(self) -> bool:
-        """Whether tokenizer and shards are there; looks at the shards' sizes."""
+        """Return whether the tokenizer and all shards are there. Checks the shards' sizes, not their content."""
         index = read_index(self.shelf)
         if index is None or not self.tokenizer.is_dir() or self.tokenizer_damage() is not None:
             return False
@@ -170,7 +181,7 @@ def _locate(
     source = open_source(corpus, store=store, data_root=data_root, beside=beside, workers=workers, progress=report)
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, _text_key(corpus, origin))
-    # Where the text lies does not matter, only what it is.
+    # The key depends on the text, not on where it is stored.
     facts = [CORPUS_VERSION, corpus.identity(), origin, own_key, block_length]
     key = stable_hash(facts)[:16]
     return _Place(source, origin, key, _shelf(corpus, store, key), store / "tokenizers" / own_key, block_length)
@@ -185,12 +196,12 @@ def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
 
 
 def _text_key(corpus: CorpusConfig, origin: str) -> str:
-    """Identifies the text that a tokenizer is trained on: the whole training text, however much of it is packed."""
+    """Return a key of the text that a tokenizer is trained on: the whole training text, however much is packed."""
     return stable_hash([origin, corpus.validation_split, corpus.validation_fraction, corpus.streaming, corpus.seed])
 
 
 def _tokenizer(config: TokenizerConfig, corpus: CorpusConfig, place: _Place, store: Path, report: Progress) -> None:
-    """Makes the tokenizer, trained on a fixed sample of the training text where it is to be trained."""
+    """Make the tokenizer; one that is to be trained sees a fixed sample of the training text."""
 
     def texts() -> Iterator[str]:
         training = _training(corpus, place)
@@ -210,7 +221,7 @@ def _tokenizer(config: TokenizerConfig, corpus: CorpusConfig, place: _Place, sto
 
 
 def _training(corpus: CorpusConfig, place: _Place) -> Iterator[str]:
-    """The documents to train on, in the source's order, the empty ones left out."""
+    """Yield the documents to train on, in the source's order, without empty ones."""
     for text in place.source.train():
         if text.strip() and (place.below is None or not held_out(text, below=place.below, seed=corpus.seed)):
             yield text
@@ -218,8 +229,9 @@ def _training(corpus: CorpusConfig, place: _Place) -> Iterator[str]:
 
 @contextmanager
 def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Session | None) -> Iterator[Encoder]:
-    """Who tokenises."""
+    """Choose where to tokenise, local processes or a Ray cluster, and yield the encoder."""
     vocabulary = Vocabulary.of(tokenizer, special_ids(tokenizer)["eos"])
+    # Not `import ray`: local tokenising must not pay for the import.
     running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
     if corpus.workers == "local" or (corpus.workers == "auto" and session is None and not running):
         with local_encoder(vocabulary, workers) as encoder:
@@ -229,14 +241,16 @@ def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Sessi
 
     if session is None and not running:
         raise UserError("corpus.workers: ray: there is no Ray session here; allowed without one: auto, local.")
+    # Without `session`, the caller's own Ray session is used and left open.
     with session() if session is not None else nullcontext(), ray_encoder(vocabulary) as encoder:
         yield encoder
 
 
 def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> None:
-    """Makes what is missing: shards of a finished corpus, or the rest of one that is not."""
+    """Make what is missing: lost shards of a finished corpus, or the rest of an unfinished one."""
     shelf = place.shelf
-    for left in shelf.local.glob(".*"):  # of a process that was killed; a lock keeps living ones away
+    # Hidden files are what a killed process left behind: the claim keeps living processes out of this folder.
+    for left in shelf.local.glob(".*"):
         if left.suffix != ".lock":
             left.unlink(missing_ok=True)
     index = read_index(shelf)
@@ -247,16 +261,18 @@ def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
     facts |= {"key": place.key, "tokenizer_key": place.tokenizer.name, "block_length": place.block_length}
     made_from = {"source": corpus.source, **corpus.identity()}
     shelf.write_json(INDEX, sealed({**facts, "source_fingerprint": place.origin, "corpus": made_from}))
+    # The index holds all records, so their files can go; not before, because they are what resuming needs.
     for part in (TRAIN, VALIDATION):
         for number in range(len(facts[part]["shards"])):
             shelf.remove(record_file(part, number))
     if corpus.shards is not None:
+        # A note in the store, so that `open_corpus` finds the shards by key alone.
         own = place.tokenizer.parent.parent / "corpora" / place.key
         write_sealed(own / ELSEWHERE, {"folder": shelf.folder, "address": shelf.address})
 
 
 def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> dict[str, Any]:
-    """Makes the shards that are missing of a corpus that is not finished; returns the facts about all."""
+    """Make the missing shards of an unfinished corpus; return the facts about all of them."""
     vocabulary = load_text_tokenizer(place.tokenizer).get_vocab_size(with_added_tokens=True)
     dtype, length = token_type(vocabulary), place.block_length
     shard_blocks = max(1, int(corpus.shard_mib * 2**20) // (length * dtype.itemsize))
@@ -270,6 +286,7 @@ def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
                 dtype,
                 shard_blocks=shard_blocks,
                 max_blocks=None if tokens is None else tokens // length,
+                # Elsewhere the stream has applied the limit when it chose documents by hash.
                 max_documents=corpus.max_documents if part == TRAIN and corpus.streaming else None,
                 finished=_finished(place.shelf, part),
             )
@@ -278,6 +295,7 @@ def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
         for writer in writers.values():
             stack.enter_context(writer)
         fill(writers, corpus, place.source, place.below, encoder, report)
+        # Both parts must pass before either gets its last shard.
         for writer in writers.values():
             _check_size(writer, corpus, place)
             check_fit(writer, corpus)
@@ -299,7 +317,10 @@ def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
 
 
 def _finished(shelf: Shelf, part: str) -> list[Record]:
-    """The first shards of a part, as far as they are whole; records of later ones are removed, so that none outlives a change of size."""
+    """Return the records of a part's first shards, up to the first that is not whole, and remove all later records.
+
+    A later record would be wrong if the shards before it were made again with another size.
+    """
     sizes = shelf.sizes()
     found: list[Record] = []
     whole = True
@@ -316,10 +337,11 @@ def _finished(shelf: Shelf, part: str) -> list[Record]:
 
 
 def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder: Encoder, report: Progress) -> None:
-    """Makes the damaged shards of a finished corpus again, each alone."""
+    """Make the damaged shards of a finished corpus again, each one separately."""
     shelf, dtype = place.shelf, np.dtype(index["dtype"])
     for part in (TRAIN, VALIDATION):
         damaged = blocks_of(index, shelf, part).damaged()
+        # An earlier version's index doesn't say where shards end, so that none can be made alone.
         if damaged and "end" not in index[part]["shards"][0]:
             raise UserError(
                 "\n".join(f"{shelf.where(file)}: {what}." for file, what in damaged.items())
@@ -330,6 +352,7 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
             file = record.shard.file
             if file not in damaged:
                 continue
+            # The writer starts where the shard before ended, and is full after as many blocks as the lost shard had.
             title = f"making {file} again ({damaged[file]})"
             with ShardWriter(
                 shelf,
@@ -350,6 +373,7 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
                 )
                 writer.finish()
             shelf.remove(record_file(part, number))
+            # The record has the shard's SHA-256: anything but the same bytes would make another corpus under this key.
             if writer.records[number:] != [record]:
                 shelf.remove(file)
                 raise UserError(
@@ -359,7 +383,11 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
 
 
 def _check_size(writer: ShardWriter, corpus: CorpusConfig, place: _Place) -> None:
-    """Raises UserError where a part has no block; what was made is removed, because another setting gives another corpus."""
+    """Refuse a part without a block, and remove what was made: with other settings the corpus has another key.
+
+    Raises:
+        UserError: the part has no block.
+    """
     if writer.blocks:
         return
     place.shelf.clear()

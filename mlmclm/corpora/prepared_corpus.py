@@ -1,4 +1,4 @@
-"""A prepared corpus: opening it, describing it, and holding its shards against their checksums."""
+"""A prepared corpus: opening it, describing it, and verifying its shards by their checksums."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from mlmclm.errors import UserError
 from mlmclm.storage.checksums import parse_sealed, read_sealed
 
 SAMPLED_TOKENS = 8_000_000
-"""Tokens that are read to say how long documents are."""
+"""Tokens read to estimate the length of documents."""
 
 ELSEWHERE = "shelf.json"
-"""In a corpus's folder in the store: where its shards are, if not there."""
+"""File in a corpus's folder in the store that says where its shards are, if not in that folder."""
 
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """Packed blocks of a corpus, and the tokenizer that they were made with."""
+    """A corpus's packed blocks, and the tokenizer that they were made with."""
 
     key: str
     folder: Path
-    """The shards' folder; where they lie at an address, that of this node's copies."""
+    """The shards' folder; for shards at an address, the folder of this node's copies."""
     tokenizer: Path
-    """A Hugging Face fast tokenizer's folder."""
+    """The folder of a Hugging Face fast tokenizer."""
     tokenizer_key: str
     block_length: int
     train: Blocks
@@ -42,16 +42,16 @@ class PreparedCorpus:
     tokens: int
     """Tokens in the training blocks, EOS included."""
     vocabulary: int
-    """Tokens of the tokenizer, special ones included: ids are below it."""
+    """Number of the tokenizer's tokens, including special ones: all ids are below it."""
     left_out: str = ""
-    """Files beside those of the source that were not read, for people; empty for none, and where the source was not looked at."""
+    """Description of the source's files that were not read; empty if there are none or the source was not opened."""
 
 
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
-    """A corpus of the store by its key, and what it was made from.
+    """Open a corpus of the store by its key; also return the configuration that it was made from.
 
     Raises:
-        UserError: it is not there.
+        UserError: there is no such corpus.
     """
     folder = store / "corpora" / key
     elsewhere = folder / ELSEWHERE
@@ -64,17 +64,17 @@ def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
 
 
 def read_index(shelf: Shelf) -> dict[str, Any] | None:
-    """Return what a finished corpus holds and was made from; None for one that is not finished.
+    """Return the index of a finished corpus: its contents and origin. None for a corpus that is not finished.
 
-    `train` and `validation` each have facts and their `shards`: file, blocks, bytes, SHA-256, and where in the documents
-    it ends.
+    `train` and `validation` each have facts and `shards`; a shard has its file, blocks, bytes and SHA-256, and the
+    position in the documents at which it ends.
     """
     index = _read(shelf, INDEX)
     return _of_one_file(shelf) if index is None else index
 
 
 def _read(shelf: Shelf, file: str) -> dict[str, Any] | None:
-    """A corpus's JSON file, None where there is none."""
+    """Read one of a corpus's JSON files; None if there is no such file."""
     content = shelf.read(file)
     where = shelf.where(file)
     return None if content is None else parse_sealed(content, where, _remedy(where))
@@ -85,7 +85,7 @@ def _remedy(where: str) -> str:
 
 
 def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
-    """The index of a corpus that an earlier version prepared: one file a part, without checksums."""
+    """Return the index of a corpus from an earlier version, which wrote one file per part, without checksums."""
     meta = _read(shelf, "meta.json")
     if meta is None:
         return None
@@ -97,7 +97,7 @@ def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
 
 
 def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
-    """Describe a corpus for people: sizes, vocabulary, bytes a token, and the beginnings of a few blocks."""
+    """Describe a corpus for people: sizes, vocabulary, bytes per token, and the beginnings of a few blocks."""
     shelf = prepared.train.shelf
     index = read_index(shelf) or {}
     tokenizer = load_text_tokenizer(prepared.tokenizer)
@@ -120,9 +120,10 @@ def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
 
 
 def median_length(prepared: PreparedCorpus) -> int | None:
-    """Median length of some training documents, in tokens without EOS; None where not one of them is whole.
+    """Estimate the median length of training documents, in tokens without EOS; None if the sample has no whole one.
 
-    They are those of the first `SAMPLED_TOKENS` of the first shard that this node has, or the first of all.
+    The sample is the first `SAMPLED_TOKENS` of the first shard that this node has, so that nothing is fetched. A node
+    without shards fetches the first.
     """
     shards, shelf = prepared.train.shards, prepared.train.shelf
     number = next((number for number, shard in enumerate(shards) if (shelf.local / shard.file).is_file()), 0)
@@ -130,13 +131,13 @@ def median_length(prepared: PreparedCorpus) -> int | None:
     blocks = min(shards[number].blocks, max(1, SAMPLED_TOKENS // prepared.block_length))
     tokens = prepared.train.take(np.arange(first, first + blocks, dtype=np.int64)).ravel()
     ends = np.flatnonzero(tokens == special_ids(prepared.tokenizer)["eos"])
-    # A later shard begins within a document.
+    # Only the first shard begins with a document; in a later one the tokens before the first EOS are no whole document.
     lengths = np.diff(ends) if number else np.diff(ends, prepend=-1)
     return int(np.median(lengths - 1)) if len(lengths) else None
 
 
 def summary(prepared: PreparedCorpus) -> str:
-    """One line of how many documents there are, how long they are, and what was left out."""
+    """Summarize a corpus in one line: the number and length of its documents, and the files left out."""
     index = read_index(prepared.train.shelf) or {}
     train, validation = (f"{index[part]['documents']:,}" for part in (TRAIN, VALIDATION))
     median = median_length(prepared)
@@ -146,9 +147,9 @@ def summary(prepared: PreparedCorpus) -> str:
 
 
 def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[str, str]:
-    """Reads all shards; what is wrong with each that is not what was written, by its path or address.
+    """Read all shards and describe each one that is not as it was written, by its path or address.
 
-    Shards of a corpus that was prepared before there were checksums are held against their sizes only.
+    Of a corpus prepared before shards had checksums, only the shards' sizes are verified.
     """
     wrong, read = {}, 0
     parts = (prepared.train, prepared.validation)
@@ -173,10 +174,10 @@ def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[s
 
 
 def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
-    """The corpus of an index that was read.
+    """Build the corpus that an index describes.
 
     Raises:
-        UserError: an entry of the index is missing.
+        UserError: an entry of the index is missing or invalid.
     """
     try:
         return PreparedCorpus(
@@ -191,12 +192,12 @@ def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) ->
             tokens=index["train"]["tokens"],
             vocabulary=index["vocabulary"],
         )
-    except (KeyError, TypeError, ValueError) as error:  # an earlier version's, which has no checksum
+    except (KeyError, TypeError, ValueError) as error:  # only without a checksum: an earlier version's index
         where = shelf.where(INDEX)
         raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). {_remedy(where)}") from error
 
 
 def blocks_of(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:
-    """A part's blocks."""
+    """Return a part's blocks."""
     shards = [Shard(value["file"], value["blocks"], value["sha256"]) for value in index[part]["shards"]]
     return Blocks(shelf, shards, index["block_length"], index["dtype"])

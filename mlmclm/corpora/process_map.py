@@ -1,8 +1,8 @@
-"""An ordered parallel map over processes that starts clean, keeps little in flight and dies with its parent.
+"""An ordered parallel map over clean processes, which keeps few items in flight and leaves no process behind.
 
-Workers are plain `python -m mlmclm.corpora.process_map` processes that answer pickled items on their standard streams.
-Unlike a forked pool they inherit no threads (a tokenizer's, torch's); unlike a spawned one they do not run the
-caller's main module again; and the end of their input, however the parent ended, ends them.
+Workers are plain `python -m mlmclm.corpora.process_map` processes that exchange pickled items and results over their
+standard streams. Unlike forked workers they inherit no threads (a tokenizer's, torch's). Unlike spawned ones they do
+not run the caller's main module again. They exit when their input ends, however the parent ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Progress = Callable[[str, int, int | None], None]
-"""Called as (what is being done, how much is done, of how much or None where that is unknown)."""
+"""Callback that takes the current activity, the amount done, and the total amount (None if unknown)."""
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """The `Progress` that shows nothing."""
+    """A `Progress` that shows nothing."""
 
 
 def worker_count(workers: int | None) -> int:
-    """`workers`, or the number of processors that this process may use."""
+    """Return `workers`, by default the number of processors that this process may use."""
     return max(1, workers) if workers is not None else len(os.sched_getaffinity(0))
 
 
@@ -44,15 +44,15 @@ def ordered_map(
     setup: Callable[..., None] | None = None,
     setup_arguments: tuple[Any, ...] = (),
 ) -> Iterator[Result]:
-    """`Workers.map` by workers that live as long as it takes."""
+    """Run `Workers.map` with workers that are started for it and end with it."""
     with Workers(function, workers=workers, setup=setup, setup_arguments=setup_arguments) as started:
         yield from started.map(items)
 
 
 class Workers(Generic[Item, Result]):
-    """`workers` processes that apply one function; one worker is this process itself. A context manager.
+    """A context manager of `workers` processes that apply one function. A single worker is this process itself.
 
-    `function` and `setup` (run once in each worker) are module-level functions of importable modules.
+    `function` and `setup`, which runs once in each worker, must be module-level functions of importable modules.
     """
 
     def __init__(
@@ -63,17 +63,18 @@ class Workers(Generic[Item, Result]):
         setup: Callable[..., None] | None = None,
         setup_arguments: tuple[Any, ...] = (),
     ) -> None:
-        """Nothing is started yet."""
+        """Store the task; nothing is started yet."""
         self._task = (function, setup, setup_arguments)
         self._function, self._count = function, workers
         self._stack = ExitStack()
         self._free: SimpleQueue[_Worker] = SimpleQueue()
 
     def __enter__(self) -> Self:
-        """Starts the processes."""
+        """Start the processes."""
         _, setup, arguments = self._task
         if self._count == 1 and setup is not None:
             setup(*arguments)
+        # If a process cannot be started, this stack ends those before it.
         with ExitStack() as stack:
             for _ in range(self._count if self._count > 1 else 0):
                 self._free.put(stack.enter_context(_Worker(self._task)))
@@ -81,25 +82,27 @@ class Workers(Generic[Item, Result]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends them."""
+        """End the processes."""
         self._stack.close()
 
     def map(self, items: Iterable[Item]) -> Generator[Result]:
-        """`map(function, items)`, in the order of the items; at most four items a worker are read ahead.
+        """Yield the function's results in the order of the items, reading at most four items per worker ahead.
 
-        An exception of `function` or `setup` is raised here. Closing the iterator drops what is not begun.
+        Exceptions of `function` and `setup` are raised here. Closing the generator drops the items not yet begun.
 
         Raises:
-            EnvironmentFault: a worker was killed, most often for want of memory.
+            EnvironmentFault: a worker was killed, most often because memory ran out.
         """
         if self._count == 1:
             yield from map(self._function, items)
             return
+        # One thread per process waits for its answers; waiting on a pipe releases the GIL.
         threads = ThreadPoolExecutor(self._count)
         running: deque[Future[Result]] = deque()
         try:
             for item in items:
                 running.append(threads.submit(self._answer, item))
+                # Enough to keep all workers busy; more would only fill memory with items and results.
                 if len(running) >= 4 * self._count:
                     yield running.popleft().result()
             while running:
@@ -119,9 +122,10 @@ class _Worker:
     """One worker process; a context manager that ends it."""
 
     def __init__(self, task: tuple[Any, ...]) -> None:
-        """Starts the process and hands it (function, setup, setup's arguments)."""
+        """Start the process and send it `task`: the function, `setup`, and the arguments of `setup`."""
         environment = {
             **os.environ,
+            # The worker must find every module that the parent can import, or unpickling the task fails.
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "TOKENIZERS_PARALLELISM": "false",  # The processes are the parallelism.
             "OMP_NUM_THREADS": "1",
@@ -135,19 +139,19 @@ class _Worker:
         self._send(task)
 
     def __enter__(self) -> _Worker:
-        """The worker itself."""
+        """Return the worker itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends the process at once: by now nobody waits for an answer."""
+        """Kill the process: by now nobody waits for an answer."""
         self._process.kill()
-        self._process.communicate()
+        self._process.communicate()  # Closes the pipes and waits, so that no zombie is left.
 
     def ask(self, item: Any) -> Any:
-        """The function's result for an item."""
+        """Return the function's result for an item."""
         self._send(item)
         try:
-            fine, value = pickle.load(_not_none(self._process.stdout))  # Written by our own process.
+            fine, value = pickle.load(_not_none(self._process.stdout))  # Safe: our own process wrote it.
         except (EOFError, pickle.UnpicklingError) as error:
             raise self._killed() from error
         if not fine:
@@ -155,7 +159,7 @@ class _Worker:
         return value
 
     def _send(self, value: Any) -> None:
-        """Writes one value to the process."""
+        """Send one value to the process."""
         stream = _not_none(self._process.stdin)
         try:
             pickle.dump(value, stream, protocol=pickle.HIGHEST_PROTOCOL)
@@ -164,7 +168,7 @@ class _Worker:
             raise self._killed() from error
 
     def _killed(self) -> EnvironmentFault:
-        """The error for a process that ended too early."""
+        """Return the error for a process that ended too early."""
         return EnvironmentFault(
             f"a worker process that prepares the corpus ended early (exit status {self._process.wait()}; out of "
             "memory?). Run the same command again, with fewer workers if it happens again: what is finished is kept."
@@ -172,14 +176,14 @@ class _Worker:
 
 
 def _not_none(stream: Any) -> Any:
-    """The pipe of a process that was started with one."""
+    """Return a process's pipe, which its type says may be None."""
     if stream is None:
         raise RuntimeError("the worker has no pipe")
     return stream
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """A worker's life: the task, then one answer an item until the requests end."""
+    """Run a worker: read the task, then answer one item after another until the requests end."""
     function: Any = None
     failure: Exception | None = None
     try:
@@ -187,6 +191,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
         if setup is not None:
             setup(*arguments)
     except Exception as error:
+        # The parent reads no answer to the task: a failure is the answer to each item instead.
         failure = error
     while True:
         try:
@@ -204,5 +209,6 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "wb") as replies:
-        os.dup2(2, 1)  # Whatever a library prints must not get between the answers.
+        # Standard output becomes standard error: nothing that a library prints may get between the answers.
+        os.dup2(2, 1)
         _serve(sys.stdin.buffer, replies)

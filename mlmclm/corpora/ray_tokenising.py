@@ -1,7 +1,7 @@
-"""Documents to tokens by Ray Data over the cluster of the current session: the same tokens in the same order.
+"""Tokenising with Ray Data on the cluster of the current session: the same tokens in the same order as locally.
 
-Documents are read on the driver's node, where the source's files are, several of them at once, and tokenised wherever there is a
-processor. Blocks stream through the object store, a few MiB of them at a time, and come back in order.
+Documents are read on the driver's node, where the source's files are, several files at once. They are tokenised on
+any node with a free processor. Blocks stream through the object store, a few MiB at a time, and come back in order.
 """
 
 from __future__ import annotations
@@ -29,30 +29,33 @@ if TYPE_CHECKING:
 
 FILES_AT_ONCE = 4
 TASK = {"CPU": 1}
-"""The resources that a task of tokenising reserves."""
+"""The resources that a tokenising task reserves."""
 NODE_LABEL = "ray.io/node-id"
 BLOCK_BYTES = 1 << 20
-"""Text of one task: about a second of tokenising, so that a lost one costs little and a small corpus keeps all processors busy."""
+"""Bytes of text per task: about a second of tokenising, so that a lost task costs little and even a small corpus keeps
+all processors busy."""
 
 
 @contextmanager
 def ray_encoder(vocabulary: Vocabulary) -> Iterator[Encoder]:
-    """Tokenises in the current Ray session; the tokenizer goes through its object store, not through a shared disk."""
-    import ray.data  # sets up its log
+    """Tokenise in the current Ray session; the tokenizer travels through the object store, not over a shared disk."""
+    import ray.data  # Now, because it sets up the log that `_quiet` changes.
 
     from mlmclm.service.cluster import cluster_view, wait_for_a_place
 
     view = cluster_view()
     remedy = "Set corpus.workers: local, or add nodes with CPUs."
+    # Raises if no node can ever run a task, which Ray would wait for without end.
     check_place("Tokenising", TASK, view(), remedy=remedy)
     wait_for_a_place("tokenising", TASK, view)
+    # The tokenizer goes into the object store once, instead of with the arguments of every task.
     content = ray.put(vocabulary.tokenizer)
     small = replace(vocabulary, tokenizer="")
 
     def run(stream: Stream, starts: Mapping[str, Position]) -> Generator[Encoded]:
         with _quiet(), ray.data.DataContext.current(_context()):
             try:
-                # Closing `run` closes the loop's iterator, which ends Ray Data's execution.
+                # Closing `run` closes this loop's iterator, which ends Ray Data's execution.
                 for table in _dataset(stream, starts, small, content).iter_batches(
                     batch_size=None, batch_format="pyarrow", prefetch_batches=2
                 ):
@@ -64,31 +67,33 @@ def ray_encoder(vocabulary: Vocabulary) -> Iterator[Encoder]:
 
 
 def _context() -> Any:
-    """Ray Data's settings for our datasets."""
+    """Return Ray Data's settings for tokenising."""
     import ray
 
     context = ray.data.DataContext.get_current().copy()
-    context.execution_options.preserve_order = True
+    context.execution_options.preserve_order = True  # The blocks must not depend on which task ends first.
     context.target_max_block_size = BLOCK_BYTES
-    context.enable_progress_bars = False  # ours is shown
+    context.enable_progress_bars = False  # We show our own.
     context.print_on_execution_start = False
-    context.raise_original_map_exception = True
+    context.raise_original_map_exception = True  # So that `_explained` finds the error that a task raised.
     return context
 
 
 def _dataset(stream: Stream, starts: Mapping[str, Position], vocabulary: Vocabulary, content: ray.ObjectRef) -> Any:
-    """The stream's tokens, one document a row."""
+    """Return a dataset of the stream's tokens, one document per row."""
     import ray
 
     pieces = list(stream.numbers(starts))
     return (
+        # One block per piece, so that pieces are read by tasks of their own.
         ray.data.from_items([{"piece": piece} for piece in pieces], override_num_blocks=len(pieces))
         .map_batches(
             _read,
             fn_kwargs={"stream": stream, "starts": dict(starts)},
             batch_format="pyarrow",
-            num_cpus=0,  # the driver's node may offer none; reading takes little
+            num_cpus=0,  # The driver's node may offer no CPUs, and reading takes little.
             compute=ray.data.TaskPoolStrategy(min(FILES_AT_ONCE, len(pieces))),
+            # The files may be on the driver's node only.
             label_selector={NODE_LABEL: ray.get_runtime_context().get_node_id()},
         )
         .map_batches(
@@ -101,7 +106,7 @@ def _dataset(stream: Stream, starts: Mapping[str, Position], vocabulary: Vocabul
 
 
 def _read(pieces: pyarrow.Table, stream: Stream, starts: Mapping[str, Position]) -> Iterator[pyarrow.Table]:
-    """The documents of pieces, one a row."""
+    """Read the documents of pieces, one per row (a Ray Data task)."""
     import pyarrow
 
     for batch in batches(stream, pieces.column("piece").to_pylist(), starts):
@@ -116,16 +121,16 @@ def _read(pieces: pyarrow.Table, stream: Stream, starts: Mapping[str, Position])
 
 
 _loaded: dict[ray.ObjectRef, Any] = {}
-"""A worker process's tokenizer: loaded once a process and study."""
+"""A worker process's tokenizer, by the object reference of its content: loaded once per process and `ray_encoder`."""
 
 
 def _tokenise(documents: pyarrow.Table, vocabulary: Vocabulary, content: ray.ObjectRef) -> pyarrow.Table:
-    """The documents' tokens, one document a row."""
+    """Tokenise documents, one per row (a Ray Data task)."""
     import ray
 
     if content not in _loaded:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # The tasks are the parallelism.
-        _loaded.clear()
+        _loaded.clear()  # Ray reuses worker processes: an earlier corpus's tokenizer must not stay in memory.
         _loaded[content] = text_tokenizer(ray.get(content))
     places = zip(documents.column("piece").to_pylist(), documents.column("number").to_pylist(), strict=True)
     training, texts = documents.column("training").to_pylist(), documents.column("text").to_pylist()
@@ -133,7 +138,7 @@ def _tokenise(documents: pyarrow.Table, vocabulary: Vocabulary, content: ray.Obj
 
 
 def _to_table(encoded: Encoded) -> pyarrow.Table:
-    """One document a row."""
+    """Convert to an Arrow table, one document per row."""
     import pyarrow
 
     ends = np.concatenate([np.zeros(1, dtype=np.int64), encoded.lengths.cumsum()])
@@ -149,7 +154,7 @@ def _to_table(encoded: Encoded) -> pyarrow.Table:
 
 
 def _from_table(table: pyarrow.Table) -> Encoded:
-    """The inverse of `_to_table`."""
+    """Convert from an Arrow table: the inverse of `_to_table`."""
     import pyarrow
 
     def column(name: str) -> Any:
@@ -162,7 +167,7 @@ def _from_table(table: pyarrow.Table) -> Encoded:
         pieces=column("piece"),
         numbers=column("number"),
         training=column("training"),
-        lengths=np.diff(tokens.offsets.to_numpy()),
+        lengths=np.diff(tokens.offsets.to_numpy()),  # A slice's offsets don't start at 0; their differences are right.
         bytes=column("bytes"),
         unknown=column("unknown"),
         tokens=tokens.flatten().to_numpy(),
@@ -170,7 +175,9 @@ def _from_table(table: pyarrow.Table) -> Encoded:
 
 
 def _explained(error: Exception) -> Exception:
-    """What to raise for an error of Ray Data: ours that a task raised, or an `EnvironmentFault`."""
+    """Return the exception to raise for an error of Ray Data: our own error from a task, or an `EnvironmentFault`."""
+    # Ray wraps a task's error, possibly several times. Some wrappers are also of the error's own class; these have a
+    # `cause`, and the plain error is behind it.
     seen: BaseException | None = error
     while seen is not None:
         cause = getattr(seen, "cause", None)
@@ -187,7 +194,7 @@ def _explained(error: Exception) -> Exception:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray Data's log goes to its file, not to the terminal: our bar is there, and our error says what went wrong."""
+    """Keep Ray Data's log off the terminal, which shows our progress bar and our error; its file still gets it all."""
     handlers = [
         handler
         for handler in logging.getLogger("ray.data").handlers

@@ -1,4 +1,4 @@
-"""Where documents lie in packed blocks: each ends with the token that `prepare` writes after it, or where its block does."""
+"""Boundaries of documents in packed blocks: a document ends with its EOS, or at the end of its block."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 
 def document_lengths(tokens: NDArray[Any], separator: int) -> NDArray[np.int64]:
-    """Lengths of the documents, or the parts of documents, in blocks: int64 [documents], one block after the other.
+    """Return the lengths of the documents, or parts of documents, in each block in turn: int64 [documents].
 
     Args:
         tokens: [blocks, length].
-        separator: the token that a document ends with (EOS); it belongs to the document.
+        separator: the last token of every document (EOS), which counts as part of it.
     """
     ends = tokens == separator
     ends[:, -1] = True

@@ -1,7 +1,8 @@
-"""Packing documents into shards of whole blocks, such that any shard can be made alone.
+"""Packing of documents into shards of whole blocks, each of which can be made again alone.
 
-The blocks of a part are its documents' tokens, joined and cut, whatever the size of the shards. With every shard goes a
-record of where in the documents it ended: the next one goes on there, in another process on another day if need be.
+The blocks of a part are its documents' tokens, concatenated and cut, whatever the size of the shards. Each shard has
+a record of the position in the documents at which it ends. The next shard starts there, in another process and on
+another day if need be.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from mlmclm.storage.files import disk_fault, temporary_file
 
 
 class Position(NamedTuple):
-    """A document of a source: the piece that it is read from (a file, most often), and its number therein."""
+    """The position of a document in its source: the piece that it is read from (often a file), and its number there."""
 
     piece: int = 0
     number: int = 0
 
 
 class Counts(NamedTuple):
-    """What is known of the documents that were packed."""
+    """Counts of the documents that were packed."""
 
     documents: int = 0
     bytes: int = 0
     """UTF-8 bytes of their text."""
     encoded_tokens: int = 0
-    """EOS included; more than the blocks hold, because the last document may be cut."""
+    """Tokens including EOS; may be more than the blocks hold, because the last document may be cut."""
     unknown: int = 0
-    """Tokens that stand for text which the tokenizer doesn't know."""
+    """Tokens that stand for text that the tokenizer doesn't know."""
     empty: int = 0
-    """Documents of which no token but EOS is left."""
+    """Documents without any token but EOS."""
 
     def plus(self, tokens: int, size: int, unknown: int) -> Counts:
-        """With one document more."""
+        """Return the counts with one more document."""
         return Counts(
             self.documents + 1,
             self.bytes + size,
@@ -64,20 +65,20 @@ class Record:
     shard: Shard
     bytes: int
     document: Position
-    """The document that the shard's last token belongs to; the next shard goes on in it."""
+    """The document of the shard's last token; the next shard continues it."""
     token: int
-    """How many of that document's tokens are in this or earlier shards."""
+    """Number of that document's tokens in this and earlier shards."""
     counts: Counts
-    """Of the documents up to that one, itself included."""
+    """Counts of the documents up to and including that one."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values."""
         end = {"piece": self.document.piece, "document": self.document.number, "token": self.token}
         return {**self.shard._asdict(), "bytes": self.bytes, "end": end, "counts": self.counts._asdict()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Record:
-        """The inverse of `to_json`."""
+        """Convert from plain values: the inverse of `to_json`."""
         end = value["end"]
         shard = Shard(value["file"], value["blocks"], value["sha256"])
         return cls(
@@ -86,17 +87,17 @@ class Record:
 
 
 def shard_file(part: str, number: int) -> str:
-    """The name of a shard's file."""
+    """Return the name of a shard's file."""
     return f"{part}-{number:05d}.bin"
 
 
 def record_file(part: str, number: int) -> str:
-    """The name of its record, which is there until the index is."""
+    """Return the name of a shard's record file, which is removed once the corpus has its index."""
     return f"{part}-{number:05d}.json"
 
 
 def read_record(shelf: Shelf, part: str, number: int) -> Record | None:
-    """A finished shard's record; None where it is not there or damaged, and the shard is to be made again."""
+    """Read a finished shard's record; None if it is missing or damaged, so that the shard must be made again."""
     try:
         return Record.from_json(unsealed(json.loads(shelf.read(record_file(part, number)) or b"")))
     except (ValueError, KeyError, TypeError):
@@ -115,9 +116,9 @@ class _Unfinished:
 
 
 class ShardWriter:
-    """Packs the documents of one part into shards; what fills no block at the end is dropped.
+    """Packs the documents of one part into shards. Tokens at the end that don't fill a block are dropped.
 
-    A context manager: a shard that is not finished when it ends is removed.
+    A context manager, which removes a shard that is unfinished when the context ends.
     """
 
     def __init__(
@@ -132,11 +133,12 @@ class ShardWriter:
         max_documents: int | None = None,
         finished: list[Record] | None = None,
     ) -> None:
-        """Goes on after the `finished` shards, the first ones of the part.
+        """Continue after the `finished` shards, the first ones of the part.
 
         Args:
-            shard_blocks: blocks a shard; the last one may have fewer.
-            max_blocks, max_documents: of the part, the finished shards' included; None for no limit.
+            shard_blocks: blocks per shard; the last shard may have fewer.
+            max_blocks: limit of the part's blocks, including those of finished shards; None for no limit.
+            max_documents: limit of the part's documents, counted in the same way.
         """
         self.part = part
         self.records = list(finished or ())
@@ -145,34 +147,34 @@ class ShardWriter:
         self.counts = last.counts if last else Counts()
         self._shelf, self._length, self._dtype = shelf, block_length, dtype
         self._shard_blocks, self._max_blocks, self._max_documents = shard_blocks, max_blocks, max_documents
-        self._document = last.document if last else Position(-1)
-        self._taken = last.token if last else 0  # tokens of that document in the finished shards
-        self._resumes = last is not None
+        self._document = last.document if last else Position(-1)  # Before the first document.
+        self._taken = last.token if last else 0  # That document's tokens in the finished shards.
+        self._resumes = last is not None  # Until the rest of that document has been added.
         self._pending: list[NDArray[Any]] = []
         self._pending_tokens = 0
         self._shard: _Unfinished | None = None
         self._cut: tuple[Position, int, Counts] = (self._document, self._taken, self.counts)
 
     def __enter__(self) -> Self:
-        """The writer itself."""
+        """Return the writer itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Removes what is not finished."""
+        """Remove the unfinished shard."""
         if self._shard is not None:
-            with suppress(OSError):  # a full disk, said already
+            with suppress(OSError):  # A full disk, which the write has reported already.
                 self._shard.handle.close()
             self._shard.temporary.unlink(missing_ok=True)
             self._shard = None
 
     @property
     def full(self) -> bool:
-        """Whether no further document is wanted."""
+        """True once no more documents are wanted."""
         if self._max_blocks is not None and self.blocks >= self._max_blocks:
             return True
-        # The last document of the finished shards, where there are such, may have more tokens.
+        # The last document of the finished shards is counted already, but some of its tokens may still be missing.
         return self._max_documents is not None and self.counts.documents >= self._max_documents and not self._resumes
 
     @property
@@ -182,20 +184,20 @@ class ShardWriter:
 
     @property
     def next(self) -> Position:
-        """The first document that is still of use; a part that is full has use for none before it."""
+        """The position of the first document that may still be of use; `add` ignores those before it."""
         if self._resumes and not self.full:
             return self._document
         return Position(self._document.piece, self._document.number + 1)
 
     def add(self, document: Position, tokens: NDArray[Any], *, size: int, unknown: int = 0) -> None:
-        """Appends a document's tokens, int [n], its EOS included; one that is in the finished shards already is ignored.
+        """Append a document's tokens, int [n], including EOS; ignore a document that is in the finished shards already.
 
         Args:
-            size: UTF-8 bytes of its text.
-            unknown: how many of the tokens stand for unknown text.
+            size: UTF-8 bytes of the document's text.
+            unknown: number of tokens that stand for unknown text.
 
         Raises:
-            UserError: the document that the last finished shard ends in doesn't come again.
+            UserError: the source no longer has the document in which the last finished shard ends.
             EnvironmentFault: the disk is full, or the address cannot be reached.
         """
         if self.full or document < self.next:
@@ -216,14 +218,15 @@ class ShardWriter:
             self._write(len(tokens))
 
     def finish(self) -> None:
-        """Ends the part: what is in blocks becomes its last shard."""
+        """End the part: the blocks since the last finished shard become its last shard."""
         if self._shard is not None:
             self._finish_shard()
 
     def _write(self, last: int) -> None:
-        """Writes the whole blocks among the pending tokens, which end with the `last` document's.
+        """Write the whole blocks of the pending tokens, of which the last document has `last` tokens in all.
 
-        The first block takes in all that is pending of earlier documents, so that every cut lies in the last one.
+        Earlier documents have less than a block pending, so the first block takes all of it and every cut is in the
+        last document.
         """
         stream = np.concatenate(self._pending)
         blocks = len(stream) // self._length
@@ -239,10 +242,11 @@ class ShardWriter:
                 shard.handle.write(content)
             except OSError as error:
                 raise disk_fault(error, self._shelf.local / self._file) from error
-            shard.digest.update(content)
+            shard.digest.update(content)  # Hashed as it is written: the shard need not be read again.
             shard.blocks += now
             self.blocks += now
             blocks -= now
+            # Behind the last block there are `len(stream) - end` tokens, all of the last document.
             self._cut = (self._document, last - (len(stream) - end), self.counts)
             if shard.blocks == self._shard_blocks or (self._max_blocks is not None and self.blocks >= self._max_blocks):
                 self._finish_shard()
@@ -257,14 +261,17 @@ class ShardWriter:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor, name = temporary_file(folder, self._file)
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, 0o644)  # Temporary files are private; other users' workers may read a shard.
         except OSError as error:
             raise disk_fault(error, folder / self._file) from error
         self._shard = _Unfinished(Path(name), os.fdopen(descriptor, "wb"))
         return self._shard
 
     def _finish_shard(self) -> None:
-        """Gives the shard its name, when it is on the disk, and then writes its record."""
+        """Rename the shard once its content is on the disk, and only then write its record.
+
+        A record thus proves that its shard is whole, even after a crash.
+        """
         shard, self._shard = self._shard, None
         assert shard is not None
         path = self._shelf.local / self._file

@@ -1,4 +1,4 @@
-"""Where the files of a prepared corpus lie: a folder, or an fsspec address with a folder of copies on every node."""
+"""Storage of a prepared corpus: a folder, or an fsspec address with a folder of copies on every node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlmclm.storage.files import disk_fault, expanded, hash_file, in_turn, reada
 
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
-"""Where a node keeps its copies of shards that lie at an address, unless the study says otherwise."""
+"""A node's folder for its copies of shards from an address, unless the study names another."""
 AGAIN = "Run `mlmclm data` on the study to have it made again: what is whole is kept."
 _READ_BYTES = 8 << 20
 
@@ -26,8 +26,9 @@ _READ_BYTES = 8 << 20
 class Shelf:
     """The files of one corpus; a plain value that means the same on every node.
 
-    Without an address they lie in `folder`. With one (`s3://bucket/corpora/KEY`, anything that fsspec knows) they lie there,
-    and `folder` (in which ~ is the node's own home) holds the copies that a node has fetched: whole files, checked once.
+    Without an address, `folder` holds the files. With an address (`s3://bucket/corpora/KEY`, or any that fsspec knows)
+    the files are there, and `folder` (in which ~ is the node's own home) holds the copies that a node has fetched:
+    whole files whose checksum was verified when they were copied.
     """
 
     folder: str
@@ -35,29 +36,29 @@ class Shelf:
 
     @property
     def local(self) -> Path:
-        """The folder, on this node."""
+        """The folder on this node."""
         return expanded(self.folder)
 
     def where(self, file: str) -> str:
-        """A file's path or address, for people."""
+        """Return a file's path or address, for messages."""
         return f"{self.address or self.local}/{file}"
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file that is there; one look at the folder or address."""
+        """Return the size in bytes of each file that is there, from one listing of the folder or address."""
         if self.address is None:
             with suppress(FileNotFoundError), os.scandir(self.local) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
             return {}
         system, path = file_system(self.address)
         with _reached(self.address), suppress(FileNotFoundError):
-            system.invalidate_cache()
+            system.invalidate_cache()  # fsspec caches listings, and other nodes write here too.
             return {
                 str(entry["name"]).rpartition("/")[2]: int(entry["size"] or 0) for entry in system.ls(path, detail=True)
             }
         return {}
 
     def read(self, file: str) -> bytes | None:
-        """The content of a file, None where there is none."""
+        """Read a file; None if it is not there."""
         try:
             if self.address is None:
                 return (self.local / file).read_bytes()
@@ -69,7 +70,7 @@ class Shelf:
             return None
 
     def write_json(self, file: str, value: Any) -> None:
-        """Writes a JSON file, whole or not at all as far as the file system can."""
+        """Write a JSON file, whole or not at all as far as the file system allows."""
         if self.address is None:
             write_json(self.local / file, value)
             return
@@ -79,7 +80,7 @@ class Shelf:
             system.pipe_file(f"{path}/{file}", readable(value).encode())
 
     def put(self, file: str) -> None:
-        """Copies a file that was written into the folder to the address, if there is one."""
+        """Copy a file from the folder to the address, if there is one."""
         if self.address is not None:
             system, path = file_system(self.address)
             with _reached(self.where(file)):
@@ -87,7 +88,7 @@ class Shelf:
                 system.put_file(str(self.local / file), f"{path}/{file}")
 
     def remove(self, file: str) -> None:
-        """Removes a file if it is there."""
+        """Remove a file if it is there."""
         if self.address is None:
             (self.local / file).unlink(missing_ok=True)
             return
@@ -96,23 +97,23 @@ class Shelf:
             system.rm_file(f"{path}/{file}")
 
     def clear(self) -> None:
-        """Removes all files, and this node's copies."""
+        """Remove all files, and this node's copies."""
         for file in self.sizes():
             self.remove(file)
         shutil.rmtree(self.local, ignore_errors=True)
 
     def fetch(self, file: str, size: int, sha256: str | None) -> Path:
-        """A file's path on this node; fetched and checked, by one process a node, where the node has no whole copy yet.
+        """Return a file's path on this node. If the node has no whole copy, one of its processes fetches and checks it.
 
         Raises:
-            UserError: it is missing, cut short, or (when fetched) not what was written.
+            UserError: the file is missing, has the wrong size, or (when fetched) the wrong checksum.
             EnvironmentFault: the address cannot be reached, or this node's disk is full.
         """
         path = self.local / file
         found = _size(path)
         if self.address is not None and found != size:
             with in_turn(path.with_name(f".{file}.lock")):
-                if _size(path) != size:
+                if _size(path) != size:  # Another process may have fetched it while this one waited.
                     self._copy(file, sha256)
             found = _size(path)
         if found is None:
@@ -122,17 +123,17 @@ class Shelf:
         return path
 
     def check(self, file: str, sha256: str) -> Path:
-        """Reads a file that was fetched; returns its path on this node.
+        """Compare a fetched file with its checksum; return its path on this node.
 
         Raises:
-            UserError: it is not what was written. It is renamed then, so that the same command makes it again, or fetches it.
+            UserError: the checksum differs. The file is renamed, so that the same command makes or fetches it again.
         """
         path = self.local / file
         try:
             if hash_file(path) == sha256:
                 return path
             aside = set_aside(path)
-        except FileNotFoundError as error:  # another worker was faster
+        except FileNotFoundError as error:  # Another worker has found the damage and renamed the file.
             raise UserError(
                 f"{path}: not what was written. Run the same command again: it alone is made again."
             ) from error
@@ -143,10 +144,13 @@ class Shelf:
         )
 
     def checksum(self, file: str, read: Callable[[int], None]) -> str:
-        """SHA-256 (hex) of a file where it lies; `read` is told of the bytes as they are read.
+        """Compute a file's SHA-256 (hex) in the folder or at the address, not of this node's copy.
+
+        Args:
+            read: called with the number of bytes of each chunk that was read.
 
         Raises:
-            FileNotFoundError: it is not there.
+            FileNotFoundError: the file is not there.
         """
         if self.address is None:
             with (self.local / file).open("rb") as handle:
@@ -156,7 +160,7 @@ class Shelf:
             return _digest(handle, read)
 
     def _copy(self, file: str, sha256: str | None) -> None:
-        """Brings a file from the address into the folder."""
+        """Copy a file from the address into the folder, and verify its checksum before it gets its name."""
         system, path = file_system(self.address or "")
         temporary = None
         try:
@@ -178,17 +182,18 @@ class Shelf:
         finally:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
-                os.close(descriptor)
+                os.close(descriptor)  # Open until now: a held temporary file is not swept away as a dead process's.
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """fsspec's file system of an address, and the path in it.
+    """Return fsspec's file system for an address, and the path in it.
 
     Raises:
-        UserError: fsspec doesn't know it, or the package that it needs is not installed.
+        UserError: fsspec doesn't know the protocol, or the package that it needs is not installed.
     """
     import fsspec
 
+    # Of a chained address (`simplecache::s3://...`), the protocol that holds the files.
     protocol = address.partition("://")[0].rpartition("::")[2]
     try:
         return fsspec.core.url_to_fs(address)
@@ -204,7 +209,7 @@ def file_system(address: str) -> tuple[Any, str]:
 
 @contextmanager
 def _reached(where: str) -> Iterator[None]:
-    """Turns what a remote file system raises, which may be anything, into an `EnvironmentFault`; a missing file stays one."""
+    """Turn any exception of a remote file system into an `EnvironmentFault`, except for a missing file."""
     try:
         yield
     except (FileNotFoundError, MlmclmError):

@@ -1,4 +1,4 @@
-"""Which documents of a source become blocks, and in which order: the same wherever and however often they are read."""
+"""Streams of a source's documents: those that become blocks, in an order that is the same on every read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mlmclm.corpora.documents import TRAIN, VALIDATION, Piece, Source
 from mlmclm.corpora.shard_writer import Position
 
 MORE = -1
-"""The number of what a stream ends with instead of a document if there were more documents than it was to give."""
+"""Document number of a marker, not a document: the stream's limit of characters has left documents out."""
 
 
 class Document(NamedTuple):
-    """One text, the part that it belongs to, and where it comes from."""
+    """A text, its part of the corpus, and its position in the source."""
 
     place: Position
     part: str
@@ -25,33 +25,35 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """The documents of one part, or of both as they come, in order; empty ones are left out. Picklable."""
+    """The documents of one part, or of both parts as they come, in order and without empty ones. Picklable."""
 
     parts: tuple[str, ...]
     pieces: tuple[Piece, ...]
     corpus: CorpusConfig
     below: int | None
-    """Where the pieces hold both parts: the hash of the text below which a document is one of validation."""
+    """If the pieces hold both parts: the hash below which a document belongs to the validation part."""
     characters: int | None = None
     documents: int | None = None
-    """If one of these is given: the documents with the smallest hashes, as many as fit, in the order of their hashes."""
+    """Limits, `characters` and `documents`. If one is set, the stream holds as many documents with the smallest hashes
+    as fit, in the order of their hashes."""
 
     @property
     def chosen(self) -> bool:
-        """Whether documents are chosen by hash: all pieces are read at once, and memory holds what is chosen."""
+        """True if documents are chosen by hash: all pieces are then read as one, and the choice is held in memory."""
         return self.characters is not None or self.documents is not None
 
     def numbers(self, starts: Mapping[str, Position]) -> range:
-        """Which pieces `read` takes that hold a document at or behind `starts`, part by part."""
+        """Return the piece numbers to `read` for the documents from each part's position in `starts` on."""
         if self.chosen:
-            return range(1)
+            return range(1)  # The choice is one piece: it needs all documents.
         return range(max(0, min(place.piece for part, place in starts.items() if part in self.parts)), len(self.pieces))
 
     def read(self, piece: int, starts: Mapping[str, Position]) -> Iterator[Document]:
-        """A piece's documents at or behind their part's place in `starts`; of a part that isn't in it, none."""
+        """Yield a piece's documents from their part's position in `starts` on; none of a part that isn't in it."""
         documents = self._choose() if self.chosen else self._piece(piece)
         for document in documents:
             start = starts.get(document.part)
+            # The marker's negative number may sort before the start.
             if start is not None and (document.place >= start or document.place.number == MORE):
                 yield document
 
@@ -72,19 +74,22 @@ class Stream:
         )
         for position, text in enumerate(chosen):
             yield Document(Position(0, position), part, text)
+        # If `documents` is reached, nothing more is wanted, whatever was left out.
         if left_out and (self.documents is None or len(chosen) < self.documents):
             yield Document(Position(0, MORE), part, "")
 
 
 def streams(corpus: CorpusConfig, source: Source, below: int | None, characters_a_token: float) -> list[Stream]:
-    """The streams that a corpus is made from.
+    """Return the streams that a corpus is made from.
 
     Args:
-        below: the hash below which a document is held out; None where the source has validation documents of its own.
-        characters_a_token: text to choose for each token that is wanted; what turns out short is chosen again with more.
+        below: the hash below which a document is held out; None if the source has validation documents of its own.
+        characters_a_token: characters of text to choose for each token that is wanted. If they turn out too few, the
+            caller asks again with more.
     """
     training = tuple(source.pieces(TRAIN) or ())
     own = tuple(source.pieces(VALIDATION) or ())
+    # One pass over the stream serves both parts: reading it twice would download it twice.
     if corpus.streaming and below is not None:
         return [Stream((TRAIN, VALIDATION), training, corpus, below)]
     found = []
@@ -94,6 +99,7 @@ def streams(corpus: CorpusConfig, source: Source, below: int | None, characters_
     ):
         pieces = training if part == TRAIN or below is not None else own
         if corpus.streaming:
+            # Documents are taken as they come: the shard writers end the stream when they are full.
             tokens = documents = None
         characters = None if tokens is None else int(tokens * characters_a_token)
         found.append(Stream((part,), pieces, corpus, below, characters, documents))

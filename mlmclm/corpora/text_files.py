@@ -1,4 +1,4 @@
-"""The documents of one local file: a table with a column of text, or text itself; compressed or not."""
+"""Documents of one local file: a table with a column of text, or plain text; compressed or not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SUFFIXES = TABLES + TEXT
 
 
 def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str]:
-    """The documents of a file, in order; empty ones included.
+    """Yield the documents of a file, in order, including empty ones.
 
     Args:
-        column: the column of text, where the file has columns.
-        paragraphs: whether a document of a text file is a paragraph, in place of the file.
+        column: the column of text, if the file has columns.
+        paragraphs: make each paragraph of a text file a document, instead of the file.
 
     Raises:
-        UserError: the file is not what its suffix says, cannot be read, or lacks the column.
+        UserError: the file's format is not that of its suffix, or the file cannot be read or lacks the column.
     """
     readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
         ".parquet": _read_parquet,
@@ -49,12 +49,12 @@ def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except (EOFError, lzma.LZMAError, OSError) as error:
         if not is_compressed(path):
-            raise
+            raise  # In an uncompressed file the error has nothing to do with truncation.
         raise UserError(f"{path} cannot be read; is it cut short? ({error})") from error
 
 
 def check_column(where: object, column: str, columns: Iterable[str]) -> None:
-    """Raises UserError unless the column is there."""
+    """Raise UserError unless the column is there."""
     names = list(columns)
     if column not in names:
         near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
@@ -65,7 +65,11 @@ def check_column(where: object, column: str, columns: Iterable[str]) -> None:
 
 
 def text_of(value: Any, where: object, column: str) -> str:
-    """A cell that must be text; a missing one is an empty document."""
+    """Return the text of a cell; a missing value is an empty document.
+
+    Raises:
+        UserError: the value is not text.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -74,12 +78,13 @@ def text_of(value: Any, where: object, column: str) -> str:
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[str]:
-    """The text column of a Parquet file."""
+    """Yield the text column of a Parquet file."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         with ExitStack() as stack:
+            # Parquet is read from its end, so a compressed file must be decompressed into memory first.
             source = pyarrow.BufferReader(stack.enter_context(open_bytes(path)).read()) if is_compressed(path) else path
             file = stack.enter_context(pyarrow.parquet.ParquetFile(source))
             check_column(path, column, file.schema_arrow.names)
@@ -91,7 +96,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
 
 
 def _read_json_lines(path: Path, column: str) -> Iterator[str]:
-    """The text column of a file with one JSON object a line."""
+    """Yield the text column of a file with one JSON object per line."""
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -99,7 +104,7 @@ def _read_json_lines(path: Path, column: str) -> Iterator[str]:
 
 
 def _read_json(path: Path, column: str) -> Iterator[str]:
-    """The text column of a JSON array of objects, or of one JSON object a line (both are called .json)."""
+    """Yield the text column of a JSON array of objects, or of one JSON object per line (both are called .json)."""
     with open_text(path) as file:
         content = file.read()
     if not content.lstrip().startswith("["):
@@ -110,7 +115,7 @@ def _read_json(path: Path, column: str) -> Iterator[str]:
 
 
 def _read_separated(path: Path, column: str) -> Iterator[str]:
-    """The text column of a CSV or TSV file."""
+    """Yield the text column of a CSV or TSV file."""
     table = read_table(path)
     check_column(path, column, table.column_names)
     for value in table[column].to_pylist():
@@ -118,7 +123,11 @@ def _read_separated(path: Path, column: str) -> Iterator[str]:
 
 
 def _load_json(content: str, where: str) -> Any:
-    """Parses JSON."""
+    """Parse JSON.
+
+    Raises:
+        UserError: the content is not valid JSON.
+    """
     try:
         return json.loads(content)
     except json.JSONDecodeError as error:
@@ -126,7 +135,7 @@ def _load_json(content: str, where: str) -> Any:
 
 
 def _json_text(row: Any, where: str, column: str) -> str:
-    """The text of one object."""
+    """Return the text of one object."""
     if not isinstance(row, dict):
         _refuse(row, where, column)
     check_column(where, column, row)
@@ -134,12 +143,12 @@ def _json_text(row: Any, where: str, column: str) -> str:
 
 
 def _refuse(row: Any, where: str, column: str) -> NoReturn:
-    """Raises UserError for an entry that is not an object."""
+    """Raise UserError for an entry that is not an object."""
     raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
 
 
 def _read_paragraphs(path: Path) -> Iterator[str]:
-    """Yield the paragraphs of a text file, which is never whole in memory."""
+    """Yield the paragraphs of a text file without reading all of it into memory."""
     lines: list[str] = []
     with open_text(path) as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""Documents to tokens, by processes of this machine; `ray_tokenising` does the same over a cluster."""
+"""Tokenising in processes of this machine; `ray_tokenising` does the same on a cluster."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mlmclm.corpora.streams import Document, Stream
 from mlmclm.corpora.tokenizer import text_tokenizer
 
 BATCH_CHARACTERS = 200_000
-"""Text that is tokenised at once; it changes no token."""
+"""Characters of text tokenised in one batch; the tokens do not depend on it."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What tokenising needs: the content of tokenizer.json, and the ids of EOS and of the unknown token (-1 for none)."""
+    """The content of a tokenizer.json, and the ids of its EOS and unknown token (-1 for none)."""
 
     tokenizer: str
     eos: int
@@ -32,18 +32,21 @@ class Vocabulary:
 
     @classmethod
     def of(cls, folder: Path, eos: int) -> Vocabulary:
-        """A prepared tokenizer's."""
+        """Read the vocabulary from a prepared tokenizer's folder."""
         content = (folder / "tokenizer.json").read_text(encoding="utf-8")
         model = json.loads(content)["model"]
         token = model.get("unk_token")
         known = None if token is None else text_tokenizer(content).token_to_id(token)
-        number = model.get("unk_id") if known is None else known  # Unigram's is a number.
+        number = model.get("unk_id") if known is None else known  # Unigram models name an id instead of a token.
         return cls(content, eos, -1 if number is None else number)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Documents in order: where each comes from, its part, tokens (EOS last), UTF-8 bytes, and unknown tokens."""
+    """Tokenised documents in order: position (piece and number), part, UTF-8 bytes, unknown tokens, and tokens.
+
+    Arrays instead of objects, because batches travel between processes. The tokens of each document end with EOS.
+    """
 
     pieces: NDArray[np.int64]
     numbers: NDArray[np.int64]
@@ -51,12 +54,12 @@ class Encoded:
     lengths: NDArray[np.int64]
     bytes: NDArray[np.int64]
     unknown: NDArray[np.int64]
-    """All so far [n]."""
+    """Like the arrays above [n], one value per document."""
     tokens: NDArray[np.uint32]
-    """[sum of lengths]"""
+    """The documents' tokens, concatenated [sum of lengths]."""
 
     def documents(self) -> Iterator[tuple[Position, bool, NDArray[np.uint32], int, int]]:
-        """(place, whether for training, tokens, bytes, unknown tokens) of each."""
+        """Yield (position, whether for training, tokens, bytes, number of unknown tokens) of each document."""
         ends = np.cumsum(self.lengths).tolist()
         columns = (self.pieces, self.numbers, self.training, self.lengths, self.bytes, self.unknown)
         for end, piece, number, training, length, size, unknown in zip(
@@ -66,18 +69,19 @@ class Encoded:
 
 
 Encoder = Callable[[Stream, Mapping[str, Position]], Generator[Encoded]]
-"""Tokenises what a stream's `read` gives from certain places on, in order; closing the generator ends the work."""
+"""Callable that tokenises a stream's documents from each part's position on, in order. Closing the generator ends the
+work."""
 
 
 def plain(text: str) -> str:
-    """A text as UTF-8 can hold it: JSON can hold lone surrogates."""
+    """Replace what UTF-8 cannot encode: JSON can hold lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
 def encode(
     vocabulary: Vocabulary, tokenizer: Any, places: Sequence[Position], training: Sequence[bool], texts: Sequence[str]
 ) -> Encoded:
-    """Tokenises documents with `text_tokenizer(vocabulary.tokenizer)`."""
+    """Tokenise documents with `tokenizer`, which is `text_tokenizer(vocabulary.tokenizer)`."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     rows = [[*encoding.ids, vocabulary.eos] for encoding in encodings]
     tokens = np.fromiter((token for row in rows for token in row), dtype=np.uint32)
@@ -89,13 +93,14 @@ def encode(
         training=np.array(training, dtype=np.bool_),
         lengths=lengths,
         bytes=np.array([len(text.encode()) for text in texts], dtype=np.int64),
+        # Each document has at least EOS, so that no segment of `reduceat` is empty.
         unknown=np.add.reduceat(tokens == np.int64(vocabulary.unknown), lengths.cumsum() - lengths, dtype=np.int64),
         tokens=tokens,
     )
 
 
 def batches(stream: Stream, pieces: Sequence[int], starts: Mapping[str, Position]) -> Iterator[list[Document]]:
-    """What pieces of a stream hold, about `BATCH_CHARACTERS` at a time, as texts that UTF-8 can hold."""
+    """Yield the documents of a stream's pieces, in text that UTF-8 can encode, about `BATCH_CHARACTERS` per batch."""
     waiting: list[Document] = []
     size = 0
     for piece in pieces:
@@ -111,7 +116,7 @@ def batches(stream: Stream, pieces: Sequence[int], starts: Mapping[str, Position
 
 @contextmanager
 def local_encoder(vocabulary: Vocabulary, workers: int) -> Iterator[Encoder]:
-    """Tokenises in `workers` processes; one worker is this process itself."""
+    """Tokenise in `workers` processes; a single worker is this process itself."""
     with Workers(_encode, workers=workers, setup=_set_up, setup_arguments=(vocabulary,)) as processes:
 
         def run(stream: Stream, starts: Mapping[str, Position]) -> Generator[Encoded]:
@@ -121,16 +126,16 @@ def local_encoder(vocabulary: Vocabulary, workers: int) -> Iterator[Encoder]:
 
 
 _worker: dict[str, Any] = {}
-"""A worker process's vocabulary and tokenizer: loaded once a process."""
+"""A worker process's vocabulary and tokenizer, loaded once per process."""
 
 
 def _set_up(vocabulary: Vocabulary) -> None:
-    """Loads the tokenizer in a worker."""
+    """Load the tokenizer in a worker."""
     _worker.update(vocabulary=vocabulary, tokenizer=text_tokenizer(vocabulary.tokenizer))
 
 
 def _encode(batch: list[Document]) -> Encoded:
-    """`encode` in a worker."""
+    """Run `encode` in a worker."""
     return encode(
         _worker["vocabulary"],
         _worker["tokenizer"],

@@ -1,7 +1,7 @@
-"""One tokenizer folder for a study: trained here, or brought into one form from a name, a file or a folder.
+"""The tokenizer folder of a study: trained here, or converted from a hub name, a file or a folder.
 
 Whatever the origin, the folder holds `tokenizer.json` and `tokenizer_config.json` with pad, bos, eos and mask tokens
-(added where missing) and loads with `AutoTokenizer.from_pretrained` without the network.
+(added if missing), and loads with `AutoTokenizer.from_pretrained` without the network.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER_VERSION = 1
-"""Part of every key: raise it when what is built changes."""
+"""Part of every key: raise it when a change of the code changes the tokenizers that it makes."""
 
 TRAINING_CHARACTERS = 8_000_000
-"""Text that a tokenizer is trained on; more changes few of the first 32,000 merges and costs time in proportion."""
+"""Characters that a tokenizer is trained on; more would change few of the first 32,000 merges and cost time in
+proportion."""
 
 PRETOKENISATION = (
     # Llama 3's pattern, with single digits instead of groups of three: numbers compose in small vocabularies.
@@ -51,7 +52,7 @@ _USUAL_TOKENS = {
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The texts of the special tokens that a tokenizer's own configuration names; None where it does not."""
+    """The texts of the special tokens that a tokenizer's own configuration names; None for those it doesn't name."""
 
     pad: str | None = None
     bos: str | None = None
@@ -60,10 +61,12 @@ class SpecialTokens:
 
 
 def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
-    """The name of the tokenizer's folder (16 hex): of the file's content, the hub's name, or the text it is trained on.
+    """Return the name of the tokenizer's folder: 16 hex digits of a hash of its origin.
+
+    The origin is the content of its files, its name and revision on the hub, or the text that it is trained on.
 
     Raises:
-        UserError: a path that does not exist or is no tokenizer.
+        UserError: the path does not exist or is not a tokenizer.
     """
     origin: list[Any]
     if config.path is not None:
@@ -79,20 +82,20 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
 
 
 def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str = "", texts: Iterable[str] = ()) -> Path:
-    """The tokenizer's folder, made on first use.
+    """Return the tokenizer's folder, which is made on first use.
 
     Args:
-        corpus_key: identifies `texts`; needed, as they are, only to train one.
+        corpus_key: identifies `texts`; like them, needed only for a tokenizer that is trained.
         texts: the sample to train on.
 
     Raises:
-        UserError: the path is no tokenizer, or there is too little text for the vocabulary.
+        UserError: the path is not a tokenizer, or there is too little text for the vocabulary.
         EnvironmentFault: the hub cannot be reached, or the disk is full.
     """
     folder = store / "tokenizers" / tokenizer_key(config, corpus_key)
 
     def make() -> None:
-        whole_cache(folder, "tokenizer.json")  # sets aside what is damaged
+        whole_cache(folder, "tokenizer.json")  # Renames a damaged folder, so that `whole_folder` makes a new one.
         if config.path is not None:
             tokenizer, named = _from_path(expanded(config.path))
         elif config.name is not None:
@@ -112,10 +115,10 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
 
 
 def _check_same(made: Path, damaged: Path) -> None:
-    """Refuses a tokenizer that is made again, for one that was damaged, and came out as another.
+    """Refuse a tokenizer that replaces a damaged one but differs from what that one was.
 
     Raises:
-        UserError: corpora and models of the store were made with the damaged one as it had been.
+        UserError: the tokenizers differ; the store's corpora and models were made with the old one.
     """
     if not noted(damaged):
         return
@@ -128,7 +131,7 @@ def _check_same(made: Path, damaged: Path) -> None:
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of `vocabulary` tokens, 256 bytes and four special tokens (ids 0 to 3) included.
+    """Train a byte-level BPE of `vocabulary` tokens, including 256 bytes and four special tokens (ids 0 to 3).
 
     Raises:
         UserError: the texts hold too few different words for a vocabulary of this size.
@@ -146,7 +149,7 @@ def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[DEFAULT_TOKENS[role] for role in ROLES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # All 256 bytes, so that no text is unknown.
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -159,16 +162,18 @@ def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
-    """Completes the special tokens and writes `tokenizer.json` and `tokenizer_config.json`."""
+    """Complete the special tokens and write `tokenizer.json` and `tokenizer_config.json`."""
     from tokenizers import AddedToken, processors
 
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     texts: dict[str, str] = {}
     for role in ROLES:
+        # In order of preference: the token that the origin names, a usual one of its vocabulary, a new one.
         usual = next((text for text in _USUAL_TOKENS[role] if text in vocabulary), None)
         texts[role] = getattr(named, role) or usual or DEFAULT_TOKENS[role]
         tokenizer.add_special_tokens([AddedToken(texts[role], special=True, normalized=False)])
     if not _adds_special_tokens(tokenizer):
+        # A dictionary, because bos and eos may be the same token, which the template must list once.
         ids = {
             text: index for text in (texts["bos"], texts["eos"]) if (index := tokenizer.token_to_id(text)) is not None
         }
@@ -177,8 +182,9 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
             pair=f"{texts['bos']} $A {texts['eos']} $B:1 {texts['eos']}:1",
             special_tokens=list(ids.items()),
         )
-        # Offsets without the space before a word: an answer's span starts at its first letter.
+        # Trimmed offsets leave out the space before a word, so that an answer's span starts at its first letter.
         tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    # Settings of the origin, such as truncation to 512 tokens, would silently cut every document.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     write_atomic(folder / "tokenizer.json", tokenizer.to_str())
@@ -189,7 +195,11 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
 
 
 def load_text_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder, for text that is data: special tokens written out in it are ordinary text."""
+    """Load a folder's tokenizer for text that is data: a special token written out in it is ordinary text.
+
+    Raises:
+        UserError: `tokenizer.json` is missing or damaged.
+    """
     file = folder / "tokenizer.json"
     try:
         return text_tokenizer(file.read_text(encoding="utf-8"))
@@ -201,16 +211,16 @@ def load_text_tokenizer(folder: Path) -> Tokenizer:
 
 
 def text_tokenizer(content: str) -> Tokenizer:
-    """`load_text_tokenizer` of a `tokenizer.json`'s content."""
+    """Make the tokenizer of `load_text_tokenizer` from the content of a `tokenizer.json`."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(content)
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = True  # A document that contains "<|mask|>" must not get the mask's id.
     return tokenizer
 
 
 def special_ids(folder: Path) -> dict[str, int]:
-    """The ids of pad, bos, eos and mask.
+    """Return the ids of the pad, bos, eos and mask tokens.
 
     Raises:
         UserError: the folder lacks one of them.
@@ -233,10 +243,10 @@ def special_ids(folder: Path) -> dict[str, int]:
 
 
 def check_ids(folder: Path) -> None:
-    """Makes sure that every token has a row in an embedding of the vocabulary's size, before text is tokenised.
+    """Check before text is tokenised that every token has a row in an embedding of the vocabulary's size.
 
     Raises:
-        UserError: a token's id is beyond the number of tokens.
+        UserError: a token's id is not below the number of tokens.
     """
     tokens = load_text_tokenizer(folder).get_vocab(with_added_tokens=True)
     size = len(tokens)
@@ -249,13 +259,13 @@ def check_ids(folder: Path) -> None:
 
 
 def check_special(folder: Path, *, masked: bool) -> None:
-    """Makes sure of a prepared tokenizer's special tokens before anything is trained with it.
+    """Check a prepared tokenizer's special tokens before anything is trained with it.
 
     Args:
         masked: whether tokens will be masked.
 
     Raises:
-        UserError: it lacks a mask, pad, bos or eos token, or tokens are to be masked by one of the others.
+        UserError: a mask, pad, bos or eos token is missing, or `masked` and the mask token is also one of the others.
     """
     ids = special_ids(folder)
     shared = [role for role in ROLES if role != "mask" and ids[role] == ids["mask"]]
@@ -268,25 +278,25 @@ def check_special(folder: Path, *, masked: bool) -> None:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What masking needs to know of a tokenizer."""
+    """A tokenizer's size and special tokens, which masking needs."""
 
     size: int
-    """Tokens, special ones included: ids are below it."""
+    """Number of tokens, including special ones: all ids are below it."""
     mask: int
     special: tuple[int, ...]
-    """Ids of all tokens that are no text, in order: pad, bos, eos, mask and whatever else tokenizer.json calls special."""
+    """Sorted ids of all tokens that are not text: pad, bos, eos, mask, and the other special ones of tokenizer.json."""
 
     @cached_property
     def ordinary(self) -> NDArray[np.int64]:
-        """Ids of all other tokens, int64 [size - len(special)], in order."""
+        """Sorted ids of all other tokens, int64 [size - len(special)]."""
         return np.setdiff1d(np.arange(self.size), self.special)
 
 
 def vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a prepared tokenizer.
+    """Return the vocabulary of a prepared tokenizer.
 
     Raises:
-        UserError: it lacks a mask, pad, bos or eos token.
+        UserError: a mask, pad, bos or eos token is missing.
     """
     roles = special_ids(folder)
     tokenizer = load_text_tokenizer(folder)
@@ -297,12 +307,12 @@ def vocabulary(folder: Path) -> Vocabulary:
 
 
 def _adds_special_tokens(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer's own post-processor marks the beginning or the end of a text."""
+    """Return whether the tokenizer's own post-processor adds a token at the beginning or end of a text."""
     return len(tokenizer.encode("", add_special_tokens=True).ids) > 0
 
 
 def _tokenizer_files(path: Path) -> list[Path]:
-    """The files that make up the tokenizer at a path.
+    """Return the files of the tokenizer at a path.
 
     Raises:
         UserError: there is no tokenizer.
@@ -323,12 +333,12 @@ def _tokenizer_files(path: Path) -> list[Path]:
 
 
 def _from_path(path: Path) -> tuple[Tokenizer, SpecialTokens]:
-    """Reads a tokenizer in any of the known forms."""
+    """Read a tokenizer in any of the known formats."""
     from tokenizers import Tokenizer
 
     files = _tokenizer_files(path)
     names = [file.name for file in files]
-    if files[0].suffix == ".model":
+    if files[0].suffix == ".model":  # Ranks name no special tokens, so EuroBERT's are given here; pad is also eos.
         return tiktoken_tokenizer(files[0]), SpecialTokens(
             "<|end_of_text|>", "<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"
         )
@@ -344,8 +354,9 @@ def _from_path(path: Path) -> tuple[Tokenizer, SpecialTokens]:
 
 
 def _named_in(files: Sequence[Path]) -> SpecialTokens:
-    """The special tokens that a tokenizer_config.json names; BERT's cls and sep serve as bos and eos."""
+    """Return the special tokens that a tokenizer_config.json names; BERT's cls and sep serve as bos and eos."""
     settings: dict[str, Any] = read_json(files[0]) if files else {}
+    # A tokenizer exported with a model may have another bos token; its note has the one of the corpus.
     if files and (noted := corpus_tokenizer(files[0].parent)) is not None:
         settings["bos_token"] = noted["bos_token"]
 
@@ -363,7 +374,7 @@ def _named_in(files: Sequence[Path]) -> SpecialTokens:
 
 
 def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens]:
-    """Loads a tokenizer by its name on the hub; no code of the repository is run."""
+    """Load a tokenizer by its name on the hub, without running code from the repository."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 

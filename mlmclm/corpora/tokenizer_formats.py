@@ -1,4 +1,4 @@
-"""Tokenizers in other projects' files: tiktoken ranks (Llama 3, EuroBERT) and GPT-2's vocabulary and merges."""
+"""Readers of other projects' tokenizer files: tiktoken ranks (Llama 3, EuroBERT), and GPT-2's vocabulary and merges."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Of Meta's `llama/tokenizer.py`."""
+"""Pre-tokenisation pattern of Meta's `llama/tokenizer.py`."""
 
 LLAMA3_SPECIAL_TOKENS = (
-    # EuroBERT takes the first reserved token (128002) for its mask; the others are Llama 3's.
+    # EuroBERT uses the first reserved token (128002) as its mask token; the others are Llama 3's.
     ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>", *(f"<|reserved_special_token_{n}|>" for n in range(1, 4))]
     + ["<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"]
     + [f"<|reserved_special_token_{n}|>" for n in range(5, 251)]
 )
-"""256 tokens after the 128,000 ranks."""
+"""The 256 special tokens, whose ids follow the 128,000 ranks."""
 
 
 def tiktoken_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a file of tiktoken ranks, with Llama 3's pattern and EuroBERT's special tokens.
+    """Build a tokenizer from a file of tiktoken ranks, with Llama 3's pattern and EuroBERT's special tokens.
 
-    A pair of tokens merges where its bytes together are a token, lowest rank first, which is what tiktoken does.
+    As in tiktoken, two tokens merge if their bytes together are a token, lowest rank first.
 
     Raises:
         UserError: the file does not hold ranks.
@@ -41,16 +41,17 @@ def tiktoken_tokenizer(path: Path) -> Tokenizer:
     characters = _byte_characters()
     texts = {token: "".join(characters[byte] for byte in token) for token in ranks}
     merges: list[tuple[int, int, int, str, str]] = []
+    # tiktoken files list no merges. Every split of a token into two tokens is a possible last merge, at its rank.
     for token, rank in ranks.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in ranks and right in ranks:
                 merges.append((rank, ranks[left], ranks[right], texts[left], texts[right]))
-    merges.sort()
+    merges.sort()  # By rank: a BPE's merges apply in the order of their list.
     model = models.BPE(
         vocab={texts[token]: rank for token, rank in ranks.items()},
         merges=[(left, right) for *_, left, right in merges],
-        ignore_merges=True,  # tiktoken takes a piece that is a token whole.
+        ignore_merges=True,  # Like tiktoken, which doesn't split a pre-token that is itself a token.
     )
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -65,10 +66,10 @@ def tiktoken_tokenizer(path: Path) -> Tokenizer:
 
 
 def gpt2_tokenizer(vocabulary: Path, merges: Path) -> Tokenizer:
-    """The byte-level BPE of GPT-2's two files.
+    """Build a byte-level BPE from GPT-2's two files.
 
     Raises:
-        UserError: they do not hold a vocabulary and its merges.
+        UserError: the files do not hold a vocabulary and its merges.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -86,7 +87,7 @@ def gpt2_tokenizer(vocabulary: Path, merges: Path) -> Tokenizer:
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """Token -> rank from lines of base64 and a number."""
+    """Read a dictionary from tokens to ranks: each line is a base64 token and a number."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
@@ -105,7 +106,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
+    """Return the printable character of each byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     codes = {byte: byte for byte in printable} | {byte: 256 + number for number, byte in enumerate(others)}

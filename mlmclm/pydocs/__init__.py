@@ -1,1 +1,1 @@
-"""The demonstration corpus and its four tasks, made of the documentation of the Python packages that are installed."""
+"""The demonstration corpus and its four tasks, made from the documentation of the installed Python packages."""

@@ -1,4 +1,4 @@
-"""The documentation of a store's Python environment as a corpus source, `pydocs`."""
+"""The corpus source `pydocs`: the documentation of a store's Python environment."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from mlmclm.pydocs.pin import settled
 
 @dataclass(frozen=True)
 class PydocsSource:
-    """The documentation of a store's environment; training packages to train on, validation packages to validate on."""
+    """The documentation of a store's environment, with separate packages for training and validation."""
 
     store: Path
     workers: int | None
     progress: Progress
 
     def fingerprint(self) -> str:
-        """The store's; this environment's where the store has none yet."""
+        """Return the fingerprint of the store's documentation, or of this environment's if the store has none yet."""
         return settled(self.store) or documentation.fingerprint()
 
     def settle(self) -> str:
-        """The fingerprint that the store's documentation has from now on."""
+        """Pin the store's documentation, extracting it if needed, and return its fingerprint."""
         return documentation.settle_pydocs(self.store, workers=self.workers, progress=self.progress)
 
     def _folder(self) -> Path:
-        """The extracted documents."""
+        """Return the folder of the extracted documents."""
         return documentation.prepare_pydocs(self.store, workers=self.workers, progress=self.progress)
 
     def train(self) -> Iterator[str]:
-        """Docstrings of the training packages, and the documentation topics."""
+        """Read the docstrings of the training packages, and the documentation topics."""
         return documentation.read_texts(self._folder(), "train")
 
     def validation(self) -> Iterator[str]:
-        """Docstrings of the validation packages."""
+        """Read the docstrings of the validation packages."""
         return documentation.read_texts(self._folder(), "validation")
 
     def pieces(self, part: str) -> Sequence[Piece]:
-        """One for each part: they are small."""
+        """Return one piece per part: the parts are small."""
         return [self.train if part == TRAIN else self.validation]
 
     def left_out(self) -> str:
-        """Nothing."""
+        """Return an empty text: there are no other files."""
         return ""
 
     def __reduce__(self) -> tuple[type[PydocsSource], tuple[Path, int, Progress]]:
-        """Elsewhere, what it extracted here is read."""
+        """Pickle without the callback and with one worker: another process only reads what was extracted here."""
         return PydocsSource, (self.store, 1, silent)

@@ -1,9 +1,9 @@
-"""The corpus that is always there: the documentation of this Python environment.
+"""A corpus that needs no download: the documentation of this Python environment.
 
-Docstrings of the standard library and of every installed package, and the documentation topics of `pydoc`, read from
-sources with `ast`; nothing is imported or executed, so docstrings of C extensions are out of reach. Copies are
-removed, and packages are divided into train, validation and test so that no text is in two of them
-(`splits`). A store extracts them once and keeps them, whatever is installed later (`pin`).
+It holds the docstrings of the standard library and of every installed package, and the documentation topics of
+`pydoc`. They are read from sources with `ast`; nothing is imported or executed, so docstrings of C extensions are out
+of reach. Copies are removed, and packages are divided into train, validation and test so that no text is in two of
+them (`splits`). A store extracts the documentation once and keeps it, whatever is installed later (`pin`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from mlmclm.storage.checksums import whole_cache, write_checksums
 from mlmclm.storage.files import hash_file, read_json, stable_hash, whole_folder, write_json
 
 EXTRACTOR_VERSION = 2
-"""Part of the fingerprint: raise it when what is extracted changes. A store that has its documentation keeps it."""
+"""Part of the fingerprint: raise it when the extractor's output changes. A store keeps the documentation it has."""
 
 OWN_PACKAGE = "mlmclm"
-"""Left out, so that the corpus does not change with this project's own sources."""
+"""This project's package, left out so that the corpus does not change with its sources."""
 
 SKIPPED_FOLDERS = frozenset(
     # Copies of other packages would carry the same text into two splits; tests document nothing.
@@ -57,14 +57,14 @@ Style = Literal["numpydoc", "google", "sphinx", "plain"]
 
 @dataclass(frozen=True)
 class Root:
-    """A folder of top-level packages and modules: the standard library, installed distributions, or any folder."""
+    """A folder of top-level packages and modules: the standard library, installed distributions, or another folder."""
 
     path: Path
     origin: Literal["stdlib", "site", "folder"]
 
 
 class Docstring(NamedTuple):
-    """One docstring as a worker finds it; `module` and `name` are dotted, `name` empty for a module's own."""
+    """A docstring as a worker finds it. `module` and `name` are dotted; `name` is empty for a module's docstring."""
 
     package: str
     module: str
@@ -75,17 +75,22 @@ class Docstring(NamedTuple):
 
 
 def installed_roots() -> list[Root]:
-    """The standard library and the site-packages folders of the running interpreter."""
+    """Return the standard library and the site-packages folders of the running interpreter."""
     paths = sysconfig.get_paths()
+    # On most systems the two folders are one, which must not be read twice.
     site = [Path(paths["purelib"]), *({Path(paths["platlib"])} - {Path(paths["purelib"])})]
     return [Root(Path(paths["stdlib"]), "stdlib"), *(Root(path, "site") for path in site)]
 
 
 def fingerprint(roots: Sequence[Root] | None = None) -> str:
-    """Return a hash of what the text of an environment depends on: Python's version, the installed distributions, the extractor's version (16 hex)."""
+    """Return a hash (16 hex digits) of everything that decides an environment's text.
+
+    That is Python's version, the installed distributions, and the extractor's version.
+    """
     parts: list[Any] = [EXTRACTOR_VERSION, list(sys.version_info[:3])]
     for root in installed_roots() if roots is None else roots:
         if root.origin == "site":
+            # Folder names such as `numpy-2.1.0.dist-info` have the versions; no file needs to be read.
             distributions = {item.name for item in root.path.glob("*.dist-info")}
             parts.append(sorted(name for name in distributions if not name.startswith(f"{OWN_PACKAGE}-")))
         elif root.origin == "folder":
@@ -96,7 +101,7 @@ def fingerprint(roots: Sequence[Root] | None = None) -> str:
 def settle_pydocs(
     store: Path, *, roots: Sequence[Root] | None = None, workers: int | None = None, progress: Progress = silent
 ) -> str:
-    """The fingerprint of the store's documentation (`pin`); extracts this environment's where the store has none.
+    """Pin the store's documentation and return its fingerprint; extract this environment's if the store has none.
 
     Raises:
         UserError: there is no docstring in the sources.
@@ -114,14 +119,15 @@ def settle_pydocs(
 def prepare_pydocs(
     store: Path, *, roots: Sequence[Root] | None = None, workers: int | None = None, progress: Progress = silent
 ) -> Path:
-    """The folder with `documents.parquet` and `meta.json`, extracted on first use and the same from then on.
+    """Return the folder with `documents.parquet` and `meta.json`, extracted on first use and the same from then on.
 
     Columns, all strings: package (top level), module, name, kind (module, class, function, method, property, topic),
     style (numpydoc, google, sphinx, plain), split (train, validation, test), text. Rows are in the order of package,
     module and line.
 
     Raises:
-        UserError: there is no docstring in the sources, or the store's documentation is lost and is no longer the environment's.
+        UserError: there is no docstring in the sources, or the store's documentation is lost and the environment's is
+            another one now.
         EnvironmentFault: the disk is full, or a worker was killed.
     """
     known = settle_pydocs(store, roots=roots, workers=workers, progress=progress)
@@ -138,7 +144,7 @@ def prepare_pydocs(
 
 
 def read_texts(folder: Path, split: str) -> Iterator[str]:
-    """The texts of a split, in the order of the file."""
+    """Yield the texts of a split, in the order of the file."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(folder / _DOCUMENTS) as file:
@@ -149,14 +155,14 @@ def read_texts(folder: Path, split: str) -> Iterator[str]:
 
 
 def read_groups(folder: Path) -> int:
-    """The number of row groups of the documents' file."""
+    """Return the number of row groups of the documents' file."""
     import pyarrow.parquet
 
     return int(pyarrow.parquet.read_metadata(folder / _DOCUMENTS).num_row_groups)
 
 
 def read_group(folder: Path, number: int) -> list[dict[str, str]]:
-    """The documents of one row group, as dictionaries of the columns of `prepare_pydocs`."""
+    """Read the documents of one row group, as dictionaries of the columns of `prepare_pydocs`."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(folder / _DOCUMENTS) as file:
@@ -165,15 +171,16 @@ def read_group(folder: Path, number: int) -> list[dict[str, str]]:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What was found: numbers of files, docstrings and copies; documents, characters and packages of each split."""
+    """Read the extraction's statistics: files, docstrings and copies; documents, characters and packages per split."""
     facts: dict[str, Any] = read_json(folder / "meta.json")
     return facts
 
 
 def source_files(root: Root) -> list[Path]:
-    """The Python sources under a root, in a fixed order; tests, vendored copies and this project's own are left out."""
+    """List the Python sources under a root in a fixed order, without tests, vendored copies and this project's own."""
     found = []
     for folder, folders, names in os.walk(root.path):
+        # `os.walk` doesn't descend into folders that are removed from its list.
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
         if Path(folder) == root.path:
             folders[:] = [name for name in folders if name != OWN_PACKAGE]
@@ -182,7 +189,7 @@ def source_files(root: Root) -> list[Path]:
 
 
 def docstrings(source: bytes, module: str) -> list[Docstring]:
-    """The docstrings of a source file in the order of the lines; those inside functions are left out.
+    """Return the docstrings of a source file in line order, without those of definitions inside functions.
 
     Raises:
         SyntaxError, ValueError: not a Python source.
@@ -202,6 +209,7 @@ def docstrings(source: bytes, module: str) -> list[Docstring]:
             if isinstance(child, ast.ClassDef):
                 visit(child, inner, "class")
             else:
+                # No visit: what is defined inside a function is no documentation for others.
                 text = _documentation(child.body)
                 if text is not None:
                     kind_here = _kind(child, in_class=kind == "class")
@@ -212,7 +220,7 @@ def docstrings(source: bytes, module: str) -> list[Docstring]:
 
 
 def topics(source: bytes) -> list[Docstring]:
-    """The documentation topics in the source of `pydoc_data.topics`: a literal dictionary of texts."""
+    """Return the documentation topics in the source of `pydoc_data.topics`, which is a literal dictionary of texts."""
     for statement in ast.parse(source).body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             entries: dict[str, str] = ast.literal_eval(statement.value)
@@ -224,7 +232,8 @@ def topics(source: bytes) -> list[Docstring]:
 
 
 def style_of(text: str) -> Style:
-    """The convention that the sections of a docstring follow."""
+    """Return the convention that a docstring's sections follow."""
+    # The first test is cheap and settles most docstrings.
     if "\n---" in text and any(f"{title}\n---" in text for title in ("Parameters", "Returns", "Attributes", "Yields")):
         return "numpydoc"
     if any(f"\n{title}:\n" in text for title in ("Args", "Arguments", "Parameters", "Returns", "Attributes")):
@@ -235,7 +244,7 @@ def style_of(text: str) -> Style:
 
 
 def _documentation(body: list[ast.stmt]) -> str | None:
-    """The cleaned docstring that a body starts with, if it has at least three words."""
+    """Return the cleaned docstring that a body starts with; None if it has fewer than `MINIMUM_WORDS` words."""
     if not body or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Constant):
         return None
     text = body[0].value.value
@@ -246,7 +255,7 @@ def _documentation(body: list[ast.stmt]) -> str | None:
 
 
 def _definitions(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Classes and functions defined in a body, also under `if` and `try`."""
+    """Yield the classes and functions defined in a body, also under `if` and `try`."""
     for statement in body:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield statement
@@ -259,7 +268,7 @@ def _definitions(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef | ast.Functi
 
 
 def _kind(node: ast.FunctionDef | ast.AsyncFunctionDef, *, in_class: bool) -> str:
-    """function, method or property."""
+    """Return the kind of a definition: function, method or property."""
     if not in_class:
         return "function"
     names = [item.attr if isinstance(item, ast.Attribute) else getattr(item, "id", "") for item in node.decorator_list]
@@ -267,13 +276,13 @@ def _kind(node: ast.FunctionDef | ast.AsyncFunctionDef, *, in_class: bool) -> st
 
 
 def _module_of(file: Path, root: Path) -> str:
-    """The dotted name of a source file; `package/__init__.py` is the package."""
+    """Return the dotted module name of a source file; `package/__init__.py` is the package."""
     parts = list(file.relative_to(root).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
 def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
-    """A worker's work: the docstrings of (path, module) pairs, and how many files could not be parsed."""
+    """Read the docstrings of (path, module) pairs, in a worker; also return how many files could not be parsed."""
     found: list[Docstring] = []
     failed = 0
     collecting = gc.isenabled()
@@ -294,7 +303,7 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
 
 
 def _extract(target: Path, roots: Sequence[Root] | None, workers: int | None, progress: Progress) -> None:
-    """Makes the folder of a documentation where it isn't there."""
+    """Extract a documentation into its folder unless that exists."""
     if not target.is_dir():
         with whole_folder(target) as folder:
             _write(folder, installed_roots() if roots is None else roots, worker_count(workers), progress)
@@ -302,7 +311,7 @@ def _extract(target: Path, roots: Sequence[Root] | None, workers: int | None, pr
 
 
 def _write(folder: Path, roots: Sequence[Root], workers: int, progress: Progress) -> None:
-    """Reads all sources, removes copies, divides packages and writes the Parquet file."""
+    """Read all sources, remove copies, divide packages into splits and write the Parquet file."""
     import pyarrow
     import pyarrow.parquet
 
@@ -330,6 +339,7 @@ def _write(folder: Path, roots: Sequence[Root], workers: int, progress: Progress
     rows = [row for row, copied in zip(rows, copies, strict=True) if not copied]
     columns = {name: [getattr(doc, name) for doc, _ in rows] for name in Docstring._fields}
     table = pyarrow.table({**columns, "split": [split for _, split in rows]})
+    # A row group is the unit that `pydocs.tasks` parses in one worker.
     pyarrow.parquet.write_table(table, folder / _DOCUMENTS, compression="zstd", row_group_size=8192)
     facts: dict[str, Any] = {
         "files": len(files),
@@ -349,7 +359,7 @@ def _write(folder: Path, roots: Sequence[Root], workers: int, progress: Progress
 
 
 def _without_exact_copies(docs: list[Docstring]) -> list[Docstring]:
-    """The first of each text, after normalising white space."""
+    """Keep the first docstring of each text, compared after normalising white space."""
     seen: set[bytes] = set()
     kept = []
     for doc in docs:
@@ -361,11 +371,12 @@ def _without_exact_copies(docs: list[Docstring]) -> list[Docstring]:
 
 
 def _owners(roots: Sequence[Root]) -> dict[str, str]:
-    """Top-level package -> the distribution that installed it, so that `attr` and `attrs` are never divided."""
+    """Map each top-level package to the distribution that installed it, so that `attr` and `attrs` stay together."""
     owners: dict[str, str] = {}
     for root in roots:
         for record in sorted(root.path.glob("*.dist-info/RECORD")) if root.origin == "site" else []:
             distribution = record.parent.name.partition("-")[0].lower()
+            # A line of RECORD is: path,hash,size.
             for line in record.read_text(encoding="utf-8", errors="replace").splitlines():
                 path = line.partition(",")[0]
                 if path.endswith(".py"):
@@ -374,13 +385,14 @@ def _owners(roots: Sequence[Root]) -> dict[str, str]:
 
 
 def _groups(docs: list[Docstring], owners: dict[str, str]) -> list[Group]:
-    """Size and prevailing style of what each distribution (or single module) documents."""
+    """Return the size and prevailing docstring style of each distribution (or single module)."""
     sizes: dict[str, int] = {}
     styles: dict[str, dict[Style, int]] = {}
     for doc in docs:
         name = owners.get(doc.package, doc.package)
         sizes[name] = sizes.get(name, 0) + len(doc.text)
         counts = styles.setdefault(name, {})
+        # A plain docstring shows no convention, so it has no weight.
         counts[doc.style] = counts.get(doc.style, 0) + (doc.style != "plain") * len(doc.text)
     return [
         Group(name, size, max(sorted(styles[name]), key=lambda style: styles[name][style]), name == "pydoc_data")

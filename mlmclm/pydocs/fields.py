@@ -27,20 +27,21 @@ LABELS = ["O", "B-PARAM", "B-TYPE", "I-TYPE", "B-EXCEPTION"]
 COUNTS = {"train": 6000, "validation": 500, "test": 500}
 LONGEST_DESCRIPTION = 16
 LONGEST_TYPE = 8
-"""Words a type; what is longer is prose."""
+"""Maximum number of words in a type; a longer text is prose."""
 COLUMNS = {"tokens": "texts", "tags": "integers"}
 
+# What follows a type without being part of it: "int, optional" or "str, default: 'a'".
 _NOT_TYPE = re.compile(r"[,;]? *\(?\b(?:optional|defaults?(?: to|:|=)?|required)\b.*$", re.IGNORECASE)
 
 Tagged = list[tuple[str, str]]
 
 
 def make(documents: Sequence[Documented]) -> dict[str, Table]:
-    """The tables train, validation and test: tokens, tags (indices into `LABELS`)."""
+    """Make the tables train, validation and test; columns: tokens, tags (indices into `LABELS`)."""
     taken: set[str] = set()
     tables = {}
     for split in ("train", *EVALUATION_SPLITS):
-        # Train may repeat itself; an evaluation split only has descriptions that occur in no split before it.
+        # Train may repeat itself; an evaluation split has only descriptions that occur in no earlier split.
         known = set(taken) if split in EVALUATION_SPLITS else set()
         examples: list[tuple[Tagged, str]] = []
         for document in documents:
@@ -63,7 +64,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
 
 
 def _examples(described: list[tuple[Field, str]]) -> list[Tagged]:
-    """Runs of one to three entries of a docstring."""
+    """Make examples of one to three consecutive entries of a docstring."""
     entries = [_entry(field, description) for field, description in described]
     examples = []
     start = 0
@@ -75,7 +76,7 @@ def _examples(described: list[tuple[Field, str]]) -> list[Tagged]:
 
 
 def _entry(field: Field, text: str) -> Tagged:
-    """One entry as tagged words, its parts in an order drawn by its text."""
+    """Turn an entry into tagged words, with its parts in an order that a hash of its text decides."""
     description = [(word, "O") for word in words(text)]
     kind = words(_NOT_TYPE.sub("", field.type))
     typed: Tagged = []
@@ -83,8 +84,10 @@ def _entry(field: Field, text: str) -> Tagged:
         typed = [(field.type, "B-EXCEPTION")]
     elif 0 < len(kind) <= LONGEST_TYPE:
         typed = [(word, "I-TYPE" if number else "B-TYPE") for number, word in enumerate(kind)]
+    # Results and exceptions have no name that a tag could mark.
     named: Tagged = [(field.name, "B-PARAM")] if field.role in ("parameter", "attribute") else []
     orders = [
+        # Twice: the usual order, in half of the entries.
         [named, typed, description],
         [named, typed, description],
         [typed, named, description],
@@ -94,11 +97,11 @@ def _entry(field: Field, text: str) -> Tagged:
 
 
 def _description(field: Field) -> str:
-    """The beginning of a description, without the capital and the full stop that would mark its start and end."""
+    """Return the beginning of a description, without the capital and full stop that would mark its start and end."""
     text = shortened(field.description, LONGEST_DESCRIPTION).rstrip(".:;, ")
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
 
 
 def _text(tagged: Tagged) -> str:
-    """The words in a row."""
+    """Join the words."""
     return " ".join(word for word, _ in tagged)

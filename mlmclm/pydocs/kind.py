@@ -13,17 +13,18 @@ from mlmclm.pydocs.text import EVALUATION_SPLITS, Documented, Table, distinct, n
 LABELS = ["summary", "parameter", "return", "exception", "note"]
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
 LONGEST = 32
-"""Words a text."""
+"""Maximum number of words in a text."""
 SHORTEST = 4
 COLUMNS = {"text": "text", "text_pair": "text", "label": "integer"}
 
 
 def make(documents: Sequence[Documented]) -> dict[str, Table]:
-    """The tables train, validation and test: text, text_pair (null), label."""
+    """Make the tables train, validation and test; columns: text, text_pair (null), label."""
     pools: dict[str, list[tuple[str, str, int]]] = {split: [] for split in COUNTS}
     for document in documents:
         pools[document.split] += [(text, document.package, label) for text, label in _texts(document)]
     pools = {split: distinct(pool, key=lambda item: normal(item[0])) for split, pool in pools.items()}
+    # An evaluation text must be in no earlier split, not even with another label.
     taken = {normal(text) for text, _, _ in pools["train"]}
     for split in EVALUATION_SPLITS:
         pools[split] = distinct(pools[split], key=lambda item: normal(item[0]), taken=taken)
@@ -32,7 +33,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
 
 
 def _texts(document: Documented) -> Iterator[tuple[str, int]]:
-    """(text, label) of each part of a docstring."""
+    """Yield (text, label) of each part of a docstring."""
     parts = [("summary", document.parsed.summary)]
     parts += [(field.role, field.description) for field in document.parsed.fields]
     for role, description in parts:
@@ -42,11 +43,12 @@ def _texts(document: Documented) -> Iterator[tuple[str, int]]:
 
 
 def _rows(pool: list[tuple[str, str, int]], split: str) -> list[dict[str, object]]:
-    """Equally many of each label, in an order that the label has no part in."""
+    """Choose as many texts of each label, if there are enough, and order them independently of their labels."""
     chosen = []
     for label in range(len(LABELS)):
         candidates = [item for item in pool if item[2] == label]
         count = COUNTS[split] // len(LABELS)
         chosen += select(candidates, count, key=lambda item: item[0], package=lambda item: item[1], salt="kind")
+    # Each text counts as its own package here, so that `select` only reorders and leaves nothing out.
     mixed = select(chosen, len(chosen), key=lambda item: item[0], package=lambda item: item[0], salt="kind-order")
     return [{"text": text, "text_pair": None, "label": label} for text, _, label in mixed]

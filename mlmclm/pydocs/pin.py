@@ -1,10 +1,11 @@
-"""The documentation that a store's `pydocs` is: settled at its first use, whatever is installed later.
+"""Pinning of a store's `pydocs` to the documentation of its first use, whatever is installed later.
 
     corpora/sources/pydocs.json      the fingerprint of that documentation
-    corpora/pydocs-FINGERPRINT/      its text, of which every later corpus and task of the store is made
+    corpora/pydocs-FINGERPRINT/      its text, from which every later corpus and task of the store is made
 
-Delete `pydocs.json`, and leave the folder, to have the documentation of the environment taken anew. A store without the
-folder is of a version that settled nothing: what its models were trained on is adopted.
+To switch to the documentation that is installed now, delete `pydocs.json` but keep the folder `sources`. A store
+without that folder comes from a version that pinned nothing: the documentation that most of its models were trained on
+is adopted.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
 def pin_file(store: Path) -> Path:
-    """The file that says which documentation the store's `pydocs` is."""
+    """Return the file with the fingerprint of the store's documentation."""
     return store / "corpora" / "sources" / f"{PYDOCS}.json"
 
 
 def documents_folder(store: Path, fingerprint: str) -> Path:
-    """Where the text of a documentation lies, or will."""
+    """Return the folder of a documentation's text, which may not exist yet."""
     return store / "corpora" / f"{_PREFIX}{fingerprint}"
 
 
 def settled(store: Path) -> str | None:
-    """The fingerprint that a store's `pydocs` has; None where it was never used. Writes nothing.
+    """Return the fingerprint of a store's documentation; None if it was never used. Writes nothing.
 
     Raises:
-        UserError: the file that says so is damaged.
+        UserError: the file with the fingerprint is damaged.
     """
     file = pin_file(store)
     if not file.is_file():
@@ -52,15 +53,16 @@ def settled(store: Path) -> str | None:
 
 
 def settle(store: Path, make: Callable[[], str], waiting: Callable[[str], None]) -> str:
-    """`settled`, after noting it in the store.
+    """Note in the store which documentation it has, and return its fingerprint.
 
     Args:
-        make: extracts the environment's documentation into the store and returns its fingerprint; called where nothing is settled.
-        waiting: called with who is at it, where another process is.
+        make: extracts the environment's documentation into the store and returns its fingerprint; called if the store
+            has no documentation yet.
+        waiting: called with the holder of the claim, if another process is pinning the documentation now.
     """
     if not pin_file(store).is_file():
         with Claims(store).wait(lambda: [f"corpora-{PYDOCS}"], waiting):
-            if not pin_file(store).is_file():
+            if not pin_file(store).is_file():  # The process that held the claim before may have written it.
                 _note(pin_file(store), settled(store) or make())
     known = settled(store)
     assert known is not None
@@ -68,7 +70,7 @@ def settle(store: Path, make: Callable[[], str], waiting: Callable[[str], None])
 
 
 def _note(file: Path, fingerprint: str) -> None:
-    """Writes the file; the folder appears with it, because a folder without it means that the user has deleted it."""
+    """Write the file. A new folder appears together with it: a folder without it means that a user has deleted it."""
     content = sealed({"source": PYDOCS, "fingerprint": fingerprint})
     if file.parent.is_dir():
         write_json(file, content)
@@ -78,8 +80,8 @@ def _note(file: Path, fingerprint: str) -> None:
 
 
 def _adopted(store: Path) -> str | None:
-    """The documentation that most trained states of the store come from, else that of most corpora, else the oldest one."""
-    origins: dict[str, str] = {}  # of corpora, by key
+    """Return the documentation of most trained states of the store, else of most corpora, else the oldest one."""
+    origins: dict[str, str] = {}  # The source fingerprints of corpora, by the corpora's keys.
     for file in [*store.glob(f"corpora/*/{INDEX}"), *store.glob("corpora/*/meta.json")]:
         facts = read_sealed(file, f"Delete {file.parent}: the corpus is then prepared anew.")
         if facts.get("corpus", {}).get("source") == PYDOCS:
@@ -87,12 +89,12 @@ def _adopted(store: Path) -> str | None:
     trained = (
         read_sealed(file, f"Delete {file.parent}: the state is then trained anew.")
         for file in store.glob("states/*/state.json")
-        if "." not in file.parent.name  # set aside as damaged
+        if "." not in file.parent.name  # A name with a full stop was set aside as damaged.
     )
     states = Counter(origins.get(facts.get("corpus", "")) for facts in trained)
     corpora = Counter(origins.values())
     texts = {folder.name.removeprefix(_PREFIX): folder for folder in store.glob(f"corpora/{_PREFIX}*")}
-    texts = {name: folder for name, folder in texts.items() if _FINGERPRINT.fullmatch(name)}  # others were set aside
+    texts = {name: folder for name, folder in texts.items() if _FINGERPRINT.fullmatch(name)}  # Others were set aside.
     ages = {name: folder.stat().st_mtime for name, folder in texts.items()}
     return min(
         {*origins.values(), *texts},

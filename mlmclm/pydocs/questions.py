@@ -25,7 +25,7 @@ from mlmclm.pydocs.text import (
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
 LONGEST_DESCRIPTION = 16
 LARGEST_CONTEXT = 4
-"""Entries a context."""
+"""Maximum number of entries in a context."""
 COLUMNS = {"id": "text", "question": "text", "context": "text", "answers": "answers"}
 
 _ABOUT_PARAMETER = ("What does the parameter {} do?", "What is {}?", "What is the meaning of {}?")
@@ -35,7 +35,7 @@ _ABOUT_ERROR = ("When is {} raised?", "What causes {}?")
 
 
 class _Part(NamedTuple):
-    """One entry in a context: its text, and where its type and its description start in that text."""
+    """An entry in a context: its text, and the offsets at which its type and its description start in that text."""
 
     field: Field
     text: str
@@ -46,10 +46,11 @@ class _Part(NamedTuple):
 
 
 def make(documents: Sequence[Documented]) -> dict[str, Table]:
-    """The tables train, validation and test: id, question, context, answers (text, answer_start)."""
+    """Make the tables train, validation and test; columns: id, question, context, answers (text, answer_start)."""
     taken: set[str] = set()
     tables = {}
     for split in ("train", *EVALUATION_SPLITS):
+        # Train may repeat itself; an evaluation split has only descriptions that occur in no earlier split.
         known = set(taken) if split in EVALUATION_SPLITS else set()
         examples: list[tuple[dict[str, Any], str]] = []
         for document in documents:
@@ -69,7 +70,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
 
 
 def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
-    """One question for each run of two to four entries, about one of them."""
+    """Make one question about each run of two to four entries, which asks for one of them."""
     rows = []
     start = 0
     while len(parts) - start >= 2:
@@ -77,10 +78,12 @@ def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
         run = parts[start : start + size]
         start += size
         context = " ".join(part.text for part in run)
+        # What a question about each entry would name; results all get the same name.
         names = [part.field.name or part.field.type if part.field.role != "return" else "" for part in run]
         if len(run) < 2 or len(set(names)) < len(names):
-            continue  # Two results or two conditions of one exception: the question would have two answers.
+            continue  # With two results, or two conditions of one exception, the question would have two answers.
         asked = _preferred(run, context)
+        # `_ask` counts from the entry's start, the answer from the context's; one space joins the entries.
         offset = sum(len(part.text) + 1 for part in run[:asked])
         question, answer, place = _ask(run[asked], context)
         answers = {"text": [answer], "answer_start": [offset + place]}
@@ -89,7 +92,10 @@ def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
 
 
 def _preferred(run: list[_Part], context: str) -> int:
-    """The entry to ask about: results and exceptions, which are rare, in two contexts of three that have one."""
+    """Choose the entry to ask about.
+
+    Results and exceptions are rare, so two in three of the contexts with one ask about it.
+    """
     rare = [number for number, part in enumerate(run) if part.field.role in ("return", "exception")]
     if rare and draw(context, "qa-rare", 3) > 0:
         return rare[draw(context, "qa-which-rare", len(rare))]
@@ -97,7 +103,7 @@ def _preferred(run: list[_Part], context: str) -> int:
 
 
 def _ask(part: _Part, context: str) -> tuple[str, str, int]:
-    """(question, answer, where the answer starts in the entry's text)."""
+    """Return (question, answer, offset of the answer in the entry's text)."""
     if part.field.role == "return":
         return _one(_ABOUT_RESULT, context), part.description, part.description_start
     if part.field.role == "exception":
@@ -108,12 +114,12 @@ def _ask(part: _Part, context: str) -> tuple[str, str, int]:
 
 
 def _one(forms: Sequence[str], context: str) -> str:
-    """One way to ask."""
+    """Choose one of the forms of a question by a hash of the context."""
     return forms[draw(context, "qa-form", len(forms))]
 
 
 def _part(field: Field) -> _Part:
-    """An entry's text, in one of the two usual forms."""
+    """Write an entry as text; parameters take one of two usual layouts."""
     description = shortened(field.description, LONGEST_DESCRIPTION).rstrip(".:;, ")
     kind = field.type if field.role != "exception" and len(words(field.type)) <= 8 else ""
     if field.role == "return":

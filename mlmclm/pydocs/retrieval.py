@@ -23,9 +23,9 @@ from mlmclm.pydocs.text import (
 
 TRAIN = 8000
 QUERIES = 400
-"""Queries of each evaluation split."""
+"""Maximum number of queries in each evaluation split."""
 CORPUS = 1500
-"""Texts of each evaluation split, the queries' positives among them."""
+"""Maximum number of texts in each evaluation split's corpus, including the queries' positives."""
 QUERY_WORDS = (4, 24)
 BODY_WORDS = (12, 64)
 
@@ -41,12 +41,13 @@ class _Pair(NamedTuple):
 
 
 def make(documents: Sequence[Documented]) -> dict[str, Table]:
-    """Tables train (query, positive) and, for each evaluation split, queries and corpus (id, text) and qrels."""
+    """Make the table train (query, positive), and for each evaluation split queries and corpus (id, text) and qrels."""
     pools: dict[str, list[_Pair]] = {}
     queries: set[str] = set()
     bodies: set[str] = set()
     for split in ("train", *EVALUATION_SPLITS):
         pairs = [pair for document in documents if document.split == split and (pair := _pair(document)) is not None]
+        # Neither a query nor a body may occur twice, in one split or in two: a second positive would count as wrong.
         pairs = distinct(
             distinct(pairs, key=lambda p: normal(p.query), taken=queries), key=lambda p: normal(p.body), taken=bodies
         )
@@ -61,12 +62,15 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
 
 
 def _select(pairs: list[_Pair], count: int) -> list[_Pair]:
-    """A fixed choice of pairs."""
+    """Choose pairs, always the same ones."""
     return select(pairs, count, key=lambda pair: pair.query, package=lambda pair: pair.package, salt="retrieval")
 
 
 def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, Table]:
-    """Queries, corpus and relevance of a split; the corpus is in the order of its texts, which tells nothing."""
+    """Return the queries, corpus and relevance judgements of a split.
+
+    The corpus is sorted by text, so that a text's place says nothing about its query.
+    """
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].body)
     place = {number: f"d{position}" for position, number in enumerate(order)}
     asked = range(min(QUERIES, len(pairs)))
@@ -82,21 +86,22 @@ def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, Table]:
 
 
 def _without(name: str, pieces: list[str]) -> str:
-    """The pieces in a row, without a name as a whole word (a dotted path to it included)."""
+    """Join the pieces, leaving out those with the name as a whole word (also in a dotted path)."""
     if not name:
         return " ".join(pieces)
+    # The substring test is cheap and settles most pieces.
     kept = (piece for piece in pieces if name not in piece or name not in _IDENTIFIER.findall(piece))
     return " ".join(kept)
 
 
 def _pair(document: Documented) -> _Pair | None:
-    """The pair of a docstring, unless either side is too short to say anything."""
+    """Make the pair of a docstring; None if a side is too short, or the query stands in the body."""
     first, *others = sentences(document.parsed.summary) or [""]
     query = shortened(first, QUERY_WORDS[1])
     parts = [*others, document.parsed.body]
     parts += [f"{field.name} {field.type} {field.description}" for field in document.parsed.fields]
     name = document.name.rpartition(".")[2]
-    # The longest body has no more pieces than words; some to spare for the name's own occurrences.
+    # The longest body has no more pieces than words; twice as many leave room for occurrences of the name.
     pieces = " ".join(part for part in parts if part).split(maxsplit=2 * BODY_WORDS[1])[: 2 * BODY_WORDS[1]]
     body = shortened(_without(name, pieces), BODY_WORDS[1])
     if len(words(query)) < QUERY_WORDS[0] or len(words(body)) < BODY_WORDS[0] or normal(query) in normal(body):

@@ -1,8 +1,8 @@
-"""What a docstring says about parameters, results and exceptions, in any of the three conventions.
+"""Parser of docstrings in three conventions: finds their parameters, results, exceptions and notes.
 
-numpydoc (underlined section titles), Google (indented sections; also the Hugging Face variant with backticks) and
-Sphinx (field lists). Text is flattened to one line and freed of markup; what does not parse is left out, never
-guessed.
+The conventions are numpydoc (underlined section titles), Google (indented sections; also the Hugging Face variant with
+backticks) and Sphinx (field lists). Text is flattened to one line without markup. Text that does not parse is left out,
+never guessed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Role = Literal["parameter", "attribute", "return", "exception", "note"]
 
 
 class Field(NamedTuple):
-    """One entry of a section; `name` and `type` may be empty, and an exception's class is its `type`."""
+    """An entry of a section; `name` and `type` may be empty, and an exception's class is its `type`."""
 
     role: Role
     name: str
@@ -40,6 +40,7 @@ _ROLES: dict[str, Role] = {
     **dict.fromkeys(["raises", "exceptions"], "exception"),
     **dict.fromkeys(["notes", "note"], "note"),
 }
+# Titles of sections that are not used. They are known so that such a section ends the one before it.
 _OTHER_TITLES = frozenset(
     [
         "examples",
@@ -56,30 +57,40 @@ _OTHER_TITLES = frozenset(
     ]
 )
 
+# The line under a numpydoc title.
 _UNDERLINE = re.compile(r"^[-=~^]{3,}\s*$")
+# "Args:"
 _GOOGLE_TITLE = re.compile(r"^([A-Z][A-Za-z ]{2,20}):\s*$")
+# "name (type): description", with stars or backticks around the name or without.
 _GOOGLE_ENTRY = re.compile(r"^[*`]*(\w+(?:, \*?\w+)*)[`]*(?: \((.*?)\))?\s*:(?:\s+(.*))?$")
+# The same as the first line of a docstring, which then has no summary.
 _BARE_ENTRY = re.compile(r"^[*`]*\w+`*(?: \([^)]*\))?:\s")
+# "name : type", the description being on the lines below.
 _NUMPY_ENTRY = re.compile(r"^[*`]*(\w+(?:, ?\*{0,2}\w+)*)`*\s*:\s*(.*)$")
+# "package.SomeError: description", or the class alone.
 _EXCEPTION = re.compile(
     r"^[`:~.\w]*?([A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt|Iteration)\w*)`*(?:\s*:\s*(.*))?$"
 )
+# ":param int name: description"
 _SPHINX_FIELD = re.compile(r"^:(param|parameter|arg|type|returns?|rtype|raises?|ivar|vartype)(?: ([^:]*))?:\s*(.*)$")
+# The start of a type, but not of a number or a list.
 _TYPE_WORD = re.compile(r"^[A-Za-z{\[('\"`~:]")
 
+# ":class:`~package.Class`"
 _ROLE_MARKUP = re.compile(r":[a-z:]+:`~?([^`<]*?)(?: ?<[^>]*>)?`")
+# Markdown's "[text](address)" and reStructuredText's "`text <address>`_".
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)|`([^`<]+) <[^>]*>`_+")
 _SPACES = re.compile(r"\s+")
 
 
 def clean(text: str) -> str:
-    """One line without backticks, roles, links' addresses and emphasis."""
+    """Flatten text to one line, without backticks, roles, link addresses and emphasis."""
     text = _LINK.sub(lambda match: match[1] or match[2], _ROLE_MARKUP.sub(r"\1", text))
     return _SPACES.sub(" ", text.replace("`", "").replace("**", "").replace("*optional*", "optional")).strip()
 
 
 def parse(text: str) -> Parsed:
-    """Takes a cleaned docstring (`inspect.cleandoc`) apart."""
+    """Parse a cleaned docstring (`inspect.cleandoc`)."""
     lines = text.split("\n")
     head, sections = _sections(lines)
     fields: list[Field] = []
@@ -90,7 +101,7 @@ def parse(text: str) -> Parsed:
     head, sphinx = _sphinx(head)
     paragraphs = [part for part in _paragraphs(head) if not _is_code(part)]
     if paragraphs and (_BARE_ENTRY.match(paragraphs[0]) or paragraphs[0].startswith("@")):
-        paragraphs = []  # Entries without a heading: neither a summary nor a section.
+        paragraphs = []  # Entries without a heading are neither a summary nor a section.
     summary = clean(paragraphs[0]) if paragraphs else ""
     return Parsed(
         summary, clean(" ".join(paragraphs[1:])), tuple(field for field in [*fields, *sphinx] if _good(field))
@@ -98,7 +109,7 @@ def parse(text: str) -> Parsed:
 
 
 def _sections(lines: list[str]) -> tuple[list[str], list[tuple[str, list[str], bool]]]:
-    """Lines before the first section title, and (title, dedented lines, underlined) of each section."""
+    """Return the lines before the first section title, and (title, dedented lines, underlined) of each section."""
     head: list[str] = []
     sections: list[tuple[str, list[str], bool]] = []
     current = head
@@ -106,7 +117,7 @@ def _sections(lines: list[str]) -> tuple[list[str], list[tuple[str, list[str], b
     while number < len(lines):
         line = lines[number]
         following = lines[number + 1] if number + 1 < len(lines) else ""
-        google = _GOOGLE_TITLE.match(line)
+        google = _GOOGLE_TITLE.match(line)  # Titles have no underline here, so only known ones count as such.
         if line and not line[0].isspace() and _UNDERLINE.match(following) and len(line) < 40:
             current = []
             sections.append((line.strip(), current, True))
@@ -127,29 +138,29 @@ def _sections(lines: list[str]) -> tuple[list[str], list[tuple[str, list[str], b
 
 
 def _dedent(lines: list[str]) -> list[str]:
-    """Removes the common indentation."""
+    """Remove the common indentation."""
     margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     return [line[margin:] for line in lines]
 
 
 def _items(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """(line at the margin, the indented text after it up to an empty line or a list) for each entry of a section."""
+    """Yield each entry of a section: its line at the margin, and the indented text up to an empty line or a list."""
     title: str | None = None
     body: list[str] = []
     open_text = True
-    for line in [*lines, "."]:
+    for line in [*lines, "."]:  # The last line, at the margin, makes the loop yield the last entry.
         if line and not line[0].isspace():
             if title is not None:
                 yield title, " ".join(body)
             title, body, open_text = line.strip(), [], True
         elif not line.strip() or line.lstrip().startswith((">>>", "- ", "* ", ".. ", "+ ")):
-            open_text = open_text and not body
+            open_text = open_text and not body  # Only a description that has begun can end.
         elif open_text:
             body.append(line.strip())
 
 
 def _entries(role: Role, lines: list[str], *, underlined: bool) -> Iterator[Field]:
-    """The entries of a section."""
+    """Yield the entries of a section."""
     if role == "note":
         for paragraph in _paragraphs(lines):
             if not _is_code(paragraph):
@@ -175,7 +186,7 @@ def _entries(role: Role, lines: list[str], *, underlined: bool) -> Iterator[Fiel
 
 
 def _sphinx(lines: list[str]) -> tuple[list[str], list[Field]]:
-    """Separates a Sphinx field list from the text before it."""
+    """Separate a Sphinx field list from the text before it."""
     head: list[str] = []
     entries: list[tuple[str, str, list[str]]] = []
     for line in lines:
@@ -187,6 +198,7 @@ def _sphinx(lines: list[str]) -> tuple[list[str], list[Field]]:
         elif line.strip() and line[0].isspace():
             entries[-1][2].append(line.strip())
     texts = [(kind, name, clean(" ".join(parts))) for kind, name, parts in entries]
+    # Sphinx may give the types of parameters and of the result in fields of their own.
     types = {name: text for kind, name, text in texts if kind in ("type", "vartype")}
     results = next((text for kind, _, text in texts if kind == "rtype"), "")
     fields = []
@@ -204,7 +216,7 @@ def _sphinx(lines: list[str]) -> tuple[list[str], list[Field]]:
 
 
 def _paragraphs(lines: list[str]) -> list[str]:
-    """Blocks of lines between empty lines."""
+    """Return the blocks of lines between empty lines."""
     return [
         part
         for part in (block.strip("\n") for block in "\n".join(line.rstrip() for line in lines).split("\n\n"))
@@ -213,14 +225,14 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 
 def _is_code(paragraph: str) -> bool:
-    """Whether a paragraph is an example, a directive, a list or a table instead of prose."""
+    """Return whether a paragraph is an example, a directive, a list or a table instead of prose."""
     return paragraph.lstrip().startswith(
         (">>>", ".. ", "- ", "* ", "+-", "===", "```", "|", "In [")
     ) or paragraph.startswith("    ")
 
 
 def _good(field: Field) -> bool:
-    """Whether an entry has a description in prose and a name of the usual form."""
+    """Return whether an entry has a description in prose and a name of the usual form."""
     words = field.description.split()
     letters = sum(character.isalpha() or character.isspace() for character in field.description)
     return (

@@ -1,4 +1,4 @@
-"""Dividing packages into train, validation and test so that nothing leaks: pure functions of names, sizes and texts."""
+"""Division of packages into train, validation and test without leaks: pure functions of names, sizes and texts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
-"""Aim for the share of characters in each split."""
+"""Target share of characters in each split."""
 
 PARAGRAPH_CHARACTERS = 40
-"""A shorter paragraph ("Parameters", "See Also", "Deprecated.") says nothing about where a text comes from."""
+"""Minimum length of a paragraph that is compared: a shorter one ("Parameters", "See Also") says nothing about a text's
+origin."""
 
 COPIED_SHARE = 0.5
-"""An evaluation text is dropped if at least this share of it stands in a training text."""
+"""An evaluation text is dropped if at least this share of it is also in training texts."""
 
 
 class Group(NamedTuple):
-    """Packages that stay together: name, characters, prevailing docstring style, and whether train must have them."""
+    """Packages that stay together: name, characters, prevailing docstring style, and whether they must be in train."""
 
     name: str
     size: int
@@ -26,13 +27,17 @@ class Group(NamedTuple):
 
 
 def split_groups(groups: Sequence[Group]) -> dict[str, str]:
-    """Group name -> split, balanced by size within each docstring style, so that every style occurs in every split.
+    """Assign each group to a split, balanced by size within each docstring style so that splits have similar styles.
 
-    Largest first, each goes where most is missing: a package that is larger than a tenth of its style can only be in
-    train. Where a split stays empty although there are three groups or more, it gets the smallest group of train.
+    Groups go, largest first, to the split that lacks most characters. A split that stays empty gets the smallest group
+    of train, if train can spare one.
+
+    Returns:
+        The split by group name.
     """
     result: dict[str, str] = {}
     for style in sorted({group.style for group in groups}):
+        # Names break ties, so that the order in which groups are given does not matter.
         members = sorted(
             (group for group in groups if group.style == style), key=lambda group: (-group.size, group.name)
         )
@@ -55,23 +60,24 @@ def split_groups(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def drop_copies(texts: Sequence[tuple[str, str]]) -> list[bool]:
-    """For each (split, text): whether it is an evaluation text and mostly a copy of training text (by paragraphs)."""
+    """Return for each (split, text) whether it is an evaluation text whose paragraphs are mostly in training texts."""
     training: set[bytes] = set()
     for split, text in texts:
         if split == "train":
             training.update(key for key, _ in _paragraphs(text))
+    # All training paragraphs must be known before the first evaluation text is looked at.
     return [split != "train" and _copied(text, training) for split, text in texts]
 
 
 def _copied(text: str, training: set[bytes]) -> bool:
-    """Whether at least `COPIED_SHARE` of the characters in long paragraphs stand in training text."""
+    """Return whether at least `COPIED_SHARE` of the characters in long paragraphs are in training paragraphs."""
     paragraphs = _paragraphs(text)
     copied = sum(size for key, size in paragraphs if key in training)
     return copied > 0 and copied >= COPIED_SHARE * sum(size for _, size in paragraphs)
 
 
 def _paragraphs(text: str) -> list[tuple[bytes, int]]:
-    """(hash, length) of each paragraph of at least `PARAGRAPH_CHARACTERS`, white space and case normalised."""
+    """Return (hash, length) of paragraphs of at least `PARAGRAPH_CHARACTERS`, white space and case normalised."""
     normal = (" ".join(part.split()).lower() for part in text.split("\n\n"))
     return [
         (hashlib.blake2b(part.encode(), digest_size=12).digest(), len(part))

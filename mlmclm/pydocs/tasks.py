@@ -1,6 +1,6 @@
-"""Four tasks made from Python's documentation, one a family, split by package so that nothing leaks.
+"""Four tasks made from Python's documentation, one per family, split by package so that nothing leaks.
 
-| task | family | what is asked |
+| task | family | question |
 |---|---|---|
 | pydocs-kind | sequence-classification | which part of a documentation a text comes from, its heading removed |
 | pydocs-fields | token-classification | parameter names, types and exceptions in flattened sections |
@@ -31,8 +31,9 @@ from mlmclm.storage.checksums import whole_cache, write_checksums
 from mlmclm.storage.files import stable_hash, whole_folder, write_json
 
 TASK_VERSION = 1
-"""Part of every key: raise it when the examples of any of the four tasks change."""
+"""Part of every key: raise it when a change of the code changes the examples of any of the four tasks."""
 
+# By task: the family, the label names, the function that makes the tables, and the description for `meta.json`.
 _MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[str, Table]], str]] = {
     "pydocs-kind": ("sequence-classification", pydocs_kind.LABELS, pydocs_kind.make, pydocs_kind.__doc__ or ""),
     "pydocs-fields": ("token-classification", pydocs_fields.LABELS, pydocs_fields.make, pydocs_fields.__doc__ or ""),
@@ -51,19 +52,20 @@ def build(
     roots: Sequence[Root] | None = None,
     workers: int | None = None,
 ) -> Path:
-    """The folder of a task: one Parquet file a table and `meta.json`; all four tasks are made together on first use.
+    """Return the folder of a task. All four tasks are made together on first use.
 
-    They are made of the store's documentation (`mlmclm.pydocs.pin`), and stay what they are whatever is installed later.
+    They are made from the store's documentation (`mlmclm.pydocs.pin`) and don't change with the installed packages.
 
-    Classification, tagging and question answering: `train`, `validation`, `test`. Retrieval: `train`, and for each
-    of validation and test `..._queries`, `..._corpus`, `..._qrels`. `meta.json`: name, family, label_names, rows of
-    each table, fingerprint (of the content), pydocs (fingerprint of the text), how.
+    The folder holds one Parquet file per table, and `meta.json`. The tables of classification, tagging and question
+    answering are `train`, `validation` and `test`. Those of retrieval are `train`, and for each of validation and test
+    `..._queries`, `..._corpus` and `..._qrels`. `meta.json` has name, family, label_names, rows of each table,
+    fingerprint (of the content), pydocs (fingerprint of the text) and how.
 
     Args:
-        roots: the sources to read instead of this environment's, where the store has no documentation yet.
+        roots: sources to read instead of this environment's, if the store has no documentation yet.
 
     Raises:
-        UserError: an unknown name, or too little documentation to make a task of.
+        UserError: the name is unknown, or there is too little documentation for a task.
         EnvironmentFault: the disk is full, or a worker was killed.
     """
     if task not in _MAKERS:
@@ -85,19 +87,19 @@ def build(
 
 
 def find(task: str, store: Path) -> Path | None:
-    """The folder that `build` returns without any work; None where there is some to do."""
+    """Return the folder of a task that is made already; None if `build` would have work to do."""
     source = settled(store)
     folder = None if source is None else _folder(task, store, source)
     return folder if folder is not None and whole_cache(folder, "meta.json") else None
 
 
 def _folder(task: str, store: Path, source: str) -> Path:
-    """Where a task made of a documentation lies, or will."""
+    """Return the folder of a task made from a documentation, which may not exist yet."""
     return store / "tasks" / stable_hash([TASK_VERSION, task, source])[:16]
 
 
 def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
-    """All documents, taken apart."""
+    """Parse all documents."""
     groups = read_groups(folder)
     documents: list[Documented] = []
     jobs = [(str(folder), number) for number in range(groups)]
@@ -108,7 +110,7 @@ def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
 
 
 def _parse_group(job: tuple[str, int]) -> list[Documented]:
-    """A worker's work: one row group of the documents."""
+    """Parse one row group of the documents, in a worker. Topics have no sections and are left out."""
     rows = read_group(Path(job[0]), job[1])
     return [
         Documented(row["split"], row["package"], row["name"], parse(row["text"]))
@@ -118,7 +120,7 @@ def _parse_group(job: tuple[str, int]) -> list[Documented]:
 
 
 def _build(task: str, folder: Path, documents: Sequence[Documented], source: str) -> None:
-    """Makes one task and writes it whole."""
+    """Make one task and write it, whole or not at all."""
     import pyarrow
     import pyarrow.parquet
 
@@ -132,6 +134,7 @@ def _build(task: str, folder: Path, documents: Sequence[Documented], source: str
         )
     meta: dict[str, Any] = {"name": task, "family": family, "label_names": labels, "pydocs": source, "how": how}
     meta["rows"] = {name: len(table.rows) for name, table in tables.items()}
+    # Of the rows, not of the Parquet files, whose bytes depend on pyarrow's version.
     meta["fingerprint"] = stable_hash([labels, {name: table.rows for name, table in tables.items()}])
     with whole_folder(folder) as temporary:
         for name, table in tables.items():

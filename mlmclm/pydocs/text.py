@@ -1,4 +1,4 @@
-"""Small functions of text that the four tasks from Python's documentation share."""
+"""Text functions shared by the four tasks from Python's documentation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from mlmclm.pydocs.sections import Parsed
 
 Item = TypeVar("Item")
 
+# A word, which may have dots, apostrophes and hyphens inside, or a single punctuation mark.
 _WORD = re.compile(r"\w+(?:[.'-]\w+)*|[^\w\s]")
 _NOT_WORD = re.compile(r"[\W_]+")
+# The spaces between an end of a sentence and a capital, quotation mark, backtick or bracket.
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)\]'\"][.!?]) +(?=[A-Z`'\"(])")
 
 EVALUATION_SPLITS = ("validation", "test")
 
 LARGEST_SHARE = 0.15
-"""At most this share of a split's examples comes from one package, so that no package's style decides the score."""
+"""Maximum share of a split's examples from one package, so that no package's style decides the score."""
 
 
 class Documented(NamedTuple):
-    """A docstring taken apart, with the split of its package and its dotted name inside its module."""
+    """A parsed docstring, with the split of its package and its dotted name inside its module."""
 
     split: str
     package: str
@@ -31,13 +33,13 @@ class Documented(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of one Parquet file, and the columns' types in the words of `schema`."""
+    """Rows of one Parquet file, and the columns' types, named as in `schema`."""
 
     rows: list[dict[str, Any]]
     columns: dict[str, str]
 
     def schema(self) -> Any:
-        """The Arrow schema."""
+        """Return the Arrow schema."""
         import pyarrow as pa
 
         answers = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
@@ -52,22 +54,22 @@ class Table(NamedTuple):
 
 
 def words(text: str) -> list[str]:
-    """Words and single punctuation marks; `a.b`, `don't` and `well-known` are one word."""
+    """Split text into words and single punctuation marks; `a.b`, `don't` and `well-known` are one word each."""
     return _WORD.findall(text)
 
 
 def normal(text: str) -> str:
-    """Letters and digits only, in lower case: texts that differ in layout or punctuation only become equal."""
+    """Reduce text to lower-case letters and digits: texts that differ only in layout or punctuation become equal."""
     return _NOT_WORD.sub(" ", text.lower()).strip()
 
 
 def sentences(text: str) -> list[str]:
-    """Splits prose at full stops before a capital."""
+    """Split prose into sentences: at a full stop, or a question or exclamation mark, before a capital."""
     return [part for part in _SENTENCE_END.split(text) if part]
 
 
 def shortened(text: str, limit: int) -> str:
-    """The first sentences of a text that fit into `limit` words; cut inside the first if it is longer."""
+    """Return the first sentences of a text that fit into `limit` words; if the first doesn't fit, cut it."""
     # A piece between spaces holds at least one word, so that nothing after the first `limit` pieces can fit.
     kept: list[str] = []
     left = limit
@@ -83,7 +85,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def _cut(sentence: str, limit: int) -> str:
-    """The leading pieces of a sentence that fit into `limit` words."""
+    """Return the leading pieces of a sentence that fit into `limit` words."""
     pieces = sentence.split(" ")
     for number, piece in enumerate(pieces):
         limit -= len(words(piece))
@@ -93,12 +95,12 @@ def _cut(sentence: str, limit: int) -> str:
 
 
 def draw(text: str, purpose: str, choices: int) -> int:
-    """A number in [0, choices) that depends on the text and the purpose only."""
+    """Return a number in [0, choices) that depends only on the text and the purpose."""
     return text_hash(text, purpose=purpose, seed=0) % choices
 
 
 def distinct(items: Iterable[Item], key: Callable[[Item], Hashable], taken: Iterable[Hashable] = ()) -> list[Item]:
-    """The first item of each key, without the keys in `taken`."""
+    """Keep the first item of each key that is not in `taken`."""
     seen = set(taken)
     kept = []
     for item in items:
@@ -112,10 +114,11 @@ def distinct(items: Iterable[Item], key: Callable[[Item], Hashable], taken: Iter
 def select(
     items: Sequence[Item], count: int, *, key: Callable[[Item], str], package: Callable[[Item], str], salt: str
 ) -> list[Item]:
-    """`count` items in the order of a hash of their key, few enough of each package; fewer if there are not enough."""
+    """Choose up to `count` items in the order of a hash of their key, at most `LARGEST_SHARE` from one package."""
     limit = max(1, int(LARGEST_SHARE * count))
     used: dict[Any, int] = {}
     chosen: list[Item] = []
+    # Hash order is as good as random, and the same on every machine.
     for item in sorted(items, key=lambda item: (text_hash(key(item), purpose=salt, seed=0), key(item))):
         if len(chosen) == count:
             break
