@@ -1,1 +1,1 @@
-"""One cell: model, task, learning rate, seed -> scores. No Ray in it."""
+"""Fine-tuning of one cell: model, task, learning rate and seed in, scores out. Nothing here uses Ray."""

@@ -1,4 +1,4 @@
-"""Which examples a step sees, and the streams of chance of a cell: pure functions of the seed."""
+"""Batching and random streams of a cell, all pure functions of the seed."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ Array = np.ndarray[Any, Any]
 
 
 def stream(seed: int, name: str) -> int:
-    """The seed (63 bits) of one stream of a cell (`head`, `order`, `dropout`), independent of the others'."""
+    """Return the 63-bit seed of one of a cell's random streams (`head`, `order`, `dropout`).
+
+    The streams are independent of each other, even when they share a seed.
+    """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return int.from_bytes(digest[:8], "big") >> 1  # 63 bits, so that the seed also fits a signed 64-bit integer
 
 
 def training_rows(examples: int, batch_size: int, seed: int) -> Iterator[Array]:
-    """int64 [batch_size] of each step: one shuffled pass over the examples after another, without a gap at their seams.
+    """Yield the row numbers of each step's batch, int64 [batch_size], for ever.
+
+    Each pass over the examples has its own permutation. A batch may span two passes, so no example is dropped and every
+    batch is full.
 
     Args:
-        seed: of the stream `order`; each pass has its own permutation.
+        seed: seed of the stream `order`.
     """
     epoch = 0
     left = np.empty(0, dtype=np.int64)
     while True:
-        while len(left) < batch_size:
+        while len(left) < batch_size:  # a loop: a batch may be larger than the whole training split
             generator = torch.Generator().manual_seed(stream(seed, f"epoch {epoch}"))
             left = np.concatenate((left, torch.randperm(examples, generator=generator).numpy()))
             epoch += 1
@@ -36,16 +42,19 @@ def training_rows(examples: int, batch_size: int, seed: int) -> Iterator[Array]:
 
 
 def batches_by_length(lengths: Array, budget: int) -> Iterator[Array]:
-    """Row numbers by falling length, so many at a time as have at most `budget` tokens together; at least one.
+    """Yield batches of row numbers, longest sequences first, of at most `budget` tokens each.
+
+    A sequence longer than the budget forms a batch of its own.
 
     Args:
         lengths: int [rows], tokens of each sequence.
+        budget: largest number of tokens in a batch.
     """
     order = np.argsort(-lengths, kind="stable")
     ends = np.cumsum(lengths[order])
     first = 0
     while first < len(order):
-        before = ends[first - 1] if first else 0
+        before = ends[first - 1] if first else 0  # tokens in all earlier batches
         last = max(first + 1, int(np.searchsorted(ends, before + budget, side="right")))
         yield order[first:last]
         first = last

@@ -1,4 +1,7 @@
-"""One cell of a sweep: what is to be computed, and the key that its result has for ever. Nothing heavy is imported here."""
+"""The specification of one cell of a sweep, and the permanent key of its result.
+
+This module imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,27 @@ from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.registry import get_task
 
 ENGINE_VERSION = "4"
-"""Raised whenever the same cell gives another score; it is part of every cell's key."""
+"""Version of the computation, part of every cell's key. Increment it whenever a change alters a cell's scores."""
 CELL_THREADS = 1
-"""Torch's threads while a cell is computed: sums are taken in another order with another number of them."""
+"""Number of torch threads that compute a cell. It is fixed because it determines the order in which sums are taken."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The encoder that a cell begins with in place of the model's own: as another cell's fine-tuning of the model left it."""
+    """The fine-tuned encoder that a cell starts from in place of the base model, made by another cell of that model."""
 
     key: str
-    """Of the other cell."""
+    """Key of the other cell."""
     task: str = field(compare=False)
-    """That it was fine-tuned on."""
+    """Task of the other cell."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is to be computed. `model` and `model_folder` only say where the weights are and what to call them."""
+    """One fine-tuning run to compute.
+
+    `model` and `model_folder` only name and locate the weights; they are not part of the key.
+    """
 
     model: str
     model_folder: Path
@@ -38,33 +44,37 @@ class Cell:
     """`weights_hash` of the folder."""
     task: str
     task_data: str
-    """Fingerprint of the task's data (`Prepared.task_data`)."""
+    """Fingerprint of the task's data (`PreparedTask.task_data`)."""
     protocol: Protocol
     learning_rate: float
     seed: Seed
-    """One number for all streams, or one for each."""
+    """One number for all random streams, or one for each."""
     declaration: Task | None = field(default=None, compare=False)
-    """The task's, which a worker may not have installed; None for the installed one of this name. `task_data` has what
-    matters of it, and not which of the scores is the main one."""
+    """The task's declaration, which a worker may not have installed; None for the installed task of this name.
+
+    It is not part of the key: `task_data` covers everything in it that affects the scores. Which score is the main one
+    does not."""
     setting: str = field(default="", compare=False)
-    """What the protocol is called among those of a grid; `protocol` itself is in the key."""
+    """Name of the protocol among the settings of a grid. The key holds `protocol` itself instead."""
     start: Start | None = None
-    """Fine-tuned weights to begin with; None for the model's own."""
+    """Fine-tuned weights to start from; None for the base model's."""
     recut: bool = False
-    """Whether `pair_truncation: longest_first` makes other examples than `joined` would (`Prepared.recut`)."""
+    """True if `pair_truncation: longest_first` gives different examples from `joined` (`PreparedTask.recut`)."""
 
     @property
     def declared(self) -> Task:
-        """The task's declaration."""
+        """The task's declaration: the cell's own, else the installed one."""
         return self.declaration or get_task(self.task)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that the key and the result hold of the protocol."""
+        """Return the protocol's settings as stored in the key and in the result."""
+        # `pair_truncation` counts only where it changes an example. All other cells keep their keys from before it
+        # existed.
         return {**self.protocol.identity(), **({"pair_truncation": "longest_first"} if self.recut else {})}
 
 
 def cell_key(cell: Cell) -> str:
-    """Hex; a hash of all that can change the result, and never of a path or the model's name."""
+    """Return the cell's key (hex): a hash of everything that can change the result, but of no path or model name."""
     return stable_hash(
         {
             "weights": cell.weights,
@@ -74,6 +84,7 @@ def cell_key(cell: Cell) -> str:
             "learning_rate": float(cell.learning_rate),
             "seed": seed_value(cell.seed),
             "engine": ENGINE_VERSION,
+            # Left out when empty, so that cells without a start keep their keys.
             **({"start": cell.start.key} if cell.start else {}),
         }
     )

@@ -1,9 +1,12 @@
-"""A training batch forward, and backward on demand: at once, or in chunks with cached gradients where the family's loss allows it.
+"""Forward and backward pass of a training batch: in one piece, or in chunks with cached gradients.
 
-A loss of embeddings needs those of the whole batch, but its gradient reaches the encoder through each of them by itself.
-So a batch of any size fits in the memory of a chunk (GradCache, Gao et al. 2021, arXiv 2101.06983, section 3.2): all
-embeddings without a graph, chunk by chunk; the loss and its gradient at the embeddings; then each chunk again with a graph
-and with the same dropout, and back from its share of that gradient.
+A contrastive loss needs the embeddings of the whole batch, but its gradient flows back into the encoder through each
+embedding separately. A batch of any size therefore fits in the memory of one chunk (GradCache, Gao et al. 2021,
+arXiv 2101.06983, section 3.2):
+
+1. Compute all embeddings without a graph, chunk by chunk.
+2. Compute the loss, and its gradient with respect to the embeddings.
+3. Recompute each chunk with a graph and the same dropout, and backpropagate its part of that gradient.
 """
 
 from __future__ import annotations
@@ -27,22 +30,22 @@ from mlmclm.tasks.family import Batch, Family
 
 @dataclass(frozen=True)
 class Forward:
-    """What a batch's forward pass leaves."""
+    """The outcome of a batch's forward pass."""
 
     loss: float
     tokens: int
-    """Real tokens of the batch."""
+    """Number of real tokens in the batch."""
     backward: Callable[[], None]
-    """Adds the loss's gradient to that of the parameters; to be called once at most."""
+    """Accumulates the loss's gradient in the parameters. Call it at most once."""
 
 
 def compute_in(protocol: Protocol, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to bfloat16 where the protocol asks for it."""
+    """Return a context that autocasts to bfloat16 if the protocol asks for it."""
     return autocast(device, protocol.precision == "bf16-autocast")
 
 
 def forward(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, batch: Batch) -> Forward:
-    """The loss of a batch, in chunks where the protocol asks for it and there are several."""
+    """Compute the loss of a batch, in chunks if the protocol and the family allow it and one chunk is not enough."""
     if protocol.chunk_tokens is not None and family.in_chunks:
         lengths = np.array([len(ids) for ids in batch.sequences])
         chunks = list(batches_by_length(lengths, protocol.chunk_tokens))
@@ -65,7 +68,7 @@ def _in_chunks(
     backend = backend_of(device)
 
     def embed(rows: Array) -> Tensor:
-        """[rows, hidden]."""
+        """Return the embeddings of these rows of the batch, [rows, hidden]."""
         packing, hidden = _states(encoder, protocol, [batch.sequences[row] for row in rows])
         with compute_in(protocol, device):
             return family.embeddings(hidden, packing)
@@ -73,8 +76,10 @@ def _in_chunks(
     states, parts = [], []
     with torch.no_grad():
         for rows in chunks:
+            # The second pass must draw the same dropout masks, else the gradient is not that of these embeddings.
             states.append(backend.random_state())
             parts.append(embed(rows))
+    # The chunks are ordered by length; the inverse permutation restores the order that `loss_of` expects.
     places = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(device)
     vectors = torch.cat(parts)[places].requires_grad_()  # [sequences, hidden], in the batch's order
     loss = family.loss_of(vectors, batch.targets)
@@ -91,9 +96,10 @@ def _in_chunks(
 def _states(
     encoder: PreTrainedModel, protocol: Protocol, sequences: list[Array], token_types: list[Array] | None = None
 ) -> tuple[Packing, Tensor]:
-    """Where the sequences lie, and their final states [T, hidden]."""
+    """Return the packing of the sequences, and their final hidden states [T, hidden]."""
     packing = Packing.of([len(ids) for ids in sequences], next(encoder.parameters()).device)
-    # A context of its own: autocast remembers casts of weights, and those made without a graph have no gradient.
+    # Open a new autocast context for each pass: autocast caches the weights that it has cast, and those cast under
+    # no_grad carry no gradient.
     with compute_in(protocol, packing.device):
         hidden = encode(
             encoder,

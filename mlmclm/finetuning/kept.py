@@ -1,7 +1,7 @@
-"""Encoders that are kept as a cell's fine-tuning left them, for other cells to start from: `store/tuned/KE/KEY/`.
+"""Fine-tuned encoders kept for other cells to start from, in `store/tuned/KE/KEY/`.
 
-A folder holds `encoder.safetensors` and `result.json`, the result of the run that made the weights with their checksum. It is
-written whole or not at all.
+A folder holds `encoder.safetensors` and `result.json`: the result of the run that made the weights, and the weights'
+checksum. A folder is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ WEIGHTS, RESULT = "encoder.safetensors", "result.json"
 
 
 def kept_folder(store: Path, key: str) -> Path:
-    """Where the encoder of the cell with this key is, or will be."""
+    """Return the folder of the encoder of the cell with this key, whether or not it exists."""
     return store / "tuned" / key[:2] / key
 
 
 def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None:
-    """Fills a folder; whoever calls puts it in its place when it is whole.
+    """Write an encoder and its result into a temporary folder, which the caller moves into place.
 
     Raises:
         EnvironmentFault: the disk is full or not writable.
@@ -34,6 +34,7 @@ def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    # safetensors refuses tensors that are not contiguous.
     weights = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
     try:
         save_file(weights, folder / WEIGHTS)
@@ -43,7 +44,7 @@ def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None
 
 
 def set_aside_damaged(folder: Path) -> None:
-    """Renames a folder that is not what was written, so that its weights are made again, and says so; reads it."""
+    """Rename a damaged folder and report it, so that its weights are made again. This reads and hashes the weights."""
     if not folder.is_dir():
         return
     try:
@@ -53,7 +54,11 @@ def set_aside_damaged(folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Raises UserError where the folder's files are not what was written."""
+    """Verify the folder's checksums.
+
+    Raises:
+        UserError: a file is missing or not what was written.
+    """
     noted = read_sealed(folder / RESULT, f"The weights of {folder} are not used.").get("encoder")
     file = folder / WEIGHTS
     if not file.is_file() or hash_file(file) != noted:
@@ -61,10 +66,10 @@ def _check(folder: Path) -> None:
 
 
 def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
-    """Gives an encoder of the same base model the weights that a cell left.
+    """Load the weights that a cell left into an encoder of the same base model.
 
     Raises:
-        UserError: they are not there, or altered.
+        UserError: the weights are missing or altered.
     """
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""Training and evaluating one model on one task: a plain loop over packed batches."""
+"""Training and evaluation of one model on one task: a plain loop over packed batches."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.tasks.family import Examples, Family
 
 CURVE_POINTS = 50
-"""Points of the loss curve that a result keeps, each the mean over its share of the steps."""
+"""Target number of points in a result's loss curve, each the mean loss over an interval of steps. The interval is
+rounded down, so there can be up to twice as many."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What training leaves beside the weights."""
+    """The outcome of training, apart from the weights."""
 
     curve: list[list[float]]
-    """[step (from 1), mean loss of the steps since the point before] pairs."""
+    """Pairs [step (from 1), mean loss since the previous point]."""
     steps: int
     examples: int
     tokens: int
-    """Real tokens seen."""
+    """Number of real tokens seen."""
     diverged_step: int | None
-    """The step (from 1) whose loss or gradient was not finite."""
+    """The step (from 1) with a non-finite loss or gradient; None if training completed."""
 
 
 def train(
@@ -47,14 +48,15 @@ def train(
     order: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> Trained:
-    """Fine-tunes in place; ends at the first loss or gradient that is not finite.
+    """Fine-tune the encoder and the head in place; stop at the first loss or gradient that is not finite.
 
-    Chance enters through the stream `order` and, in layers with dropout, through torch's global generator, which the
+    Randomness comes from the stream `order` and, in layers with dropout, from torch's global generator, which the
     caller seeds.
 
     Args:
-        order: what the stream `order` is seeded with.
-        on_step: called with step (from 1), steps, loss.
+        learning_rate: peak of the schedule.
+        order: seed of the stream `order`.
+        on_step: called with step (from 1), number of steps, and loss.
     """
     steps = protocol.steps(family.train_size)
     encoder.train()
@@ -73,9 +75,11 @@ def train(
             found.backward()
             norm = optimizer.norm()
             finite = math.isfinite(norm)
+        # Stop before the update. No later step could recover, and the cell's result is "diverged" either way.
         if not finite:
             return Trained(curve, step, step * protocol.batch_size, tokens, diverged_step=step + 1)
         rate = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
+        # The optimizer also clears the gradients, so the loop needs no zero_grad.
         optimizer.step(rate, clipping(norm, protocol.clip_norm))
         since.append(found.loss)
         if (step + 1) % every == 0 or step + 1 == steps:
@@ -83,6 +87,7 @@ def train(
             since = []
         if on_step is not None:
             on_step(step + 1, steps, found.loss)
+    # The CPU's row-wise AdamW defers updates of embedding rows without a gradient; this applies those outstanding.
     optimizer.finish()
     return Trained(curve, steps, steps * protocol.batch_size, tokens, diverged_step=None)
 
@@ -94,7 +99,12 @@ def evaluate(
     protocol: Protocol,
     splits: Iterable[str],
 ) -> dict[str, Examples] | None:
-    """What each example got, by split, which `Family.scores` are made of; None where the model's predictions are not finite."""
+    """Evaluate the model on each split.
+
+    Returns:
+        By split, the per-example results from which `Family.scores` computes the metrics; None if a prediction is not
+        finite.
+    """
     device = next(encoder.parameters()).device
     encoder.eval()
     head.eval()
@@ -102,6 +112,8 @@ def evaluate(
     for split in splits:
         sequences, types = family.evaluation_sequences(split), family.token_types(split)
         predictions: list[Array] = [np.empty(0)] * len(sequences)
+        # Sequences of similar length share a batch, so attention's padded blocks waste little. Predictions are then put
+        # back in the split's order.
         for rows in batches_by_length(sequences.lengths, protocol.evaluation_batch_tokens):
             packing = Packing.of(sequences.lengths[rows], device)
             ids = pack_ids([sequences[row] for row in rows], packing)
@@ -118,5 +130,6 @@ def evaluate(
 
 
 def clipping(norm: float, largest: float | None) -> float:
-    """What gradients of a joint norm are to be multiplied by, so that it is at most `largest`."""
+    """Return the factor that scales gradients of this global norm to a norm of at most `largest`."""
+    # The 1e-6 is that of torch.nn.utils.clip_grad_norm_.
     return largest / (norm + 1e-6) if largest is not None and norm > largest else 1.0

@@ -11,11 +11,11 @@ from mlmclm.finetuning.protocol import Protocol
 
 
 def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol, peak: float, steps: int) -> Optimizer:
-    """AdamW over the encoder and the head, by the backend of their device.
+    """Return the device backend's AdamW over the parameters of the encoder and the head.
 
     Args:
-        peak: the cell's learning rate, which a decoupled weight decay goes by.
-        steps: how many there will be.
+        peak: the cell's learning rate, the peak of its schedule. A decoupled weight decay is relative to it.
+        steps: total number of optimizer steps.
     """
     decay = protocol.optimizer_weight_decay(peak)
     settings = Settings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)

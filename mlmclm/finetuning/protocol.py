@@ -1,4 +1,4 @@
-"""How a cell is fine-tuned and evaluated: everything but the model, the task, the learning rate and the seed."""
+"""The fine-tuning protocol of a cell: every setting except the model, the task, the learning rate and the seed."""
 
 from __future__ import annotations
 
@@ -19,47 +19,51 @@ FIRST_FIELDS = frozenset(
         "weight_decay", "clip_norm", "precision", "attention", "evaluation_batch_tokens",
     )
 )  # fmt: skip
-"""What every cell's key holds; a field that came later is in it where it differs from its default."""
+"""Fields in every cell's key. A field added later enters the key only where it differs from its default, so that old
+results keep their keys."""
 
 
 class Protocol(TaskSettings):
-    """Defaults are the study's (arXiv 2507.00994, released configurations) but for the precision of the weights.
+    """The fine-tuning settings of a cell.
 
-    The study trains pure bfloat16 weights (`precision: bf16`), which loses small steps; the default keeps fp32 weights
-    and computes in bfloat16.
+    Defaults are the study's (arXiv 2507.00994, released configurations), except for the precision of the weights. The
+    study trains pure bfloat16 weights (`precision: bf16`), which round small updates away. The default keeps fp32
+    weights and computes in bfloat16.
     """
 
     batch_size: int = Field(default=32, ge=1)
-    """Examples a step; pairs in retrieval, windows in question answering."""
+    """Examples per step: pairs in retrieval, windows in question answering."""
     max_steps: int | None = Field(default=1000, ge=1)
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over train; with both, whichever ends first (study: one epoch for CoNLL-2003, 1,000 steps else)."""
+    """Passes over the training split. If `max_steps` is also set, the lower of the two limits applies (study: one epoch
+    for CoNLL-2003, 1,000 steps otherwise)."""
     warmup_ratio: float = Field(default=0.1, ge=0, le=1)
-    """Share of the steps over which the rate rises linearly from 0; it then falls linearly to 0."""
+    """Share of the steps in which the learning rate warms up linearly from 0; it then decays linearly to 0."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.95, ge=0, lt=1)
     adam_epsilon: float = Field(default=1e-5, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
-    """On matrices; vectors (norms, biases) have none, as in Hugging Face's Trainer."""
+    """Weight decay of matrices; vectors (norms, biases) have none, as in Hugging Face's Trainer."""
     clip_norm: float | None = Field(default=1.0, gt=0)
-    """Largest norm of the gradient (1.0 is Trainer's); None leaves it."""
+    """Largest norm of the gradient (1.0 is Trainer's); None disables clipping."""
     precision: Literal["bf16-autocast", "fp32", "bf16"] = "bf16-autocast"
-    """fp32 weights and optimiser with products in bfloat16, or all in fp32; `bf16` keeps weights, gradients and
-    optimiser states in bfloat16 too (study)."""
+    """`bf16-autocast` keeps weights and optimiser state in fp32 and multiplies matrices in bfloat16; `fp32` does all in
+    fp32; `bf16` keeps weights, gradients and optimiser state in bfloat16 too (study)."""
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    """What a token sees: the whole sequence, or nothing behind it."""
+    """Attention mask: a token sees the whole sequence, or no later token."""
     length_share: float | None = Field(default=None, gt=0, le=1)
-    """In place of `max_length`: this share of the model's context, rounded (study: 0.99); see `at_context` and
+    """Share of the model's context length that replaces `max_length`, rounded (study: 0.99); see `at_context` and
     `models.folder.context_of`."""
     evaluation_batch_tokens: int = Field(default=4096, ge=64)
-    """Tokens of an evaluation batch, which holds at least one sequence."""
+    """Largest number of tokens in an evaluation batch; a longer sequence gets a batch of its own."""
     decoupled_weight_decay: bool = False
-    """A step takes `weight_decay` x (its rate / the peak rate) of a weight, not x its rate: MosaicML's DecoupledAdamW, whose
-    values are small (1e-6)."""
+    """If True, a step subtracts `weight_decay` x (its rate / the peak rate) of a weight, instead of `weight_decay` x
+    its rate. This is MosaicML's DecoupledAdamW, whose values are small (1e-6)."""
 
     chunk_tokens: int | None = Field(default=None, ge=64)
-    """Retrieval: a step encodes so many tokens at once, and the gradients of a batch are cached (GradCache), so that its size
-    costs time but no memory; None encodes a batch at once. Dropout, where a model has any, then hides something else."""
+    """Retrieval: number of tokens that a step encodes at a time, with cached gradients (GradCache). A larger batch then
+    costs time but no memory. None encodes the batch in one piece. Chunking changes the dropout masks of a model with
+    dropout."""
 
     @model_validator(mode="after")
     def _ends(self) -> Protocol:
@@ -68,11 +72,15 @@ class Protocol(TaskSettings):
         return self
 
     def at_context(self, context: int) -> Protocol:
-        """The protocol for a model of this context in tokens: `max_length` in place of `length_share`, and a `stride` of
-        at most a quarter of it (128 is that of 512).
+        """Return the protocol for a model with this context length.
+
+        `max_length` replaces `length_share`, and `stride` is at most a quarter of `max_length` (128 for 512).
+
+        Args:
+            context: the model's context length in tokens.
 
         Raises:
-            UserError: the settings don't go with that length.
+            UserError: the settings are not valid at that length.
         """
         if self.length_share is None:
             return self
@@ -82,28 +90,33 @@ class Protocol(TaskSettings):
         return parse(Protocol, {**self.model_dump(), **settled}, where=where)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that a cell's key holds and reports show, but for `pair_truncation`, which is in a cell's key where it changes its
-        examples (`Cell.identity`)."""
+        """Return the settings that enter a cell's key and that reports show.
+
+        `pair_truncation` is missing: `Cell.identity` adds it where it changes the cell's examples.
+        """
         defaults = type(self).model_construct().model_dump(mode="json")
         values = self.model_dump(mode="json", exclude={"pair_truncation"})
         return {name: value for name, value in values.items() if name in FIRST_FIELDS or value != defaults[name]}
 
     @classmethod
     def of_result(cls, identity: Mapping[str, Any]) -> Protocol:
-        """The protocol of a cell, from what its result holds of it (`Cell.identity`).
+        """Return the protocol of a cell from the settings stored in its result (`Cell.identity`).
 
         Raises:
-            UserError: another version wrote it.
+            UserError: another version wrote the result.
         """
+        # A result without `pair_truncation` has the examples that `joined` gives. With the tokenizer's own special
+        # tokens `joined` is not allowed, and the default is the only choice.
         before = {} if identity.get("special_tokens") == "tokenizer" else {"pair_truncation": "joined"}
         return parse(cls, {**before, **identity}, where="a result's protocol")
 
     def optimizer_weight_decay(self, learning_rate: float) -> float:
-        """What torch's AdamW, which multiplies it by a step's rate, is given at this peak rate."""
+        """Return the weight decay to give torch's AdamW at this peak learning rate."""
+        # torch multiplies the weight decay by the step's rate; dividing by the peak turns that into rate / peak.
         return self.weight_decay / learning_rate if self.decoupled_weight_decay else self.weight_decay
 
     def steps(self, examples: int) -> int:
-        """Optimiser steps on a training split of so many rows."""
+        """Return the number of optimiser steps on a training split with this many rows."""
         limits = []
         if self.max_steps is not None:
             limits.append(self.max_steps)
@@ -113,15 +126,16 @@ class Protocol(TaskSettings):
 
 
 def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a protocol with some changed; a `max_length` takes the place of a `length_share`."""
+    """Return a protocol's settings with some changed; a new `max_length` clears `length_share`."""
     fixed = "max_length" in changes and "length_share" not in changes
     return {**settings, **changes, **({"length_share": None} if fixed else {})}
 
 
 def learning_rate_at(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
-    """The rate of step `step` (from 0): linear rise over the first `ceil(warmup_ratio * steps)`, linear fall to 0.
+    """Return the learning rate of step `step` (from 0).
 
-    As transformers' linear schedule, except that the first step's rate is not 0, so that no step is wasted.
+    The rate warms up linearly over the first `ceil(warmup_ratio * steps)` steps, then decays linearly to 0. This is
+    transformers' linear schedule, except that the first step's rate is not 0, so that no step is wasted.
     """
     warmup = math.ceil(warmup_ratio * steps)
     if step < warmup:

@@ -1,4 +1,4 @@
-"""Computes a cell of a sweep: model, task, learning rate, seed -> scores. No Ray in it."""
+"""Computation of one cell of a sweep: model, task, learning rate and seed in, scores out. Nothing here uses Ray."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from mlmclm.tasks.prepare_task import find_or_prepare
 from mlmclm.tracking.system import software
 
 SCHEMA = 1
-"""Version of the result's form."""
+"""Version of the result's format."""
 MODELS_KEPT = 2
-"""Base models that a worker keeps in memory."""
+"""Number of base models that a worker keeps in memory."""
 
 
 def shapes_of(cells: Iterable[Cell]) -> list[ModelShape | None]:
-    """The shapes of these cells' models, for `mlmclm.models.warm_up.prepare`."""
+    """Return the distinct shapes of these cells' models, for `mlmclm.models.warm_up.prepare`."""
     return [shape_of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
 
 
 def streams_of(seed: Seed) -> dict[str, int]:
-    """The seed of each stream of a cell (63 bits); each depends on its own number alone."""
+    """Return the 63-bit seed of each random stream of a cell; each depends on its own number alone."""
     return {name: stream(number, name) for name, number in asdict(Seeds.of(seed)).items()}
 
 
@@ -61,41 +61,44 @@ def run_cell(
     on_examples: Callable[[dict[str, Any], bytes], None] | None = None,
     device: Device | None = None,
 ) -> dict[str, Any]:
-    """Fine-tunes and evaluates; a cell's result is the same, but for `cost` (which says how long it took, where, and with which
-    software), in a fresh process and in a reused one.
+    """Fine-tune and evaluate one cell.
 
-    For a given number of torch threads, that is: sums are taken in another order with another. Torch's global random
-    state is left as it was.
+    The result is the same in a fresh process and in a reused one, except for `cost`, which records time, machine and
+    software. It does depend on the number of torch threads, which determines the order of summation. Torch's global
+    random state is left unchanged.
 
     Args:
-        cache: a dictionary that a worker keeps between cells: base weights and opened data stay in it.
-        on_step: called with step (from 1), steps, loss.
+        cache: dictionary that a worker keeps between cells; it holds base weights and opened data.
+        on_step: called with step (from 1), number of steps, and loss.
         on_end: called with the fine-tuned encoder and the result.
-        on_examples: called with the result and the file of its examples (`examples.to_parquet`), unless it diverged.
-        device: None for the GPU where torch sees one, else the CPU.
+        on_examples: called with the result and the Parquet file of its examples (`examples.to_parquet`), unless the
+            cell diverged.
+        device: None for the GPU if torch sees one, else the CPU.
 
     Returns:
         The result's JSON object.
 
     Raises:
-        UserError: the model folder, the data or a length is not what the cell says.
+        UserError: the model folder, the data or a length does not match the cell.
     """
     began = time.perf_counter()
     cache = {} if cache is None else cache
-    torch.set_flush_denormal(True)
+    torch.set_flush_denormal(True)  # arithmetic on denormal numbers is many times slower on the CPU
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     family = _family(cell, store, data_root, cache)
     streams = streams_of(cell.seed)
     backend = backend_of(chosen)
     with backend.fork_rng():
+        # Only dropout draws from the global generator; the head and the order of examples have generators of their own.
         torch.manual_seed(streams["dropout"])
         encoder = copy.deepcopy(_base(cell, cache))
         if cell.start is not None:
             load_kept(encoder, store, cell.start.key)
-        # As transformers draws the heads of a model of this configuration.
+        # Initialise the head as transformers does for a model with this configuration.
         deviation = getattr(encoder.config, "initializer_range", 0.02)
         chance = torch.Generator().manual_seed(streams["head"])
         head = family.head(encoder.config.hidden_size, fresh_layers(chance, deviation))
+        # After drawing the head in fp32 on the CPU, so that every precision and device starts from the same draw.
         if cell.protocol.precision == "bf16":
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
         encoder, head = encoder.to(chosen), head.to(chosen)
@@ -114,6 +117,7 @@ def run_cell(
         diverged_step = trained.diverged_step
         if diverged_step is None:
             examples = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
+            # Every loss was finite but a prediction is not: count the last step as the one that diverged.
             if examples is None:
                 diverged_step = trained.steps
         scores = None if examples is None else {split: family.scores(rows) for split, rows in examples.items()}
@@ -170,13 +174,15 @@ def keep_encoder(
     on_step: Callable[[int, int, float], None] | None = None,
     device: Device | None = None,
 ) -> dict[str, Any]:
-    """Computes a cell, keeps its encoder for others to start from (`kept`), and returns its result. Arguments as `run_cell`'s.
+    """Compute a cell, keep its encoder for other cells to start from (`kept`), and return its result.
+
+    The arguments are those of `run_cell`.
 
     Raises:
-        EnvironmentFault: it diverged, which it hadn't before.
+        EnvironmentFault: the cell diverged, although its earlier run did not.
     """
     target = kept_folder(store, cell_key(cell))
-    if not (target / RESULT).is_file():  # without it weights are not to be trusted
+    if not (target / RESULT).is_file():  # without the result's checksum, the weights cannot be trusted
         shutil.rmtree(target, ignore_errors=True)
     with whole_folder(target) as folder:
         result = run_cell(
@@ -197,7 +203,7 @@ def keep_encoder(
 
 
 def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]) -> Family:
-    """The task, tokenised and opened."""
+    """Return the cell's task, tokenised and opened, from the cache where possible."""
     key = ("task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol)
     if key not in cache:
         if cell.protocol.length_share is not None:
@@ -210,9 +216,10 @@ def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, An
 
 
 def _base(cell: Cell, cache: dict[Any, Any]) -> PreTrainedModel:
-    """The base model, which must not be trained itself: the cell trains a copy."""
+    """Return the cached base model. The caller must train a copy."""
     key = ("model", cell.weights)
     if key not in cache:
+        # Evict the models loaded first before loading another, so that there are never more than MODELS_KEPT in memory.
         kept = [name for name in cache if name[0] == "model"]
         for name in kept[: len(kept) - MODELS_KEPT + 1]:
             del cache[name]

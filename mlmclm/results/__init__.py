@@ -1,1 +1,1 @@
-"""What a fine-tuning cell leaves: scores by metric, its test examples, its predictions."""
+"""Results of a fine-tuning cell: scores by metric, per-example results on the test split, and predictions."""

@@ -1,6 +1,6 @@
-"""What each example of the test split got in a cell, as a Parquet file: one row an example, in the split's order.
+"""Per-example results of a cell on the test split, as a Parquet file with one row per example in the split's order.
 
-Of the validation split nothing is kept: the learning rate is chosen on it, so a comparison there would flatter the chosen one.
+Nothing is kept of the validation split: the learning rate is chosen on it, so a comparison there would be biased.
 """
 
 from __future__ import annotations
@@ -21,31 +21,35 @@ from mlmclm.storage.files import canonical_json
 
 SPLIT = "test"
 ABOUT = b"mlmclm"
-"""The entry of the file's metadata that says which result it belongs to."""
+"""Key of the file's metadata entry that names the result it belongs to."""
 
 
 @dataclass(frozen=True)
 class KeptExamples:
-    """A cell's result and its examples."""
+    """A cell's result with its per-example results."""
 
     result: Mapping[str, Any]
     columns: dict[str, np.ndarray[Any, Any]]
-    """The numbers that scores are made of, by name (`Family.examples`), each with a value an example."""
+    """Numeric columns that scores are computed from, by name (`Family.examples`), with one value per example."""
     label_names: tuple[str, ...]
-    """What the classes or tags are called, from number 0; empty where there are none."""
+    """Names of the classes or tags, by number from 0; empty where there are none."""
     predictions: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    """Texts and lists, as `columns`; empty where the numbers say all, and in files of earlier versions."""
+    """Columns of texts and lists, by name. Empty if `columns` already holds the predictions, and in files of earlier
+    versions."""
 
     @property
     def rows(self) -> int:
-        """How many examples there are."""
+        """Number of examples."""
         return len(next(iter(self.columns.values())))
 
 
 def to_parquet(
     result: Mapping[str, Any], columns: Mapping[str, np.ndarray[Any, Any]], label_names: Sequence[str]
 ) -> bytes:
-    """The file of a scored cell's examples. Whole numbers take the fewest bytes that hold them, NaN is null."""
+    """Return the Parquet file of a scored cell's examples.
+
+    Integers take the smallest type that holds them, and NaN becomes null.
+    """
     table = pa.table({name: pa.array(_small(values), from_pandas=True) for name, values in columns.items()})
     about = {
         "key": result["key"],
@@ -64,7 +68,7 @@ def to_parquet(
 
 
 def about_of(path: Path) -> dict[str, Any] | None:
-    """Return what a file of examples says of its cell: `key`, `split`, `label_names` and `scores`; None where it is not there or damaged."""
+    """Read a file's metadata: `key`, `split`, `label_names` and `scores`; None if the file is missing or damaged."""
     try:
         about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[ABOUT])
     except (pa.ArrowException, OSError, KeyError, ValueError):
@@ -73,13 +77,13 @@ def about_of(path: Path) -> dict[str, Any] | None:
 
 
 def from_parquet(path: Path, result: Mapping[str, Any], sha256: str | None = None) -> KeptExamples:
-    """The examples of a scored cell.
+    """Read the examples of a scored cell.
 
     Args:
-        sha256: of the file's bytes; None where it wasn't noted.
+        sha256: expected checksum of the file's bytes; None if none was recorded.
 
     Raises:
-        UserError: the file isn't there, is damaged, or belongs to another result; it says what to do.
+        UserError: the file is missing, damaged, or belongs to another result; the message names the remedy.
     """
     again = f"Delete {path.with_suffix('.json')} and run the command that made it again: this cell alone is then computed again."
     try:
@@ -96,8 +100,10 @@ def from_parquet(path: Path, result: Mapping[str, Any], sha256: str | None = Non
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: damaged file of examples ({reason}). {again}") from error
+    # The key alone would not do: a cell computed again has the same key, but its scores may differ.
     if (about["key"], about["scores"]) != (result["key"], result["scores"][SPLIT]):
         raise UserError(f"{path}: the examples are those of another result than the one beside it. {again}")
+    # Texts and lists arrive as object arrays, numbers as numeric ones: the dtype tells predictions from scores.
     columns = {name: table[name].to_numpy() for name in table.column_names}
     objects = {name: column for name, column in columns.items() if column.dtype == object}
     numbers = {name: column for name, column in columns.items() if name not in objects}
@@ -105,6 +111,7 @@ def from_parquet(path: Path, result: Mapping[str, Any], sha256: str | None = Non
 
 
 def _small(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Cast non-negative integers to the smallest unsigned type; return any other column unchanged."""
     if values.dtype.kind not in "iu" or not len(values) or values.min() < 0:
         return values
     return values.astype(np.min_scalar_type(values.max()))

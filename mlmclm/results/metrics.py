@@ -1,4 +1,4 @@
-"""Metrics by name, and the rules by which their scores choose a learning rate."""
+"""Metric names, and the rules for choosing a learning rate by their scores."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections.abc import Mapping
 from typing import Literal
 
 Rule = Literal["mean", "per_seed"]
-"""How the best learning rate is chosen: by the mean over seeds, or by every seed for itself (`mlmclm.analysis.selection`)."""
+"""Rule for choosing the best learning rate: by the mean over seeds, or for each seed separately
+(`mlmclm.analysis.selection`)."""
 
 CORRELATIONS = frozenset({"matthews", "spearman", "pearson"})
 
 
 def metric_parts(metric: str) -> list[str]:
-    """The scores that a metric is the mean of: `accuracy+f1` is that of two, `accuracy` of one."""
+    """Return the scores that a metric averages: two for `accuracy+f1`, one for `accuracy`."""
     return metric.split("+")
 
 
 def score_range(metric: str) -> tuple[float, float]:
-    """The lowest and the highest value that a metric can have: -1 and 1 for a correlation, 0 and 1 for any other."""
+    """Return the lowest and the highest possible value of a metric: -1 and 1 for a correlation, else 0 and 1."""
     lows = [-1.0 if name in CORRELATIONS else 0.0 for name in metric_parts(metric)]
     return sum(lows) / len(lows), 1.0
 
 
 def value_of(scores: Mapping[str, float], metric: str) -> float:
-    """A metric's value.
+    """Compute a metric's value from a split's scores.
 
     Raises:
-        KeyError: a score isn't there.
+        KeyError: a score is missing.
     """
     parts = [float(scores[name]) for name in metric_parts(metric)]
     return sum(parts) / len(parts)

@@ -1,1 +1,1 @@
-"""One declaration a task; one file a family."""
+"""Fine-tuning tasks: one declaration per task, one file per task family."""

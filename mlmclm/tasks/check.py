@@ -1,4 +1,7 @@
-"""Checks of any family's tables, before anything is trained: each raises one `UserError` with task, split and row."""
+"""Checks of task data that several families share, run before any training.
+
+Each raises a `UserError` that names the task, the split and the row.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,14 @@ Array = np.ndarray[Any, Any]
 
 
 def check_filled(task: Task, where: str, table: pa.Table) -> None:
-    """A table of canonical columns has rows, and no nulls but where there is no second text; `where` starts each message."""
+    """Check that a canonical table has rows and no nulls; `text_pair` may be null in a task without a second text.
+
+    Args:
+        where: beginning of each message.
+
+    Raises:
+        UserError: the table is empty or has a null.
+    """
     if table.num_rows == 0:
         raise UserError(f"{where}: the split is empty.")
     for column in table.column_names:
@@ -27,18 +37,26 @@ def check_filled(task: Task, where: str, table: pa.Table) -> None:
 
 
 def check_no_nulls(where: str, table: pa.Table, column: str) -> None:
-    """A column has a value in every row."""
+    """Check that a column has a value in every row.
+
+    Raises:
+        UserError: it has a null.
+    """
     nulls = pyarrow.compute.is_null(table[column]).to_numpy()
     if nulls.any():
         raise UserError(f"{where}: row {int(nulls.argmax())}: {column} is null.")
 
 
 def check_in_range(where: str, what: str, labels: Array, rows: Array, names: tuple[str, ...]) -> None:
-    """Every label is the number of a name.
+    """Check that every label is the number of a label name.
 
     Args:
+        where: beginning of each message.
         what: the message's word for a label.
-        rows: the row of each label.
+        rows: row of each label.
+
+    Raises:
+        UserError: a label is out of range.
     """
     bad = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(bad):
@@ -53,7 +71,11 @@ def check_in_range(where: str, what: str, labels: Array, rows: Array, names: tup
 def check_labels_seen(
     task: Task, column: str, train: pa.Table, others: Mapping[str, pa.Table], names: tuple[str, ...]
 ) -> None:
-    """Every label of an evaluation split occurs in train, or no model could ever predict it."""
+    """Check that every label of an evaluation split occurs in train; otherwise no model could learn to predict it.
+
+    Raises:
+        UserError: train lacks a label.
+    """
     nested = pa.types.is_list(train[column].type)
 
     def seen(table: pa.Table) -> set[int]:

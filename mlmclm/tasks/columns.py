@@ -1,4 +1,4 @@
-"""A table's columns by their canonical names, in canonical types."""
+"""Access to a table's columns by canonical name and in canonical type."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mlmclm.tasks.splits import Raw
 
 IDS = ("id", "query_id", "corpus_id")
-"""Columns of texts that a source may hold as whole numbers."""
+"""Text columns that a source may hold as integers."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table as its source has them.
+    """The columns of a table as read from its source.
 
     Attributes:
         split: the table's name in messages.
@@ -34,18 +34,20 @@ class Columns:
 
     @property
     def where(self) -> str:
-        """The beginning of each message about the table."""
+        """Beginning of each message about the table."""
         return f"task {self.task.name}, {self.split} ({self.raw.where})"
 
     def plain(self, canonical: str) -> pa.ChunkedArray:
-        """A column as it is.
+        """Return a column unchanged.
 
         Raises:
-            UserError: it isn't there; the message names the nearest and all there are.
+            UserError: the column is missing; the message suggests the nearest name and lists all.
         """
         table = self.raw.table
+        # The table's own column names take precedence over the task's.
         wanted = self.raw.columns.get(canonical) or self.task.column(canonical)
         outer, _, field = wanted.partition(".")
+        # A column whose name itself contains a dot comes before a field of a struct.
         if wanted not in table.column_names and outer in table.column_names:
             kind = table.schema.field(outer).type
             if pa.types.is_struct(kind) and kind.get_field_index(field) >= 0:
@@ -60,8 +62,13 @@ class Columns:
         return table[wanted]
 
     def typed(self, canonical: str, kind: pa.DataType) -> pa.Array:
-        """A column cast to its canonical type."""
+        """Return a column cast to its canonical type.
+
+        Raises:
+            UserError: the column is missing or cannot be cast.
+        """
         column = self.plain(canonical)
+        # pyarrow would cast numbers and dates to text without complaint; in a text column they are a mistake.
         if kind == pa.string() and not _is_text(column.type):
             if canonical in IDS and pa.types.is_integer(column.type):
                 return column.cast(kind)
@@ -76,7 +83,13 @@ class Columns:
         return UserError(f"{self.where}: the column {self.task.column(canonical)!r} holds {found}, not {wanted}.")
 
     def label_names(self, canonical: str, kind: pa.DataType) -> tuple[str, ...]:
-        """Names of classes or tags: declared, carried by the data, or found as strings in the column."""
+        """Return the names of classes or tags: as declared, as carried by the data, or as found in the column.
+
+        Names found as strings are sorted, with the tag O first. Numbers serve as their own names.
+
+        Raises:
+            UserError: the column holds neither names nor numbers from 0 on.
+        """
         if self.task.label_names:
             return self.task.label_names
         carried = self.raw.label_names.get(self.task.column(canonical))
@@ -95,10 +108,10 @@ class Columns:
         )
 
     def numbered(self, canonical: str, kind: pa.DataType, names: Sequence[str]) -> pa.Array:
-        """Labels as int64, or lists of them; names become numbers.
+        """Return labels as int64, or as lists of int64; names become numbers.
 
         Raises:
-            UserError: a label is empty, which is how a CSV file says that there is none, or is unknown, or is no number or name.
+            UserError: a label is unknown, is neither a number nor a name, or is empty (a missing value in a CSV file).
         """
         values, nested = self.plain(canonical).combine_chunks(), pa.types.is_list(kind)
         for row, value in enumerate(values.to_pylist()):

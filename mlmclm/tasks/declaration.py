@@ -1,4 +1,4 @@
-"""What a task is: where its data come from, what its columns mean, how it is split and scored. One YAML file a task."""
+"""The declaration of a task: the source of its data, its columns, its splits and its metric. One YAML file per task."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from mlmclm.tasks.family import Family
 
 MetricFamily = Literal["standard", "study", "glue"]
-"""Which score is a task's main one: its declared `metric`, the study's, or the one that GLUE's average takes."""
+"""Choice of a task's main score: its declared `metric`, the study's, or the one that enters GLUE's average."""
 
 
 def _family(name: str) -> str:
-    """Refuses a family that there isn't."""
+    """Reject an unknown family."""
     from mlmclm.tasks.family import get_family
 
     try:
@@ -30,33 +30,33 @@ def _family(name: str) -> str:
 
 
 def _inside(value: Any) -> Any:
-    """Refuses a text that, as a path, leads out of the folder that it is looked for in."""
+    """Reject a string that, as a path, could lead outside the folder it is resolved in."""
     if isinstance(value, str) and (value.startswith(("/", "~")) or ".." in PurePosixPath(value).parts):
         raise ValueError("must not be an absolute path, begin with '~' or contain '..'")
     return value
 
 
 Inside = BeforeValidator(_inside)
-"""Texts of a declaration that can become part of a path. A declaration may come from others, so it names places
-below `--data` only; that folder is the user's own, and links in it are followed."""
+"""Validator for strings that can become part of a path. A declaration may come from someone else, so it can only name
+places below `--data`. That folder is the user's own, and links in it are followed."""
 
 
 class Part(Frozen):
-    """A table that a split's name alone doesn't find: of another data set, configuration or revision than the task's own."""
+    """A table that a split name alone cannot identify: its data set, configuration or revision is not the task's."""
 
     split: Annotated[str, Inside]
     source: Annotated[str | None, Inside] = None
-    """Another data set of the Hub, then without the task's configuration and revision."""
+    """Another data set of the Hub; the task's configuration and revision then do not apply."""
     config_name: str | None = None
     revision: str | None = None
     columns: dict[str, str] = Field(default_factory=dict)
-    """In place of the task's, where they differ."""
+    """Canonical name -> the source's name, where it differs from the task's."""
     file: Annotated[str | None, Inside] = None
-    """Name of the local file without its ending; the split's by default."""
+    """Name of the local file without its extension; the split's name by default."""
 
 
 class Judged(Frozen):
-    """The three tables of a retrieval set (BEIR's layout), by file or split name."""
+    """The three tables of a retrieval set (BEIR's layout), each by file name or split name."""
 
     queries: Annotated[str | Part, Inside] = "queries"
     corpus: Annotated[str | Part, Inside] = "corpus"
@@ -64,19 +64,19 @@ class Judged(Frozen):
 
 
 class Splits(Frozen):
-    """Which of the source's splits is which, and where validation comes from.
+    """The source's splits that serve as train, validation and test.
 
-    A set without a public test split follows the study (arXiv 2507.00994): its official validation split is the test
-    split, and 5 % of train, drawn with seed 42, is validation.
+    A data set without a public test split follows the study (arXiv 2507.00994): its official validation split serves as
+    test, and 5 % of train, drawn with seed 42, as validation.
     """
 
     train: Annotated[str | Part | Judged, Inside] = "train"
-    """Judged queries and documents become pairs, one of each document judged relevant."""
+    """Judged queries and documents become pairs, one for each document judged relevant."""
     validation: Annotated[str | Part | Judged | None, Inside] = None
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
     validation_seed: int = 42
     validation_group: str | None = None
-    """A canonical column whose equal values stay on one side: questions on one passage, queries of one document."""
+    """A canonical column whose equal values stay in one split: questions on one passage, queries of one document."""
     test: Annotated[str | Part | Judged, Inside]
 
     @model_validator(mode="after")
@@ -87,35 +87,35 @@ class Splits(Frozen):
 
 
 class Task(Frozen):
-    """One task."""
+    """The declaration of one task."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     family: Annotated[str, AfterValidator(_family)]
     """One of `mlmclm.tasks.family.families`."""
     title: str
     source: Annotated[str, Inside]
-    """A data set of the Hugging Face Hub; `pydocs` (made from installed documentation); `local` (a folder only)."""
+    """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation) or `local` (only a folder)."""
     config_name: str | None = None
     revision: str | None = None
-    """A commit, or `refs/convert/parquet`: the Hub's own conversion of a set that comes as code, which is never run."""
+    """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""
     data_dir: Annotated[str | None, Inside] = None
-    """Folder of the data set, where it has no configuration of that name: a configuration in `refs/convert/parquet`."""
+    """Folder inside a data set without a configuration of that name: a configuration in `refs/convert/parquet`."""
     folder: Annotated[str | None, Inside] = None
-    """Folder under `--data` that stands in for the Hub: `<split>.parquet`, `.jsonl`, `.json`, `.csv` or `.tsv` (compressed too),
-    or what the Hub's own download leaves, such as `data/<split>-00000-of-00002.parquet`."""
+    """Folder under `--data` that replaces the Hub. It holds `<split>.parquet`, `.jsonl`, `.json`, `.csv` or `.tsv` (may
+    be compressed), or the files of a download from the Hub, such as `data/<split>-00000-of-00002.parquet`."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Canonical name -> the source's name, where they differ; `a.b` is the field b of a column of structures."""
+    """Canonical name -> the source's name, where they differ; `a.b` is field b of the struct column a."""
     splits: Splits
     label_names: tuple[str, ...] | None = None
-    """Names of the classes or tags, by number; None where the data carry them."""
+    """Names of the classes or tags, by number; None to find them in the data."""
     pair_template: str | None = None
-    """How two texts become one, with `{text}` and `{text_pair}`."""
+    """Template that joins two texts, with `{text}` and `{text_pair}`."""
     unanswerable: bool = False
-    """Question answering: some questions have no answer, and the empty one is then right (SQuAD v2)."""
+    """Question answering: some questions have no answer, and the empty answer is then correct (SQuAD v2)."""
     metric: str
-    """The main score, one of the family's `metrics`; several joined by `+` are their mean."""
+    """The main score: one of the family's `metrics`, or the mean of several, joined by `+`."""
     glue_metric: str | None = None
-    """In place of `metric` where GLUE takes another for its average: the mean of the task's own two."""
+    """Replaces `metric` in GLUE's average, where GLUE uses another: the mean of the task's own two."""
     licence: str
     citation: str
 
@@ -157,10 +157,13 @@ class Task(Frozen):
         return get_family(self.family)
 
     def measured_by(self, metrics: MetricFamily) -> Task:
-        """The task with the main metric of a family of metrics. It changes no cell: all families are in every result."""
+        """Return the task with the main metric of a metric family.
+
+        This changes no cell, because every result holds the scores of all metric families.
+        """
         main = {"standard": self.metric, "study": self.kind.study_metric, "glue": self.glue_metric}[metrics]
         return self.model_copy(update={"metric": main or self.metric})
 
     def column(self, canonical: str) -> str:
-        """The source's name of a canonical column."""
+        """Return the source's name of a canonical column."""
         return self.columns.get(canonical, canonical)

@@ -1,8 +1,11 @@
-"""The interface of a task family, the families that there are by their names, and functions that several of them share.
+"""The interface of a task family, the registry of families by name, and functions that several families share.
 
-A family is one class in a file of its own, in `mlmclm/tasks/families/` or in another installed package; nothing else names it. It says
-which columns its tasks have, how they are checked and shown, what is computed of them, and how they are learned. Everything else asks it.
-torch, transformers and scikit-learn are imported inside the methods that need them: declarations and reports do without.
+A family is one class in a file of its own, in `mlmclm/tasks/families/` or in another installed package; no other code
+refers to it by name. It defines the columns of its tasks, how they are checked and shown, the head, the loss and the
+metrics. All other code asks the family.
+
+torch, transformers and scikit-learn are imported inside the methods that need them, because declarations and reports do
+not.
 """
 
 from __future__ import annotations
@@ -38,26 +41,27 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Linear = Callable[[int, int], "nn.Linear"]
-"""Gives a freshly drawn layer of so many inputs and outputs."""
+"""Returns a newly initialised layer, given its number of inputs and of outputs."""
 Read = Callable[[Any], "Raw"]
-"""Gives the table of a declaration's split (text or `Part`) as its source has it."""
+"""Reads the table of a declared split (a string or `Part`), unchanged from its source."""
 SPLITS = ("train", "validation", "test")
 Examples = dict[str, Array]
-"""Columns of one length: what each example of a split got. A column that has the name of a score is that score of each
-example, NaN where it has none: its mean is the split's. Columns of objects (texts, lists) make no score: they are the predictions
-themselves, for `mlmclm.tasks.predictions`."""
+"""Per-example results of a split: columns with one value per example.
+
+A column named after a score holds that score of each example, NaN where it is undefined; the split's score is the mean.
+Columns of objects (texts, lists) enter no score: they hold the predictions themselves (`mlmclm.tasks.predictions`)."""
 
 
 @dataclass(frozen=True)
 class Lists:
-    """A column of lists of numbers without a Python object a row: row i is `values[offsets[i]:offsets[i + 1]]`."""
+    """A column of lists of numbers, without a Python object per row: row i is `values[offsets[i]:offsets[i + 1]]`."""
 
     values: Array
     offsets: Array
 
     @staticmethod
     def of(table: pa.Table, column: str) -> Lists:
-        """A list column of a table of one batch, without copying."""
+        """Return a list column of a single-batch table without copying."""
         array = table[column].combine_chunks()
         return Lists(array.values.to_numpy(), array.offsets.to_numpy())
 
@@ -69,41 +73,45 @@ class Lists:
 
     @cached_property
     def lengths(self) -> Array:
-        """int [rows]."""
+        """Number of values in each row, int [rows]."""
         return np.diff(self.offsets)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences to encode together, and what the loss needs of them (keys are the family's own)."""
+    """Sequences to encode together, and their targets for the loss, under keys of the family's choice."""
 
     sequences: list[Array]
     targets: dict[str, Array]
     token_types: list[Array] | None = None
-    """The types of each sequence's tokens, where there are several; a model that has none does without."""
+    """Token types of each sequence, if there is more than one type. A model without token types ignores them."""
 
 
 class Family(ABC):
-    """A family of tasks. The class reads, checks and shows data. An instance is one task, tokenised and ready to train; it holds no
-    state that a cell could leave behind.
+    """A family of tasks.
+
+    The class reads, checks and shows data. An instance is one task, tokenised and ready to train. Cells share
+    instances, so an instance holds no state that depends on a cell.
 
     Class attributes:
-        name: in declarations.
-        title: in reports.
-        columns: the type of each column of a training table, by canonical name. `text_pair` is optional: where the task
-            doesn't declare it, it is null.
-        more_columns: canonical names of other tables than the training table.
-        labels: the column of classes (int64) or tags (list<int64>), which the task's label names number; None without any.
-        metrics: the words in reports of every score that `scores` can give, by the score's name; the first is the usual main one.
-            Correlations (matthews, spearman, pearson) are between -1 and 1, all others between 0 and 1; more is better. `study.` are the
-            published evaluation's own variants (arXiv 2507.00994).
-        study_metric: the main score in that study; None where it has no such tasks.
-        judged: whether a split to evaluate on is queries, a corpus and judgements.
+        name: the family's name in declarations.
+        title: the family's name in reports.
+        columns: type of each column of a training table, by canonical name. `text_pair` is optional: it is null in a
+            task that does not declare it.
+        more_columns: canonical names of columns in tables other than the training table.
+        labels: the column of classes (int64) or tags (list<int64>), numbered by the task's label names; None if there
+            is none.
+        metrics: label in reports of every score that `scores` can return, by the score's name; the first is the usual
+            main score. Correlations (matthews, spearman, pearson) lie between -1 and 1, all others between 0 and 1;
+            higher is better. `study.` marks the published evaluation's own variants (arXiv 2507.00994).
+        study_metric: main score of that study; None if the study has no such tasks.
+        judged: whether an evaluation split consists of queries, a corpus and relevance judgements.
         unanswerable: whether a task can have questions without an answer.
-        framed: whether `encode` knows `special_tokens: tokenizer`.
-        token_columns: columns of token ids in the tables of `encode`.
-        overlong_words: how a sequence is fitted that is longer than `max_length`.
-        in_chunks: whether the loss is `loss_of` the sequences' `embeddings`, so that a large batch can be encoded a chunk at a time.
+        framed: whether `encode` supports `special_tokens: tokenizer`.
+        token_columns: columns of token ids in the tables that `encode` returns.
+        overlong_words: how a sequence longer than `max_length` is made to fit, in words.
+        in_chunks: whether the loss is a function (`loss_of`) of the sequences' `embeddings` alone, so that a large
+            batch can be encoded in chunks.
     """
 
     name: ClassVar[str]
@@ -126,27 +134,27 @@ class Family(ABC):
 
     @classmethod
     def training_source(cls, task: Task, read: Read) -> Raw:
-        """The table to train on as its source has it."""
+        """Read the training table, unchanged from its source."""
         return read(task.splits.train)
 
     @classmethod
     def evaluation(cls, task: Task, split: str, source: str | Part | Judged, read: Read, names: tuple[str, ...]) -> Any:
-        """A split to evaluate on: one table, or an object of the family's own that `tables` takes apart."""
+        """Read and check an evaluation split: one table, or an object of the family's own that `tables` takes apart."""
         return cls.table(Columns(task, split, read(source)), names)
 
     @classmethod
     def held_out(cls, table: pa.Table) -> Any:
-        """A split as `evaluation` gives it, of rows that were held out of the training table."""
+        """Turn rows held out of the training table into an evaluation split, as `evaluation` returns it."""
         return table
 
     @classmethod
     def tables(cls, split: Any) -> dict[str, pa.Table]:
-        """The tables of a split to evaluate on, by their names; one alone needs none."""
+        """Return the tables of an evaluation split by name; a single table has the empty name."""
         return {"": split}
 
     @classmethod
     def table(cls, columns: Columns, names: tuple[str, ...]) -> pa.Table:
-        """A table in canonical columns, checked."""
+        """Return a table in canonical columns, checked."""
         table = pa.table({name: cls.column(columns, name, names) for name in cls.columns})
         check_filled(columns.task, columns.where, table)
         cls.check(columns.task, columns.where, table, names)
@@ -154,7 +162,7 @@ class Family(ABC):
 
     @classmethod
     def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
-        """One canonical column."""
+        """Return one canonical column."""
         if name == "text_pair" and name not in columns.task.columns:
             return pa.nulls(columns.raw.table.num_rows, pa.string())
         if name == cls.labels:
@@ -163,23 +171,26 @@ class Family(ABC):
 
     @classmethod  # noqa: B027
     def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
-        """Checks a table beyond its having rows and no nulls; `where` starts each message.
+        """Check what is specific to the family, after the checks for an empty table and for nulls.
+
+        Args:
+            where: beginning of each message.
 
         Raises:
-            UserError: it says which row is wrong, and how.
+            UserError: a row is invalid; the message names the row and the fault.
         """
 
     @classmethod  # noqa: B027
     def check_settings(cls, task: str, settings: TaskSettings) -> None:
-        """Checks the settings that this family alone uses.
+        """Check the settings that only this family uses.
 
         Raises:
-            UserError: they don't fit together.
+            UserError: the settings contradict each other.
         """
 
     @classmethod
     def label_counts(cls, table: Any, names: tuple[str, ...]) -> dict[str, float]:
-        """The number of rows (of items, of tags) of each label; another family's own numbers."""
+        """Count the rows (or tags) of each label; a family without labels may return statistics of its own."""
         if cls.labels is None:
             return {}
         column = table[cls.labels].combine_chunks()
@@ -188,21 +199,21 @@ class Family(ABC):
 
     @classmethod
     def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
-        """An encoded training row in words: what the model is given and what it should say.
+        """Return an encoded training row in readable form: the model's input and the expected output.
 
         Args:
-            text: decodes tokens.
+            text: decodes token ids.
         """
         return {"text": text(row["input_ids"])}
 
     @classmethod
     def overlong(cls, table: pa.Table, column: str, settings: TaskSettings) -> Array:
-        """bool [rows]: the sequences of a column, encoded whole, that don't fit in `max_length`."""
+        """Return which sequences of a column, encoded without truncation, exceed `max_length`: bool [rows]."""
         return Lists.of(table, column).lengths > settings.max_length
 
     @classmethod
     def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """A JSON object of each test example: `row`, `gold` and `prediction`, by the labels' names where they have any.
+        """Yield a JSON object for each test example: `row`, `gold` and `prediction`, with label names if there are any.
 
         Raises:
             KeyError: an earlier version computed the cell and kept no predictions.
@@ -216,69 +227,72 @@ class Family(ABC):
     @classmethod
     @abstractmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
-        """Tokenised tables by name, `train` among them: the work that is done once for all cells."""
+        """Tokenise a task into tables by name, one of them `train`. This runs once for all cells."""
 
     @cached_property
     def sequences(self) -> dict[str, Lists]:
-        """The token ids of each split, where `encode` gives each a table with `input_ids`."""
+        """Token ids of each split, for families whose `encode` returns one table with `input_ids` per split."""
         return {split: Lists.of(self.prepared.table(split), "input_ids") for split in SPLITS}
 
     @property
     def train_size(self) -> int:
-        """Number of training rows, which `batch` takes by number."""
+        """Number of training rows, from which `batch` takes its rows."""
         return len(self.sequences["train"])
 
     @abstractmethod
     def batch(self, rows: Array) -> Batch:
-        """The training rows of these numbers."""
+        """Return the training rows with these numbers as a batch."""
 
     @abstractmethod
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """The layers on top of the encoder, with chance from `linear` alone."""
+        """Return the layers on top of the encoder; all random initialisation must come from `linear`."""
 
     @abstractmethod
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
-        """The loss of a batch, a scalar in fp32.
+        """Compute the loss of a batch, a scalar in fp32.
 
         Args:
-            hidden: [T, hidden] final states of the batch's sequences.
+            hidden: final hidden states of the batch's sequences, [T, hidden].
         """
 
     def embeddings(self, hidden: Tensor, packing: Packing) -> Tensor:
-        """One vector a sequence, [S, hidden], of a family whose loss is computed `in_chunks`."""
+        """Return one vector per sequence, [S, hidden]. Only families with `in_chunks` implement it."""
         raise NotImplementedError
 
     def loss_of(self, vectors: Tensor, targets: dict[str, Array]) -> Tensor:
-        """The loss of a batch's `embeddings`, of a family whose loss is computed `in_chunks`."""
+        """Compute the loss from a batch's `embeddings`. Only families with `in_chunks` implement it."""
         raise NotImplementedError
 
     def evaluation_sequences(self, split: str) -> Lists:
-        """All sequences that must be encoded to score `validation` or `test`."""
+        """Return all sequences to encode in order to score `validation` or `test`."""
         return self.sequences[split]
 
     def token_types(self, split: str) -> Lists | None:
-        """The token types of `evaluation_sequences`; None where all are the same."""
+        """Return the token types of `evaluation_sequences`; None if all are the same."""
         return None
 
     @abstractmethod
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        """What `score` needs of these sequences (rows of `evaluation_sequences`), one array each; NaN stays NaN."""
+        """Return one array per sequence (rows of `evaluation_sequences`), from which `examples` computes its results.
+
+        A NaN in the model's output must stay one, because that is how a diverged model is recognised.
+        """
 
     @abstractmethod
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        """What each example of a split got, in the split's order, from the predictions of all its sequences in order."""
+        """Compute the results of a split's examples from all its sequences' predictions, both in the split's order."""
 
     @abstractmethod
     def scores(self, examples: Examples) -> dict[str, float]:
-        """The `metrics` of a split, from all its examples."""
+        """Compute the `metrics` of a split from all its examples."""
 
 
 @cache
 def families() -> dict[str, type[Family]]:
-    """All families by name: of every file in `mlmclm/tasks/families/`, and of other installed packages.
+    """Return all families by name, from `mlmclm/tasks/families/` and from other installed packages.
 
     Raises:
-        UserError: two have the same name.
+        UserError: two families have the same name.
     """
     own = [kind for kind in classes_in("mlmclm.tasks.families") if issubclass(kind, Family)]
     found: dict[str, type[Family]] = {}
@@ -291,10 +305,10 @@ def families() -> dict[str, type[Family]]:
 
 
 def get_family(name: str) -> type[Family]:
-    """The family of this name.
+    """Return the family with this name.
 
     Raises:
-        UserError: there is none, with the nearest and all there are.
+        UserError: there is no such family; the message suggests the nearest name and lists all.
     """
     if name not in families():
         raise unknown("family", name, families())
@@ -302,11 +316,12 @@ def get_family(name: str) -> type[Family]:
 
 
 def fresh_layers(generator: torch.Generator, deviation: float = 0.02) -> Linear:
-    """Gives layers with weights of N(0, deviation) and zero bias, drawn one after the other."""
+    """Return a factory of linear layers with weights from N(0, deviation) and zero bias, drawn one after the other."""
     import torch
     from torch import nn
 
     def linear(inputs: int, outputs: int) -> nn.Linear:
+        # On the meta device the constructor's own initialisation draws nothing from torch's global generator.
         with torch.device("meta"):
             layer = nn.Linear(inputs, outputs)
         layer.to_empty(device="cpu")
@@ -319,39 +334,41 @@ def fresh_layers(generator: torch.Generator, deviation: float = 0.02) -> Linear:
 
 
 def subset(rows: int, limit: int | None) -> Array | None:
-    """The fixed random subset of `limit` of so many rows, ascending; None where all are kept."""
+    """Return a fixed random subset of row numbers, ascending; None if `limit` keeps all rows."""
     if limit is None or limit >= rows:
         return None
     import torch
 
+    # A fixed seed and not the cell's: all cells of a task must see the same data.
     generator = torch.Generator().manual_seed(42)
     return np.sort(torch.randperm(rows, generator=generator).numpy()[:limit])
 
 
 def limited(table: pa.Table, limit: int | None) -> pa.Table:
-    """The table's fixed subset."""
+    """Return the table's fixed random subset of at most `limit` rows."""
     rows = subset(table.num_rows, limit)
     return table if rows is None else table.take(pa.array(rows))
 
 
 def limited_splits(data: TaskData, settings: TaskSettings) -> dict[str, pa.Table]:
-    """The splits of a task whose splits are tables each, with the rows that the settings leave."""
+    """Return the splits of a task, each a single table, cut to the number of rows that the settings allow."""
     limits = (settings.max_train_examples, settings.max_evaluation_examples, settings.max_evaluation_examples)
     return {split: limited(getattr(data, split), limit) for split, limit in zip(SPLITS, limits, strict=True)}
 
 
 def mean_of(column: Array) -> float:
-    """The mean over the examples that have a value."""
+    """Return the mean over the examples that have a value."""
     return float(np.mean(column[~np.isnan(column)]))
 
 
 def means(examples: Examples) -> dict[str, float]:
-    """`mean_of` each column of numbers."""
+    """Return `mean_of` each numeric column."""
     return {name: mean_of(column) for name, column in examples.items() if column.dtype != object}
 
 
 def objects(rows: Sequence[Any]) -> Array:
-    """A column of texts or lists, one object a row."""
+    """Return an object column of texts or lists."""
+    # Not np.array(rows): lists of equal length would become a two-dimensional array.
     column = np.empty(len(rows), dtype=object)
     for number, row in enumerate(rows):
         column[number] = row
@@ -359,7 +376,7 @@ def objects(rows: Sequence[Any]) -> Array:
 
 
 def ending(tokenizer: PreTrainedTokenizerFast) -> int:
-    """The id that closes every sequence: end of sequence, else BERT's separator.
+    """Return the id that closes every sequence: the end-of-sequence token, else BERT's separator.
 
     Raises:
         UserError: the tokenizer has neither.
@@ -373,7 +390,7 @@ def ending(tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
-    """Ids of each text without special tokens."""
+    """Tokenise each text without special tokens."""
     ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)[
         "input_ids"
     ]
@@ -381,10 +398,10 @@ def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list
 
 
 def closed(ids: list[int], end: int, longest: int) -> list[int]:
-    """The ids cut to fit, and the closing token."""
+    """Return the ids followed by the closing token, truncated to `longest` tokens in all."""
     return [*ids[: longest - 1], end]
 
 
 def int_lists(rows: Sequence[Any]) -> pa.Array:
-    """A list<int32> column."""
+    """Return a list<int32> column."""
     return pa.array(rows, pa.list_(pa.int32()))

@@ -1,4 +1,4 @@
-"""Task data that an installed package makes, in place of reading them from the Hub or a folder."""
+"""Generators: installed packages that make task data, in place of the Hub or a folder."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from mlmclm.plugins import GENERATORS, plugin
 
 
 class Generator(Protocol):
-    """Makes the data of the tasks whose `source` is the name of its entry point (`mlmclm.plugins`)."""
+    """Generator of data for the tasks whose `source` is the name of its entry point (`mlmclm.plugins`)."""
 
     def find(self, task: str, store: Path) -> Path | None:
-        """Return the task's folder if it is in the store already; writes nothing."""
+        """Return the task's folder if the store has it, else None. Must not write anything."""
 
     def build(self, task: str, store: Path, progress: Callable[[str, int, int | None], None] | None) -> Path:
-        """Return the task's folder, a table for each split, after making it if need be."""
+        """Return the task's folder, with a table for each split; make it first if necessary."""
 
 
 def find_generator(source: str) -> Generator | None:
-    """The generator that makes a source's data; None where the source is read."""
+    """Return the generator of a source's data; None if the source is the Hub or a folder."""
     return plugin(GENERATORS, source)

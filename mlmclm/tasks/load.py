@@ -1,4 +1,4 @@
-"""A task's data, wherever they are read from (`tasks.splits`), checked and in the canonical columns of the task's family."""
+"""Loading of a task's data from any source (`tasks.splits`), checked and in the canonical columns of its family."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class TaskData:
     task: Task
     train: pa.Table
     validation: Any
-    """A table, or what else the family's `evaluation` gives; `test` too."""
+    """A table, or the object that the family's `evaluation` returns; `test` likewise."""
     test: Any
     label_names: tuple[str, ...]
-    """Classes or tags by number; empty for the families without any."""
+    """Names of classes or tags, by number; empty for families without labels."""
     fingerprint: str
-    """Hex; changes with anything here that can change a score, and with nothing else."""
+    """Hash (hex) that changes with everything here that can change a score, and with nothing else."""
 
 
 def load_task(
@@ -42,19 +42,20 @@ def load_task(
     data_root: Path | None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> TaskData:
-    """Reads and checks all splits.
+    """Read and check all splits of a task.
 
     Args:
-        data_root: a folder whose `task.folder`, where it exists, stands in for the Hub.
+        data_root: a folder whose `task.folder`, if it exists, replaces the Hub.
 
     Raises:
-        UserError: missing or empty split, missing column (with the nearest), a label out of range, tags that don't fit
-            their tokens, an answer that isn't in its context, judgements of unknown documents, a damaged file; data of a branch
-            of the Hub that have changed since the store first read them.
+        UserError: a split is missing or empty, a column is missing (the message suggests the nearest), a label is out
+            of range, tags don't match their tokens, an answer isn't in its context, judgements refer to unknown
+            documents, a file is damaged, or the data of a Hub branch have changed since the store first read them.
         EnvironmentFault: the Hub can't be reached.
     """
     family, read = task.kind, reader(task, store, data_root, progress)
     columns = Columns(task, "train", family.training_source(task, read))
+    # Labels are numbered by the training table, and all other splits use its numbers.
     names = columns.label_names(family.labels, family.columns[family.labels]) if family.labels else ()
     train = family.table(columns, names)
     if task.splits.validation is None:
@@ -73,7 +74,11 @@ def load_task(
 
 
 def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Cuts validation out of train: `validation_fraction` of the rows, in whole groups where there are groups."""
+    """Split validation off train: `validation_fraction` of the rows, in whole groups if there are groups.
+
+    Returns:
+        The remaining training rows, and the validation rows, both in their original order.
+    """
     import torch
 
     splits = task.splits
@@ -88,7 +93,7 @@ def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table]:
         counts = np.bincount(group)
         order = torch.randperm(len(counts), generator=generator).numpy()
         wanted = np.cumsum(counts[order]) <= max(1, round(rows * splits.validation_fraction))
-        wanted[0] = True
+        wanted[0] = True  # even if the first group alone exceeds the fraction: validation must not be empty
         held = np.flatnonzero(np.isin(group, order[wanted]))
     mask = np.zeros(rows, dtype=bool)
     mask[held] = True
@@ -98,11 +103,13 @@ def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _fingerprint(task: Task, names: tuple[str, ...], tables: list[pa.Table]) -> str:
-    """SHA-256 over what examples and scores are made of."""
+    """Return the SHA-256 of everything that examples and scores are computed from."""
+    # "unanswerable" is left out when False, so that tasks that never declared it keep their fingerprints.
     kind = [task.family, task.pair_template, list(names), *(["unanswerable"] if task.unanswerable else [])]
     digest = hashlib.sha256(canonical_json(kind).encode())
     for table in tables:
         digest.update(canonical_json([table.num_rows, table.column_names]).encode())
+        # Hash the JSON of the values in slices: the Arrow buffers' layout is not unique, and the whole table is large.
         for start in range(0, table.num_rows, 8192):
             digest.update(canonical_json(table.slice(start, 8192).to_pydict()).encode())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What a model would be given of a task: examples as decoded tokens, labels, lengths. Nothing is written."""
+"""Preview of a task as a model would see it: examples as decoded tokens, labels, lengths. Writes nothing."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from mlmclm.tasks.load import TaskData
 from mlmclm.tasks.settings import TaskSettings
 
 SAMPLE = 10_000
-"""Examples of each split whose lengths are counted: a fixed random subset."""
+"""Number of examples of each split whose lengths are measured: a fixed random subset."""
 QUANTILES = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 WHOLE = 2**30
-"""A length that cuts nothing."""
+"""A `max_length` that truncates nothing."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a table's sequences, the closing one included, before anything is cut; quantiles are those of real
-    sequences (no interpolation)."""
+    """Length statistics of a table's sequences in tokens, with the closing token and before truncation.
+
+    Quantiles are lengths of actual sequences (no interpolation).
+    """
 
     sequences: int
     quantiles: dict[str, int]
     truncated: float
-    """Share of the sequences that don't fit in `max_length`: that are cut, or need several windows (`Family.overlong`)."""
+    """Share of the sequences that exceed `max_length` and are truncated or split into windows (`Family.overlong`)."""
     lost: dict[str, float] | None = None
-    """Pairs: the share that loses one of its texts wholly, by the kind of `pair_truncation`."""
+    """Share of the pairs that lose one of their texts entirely, by value of `pair_truncation`; None without pairs."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """A task's checked data through a tokenizer.
+    """A preview of a task's checked data, tokenised.
 
     Attributes:
-        rows: rows by table.
-        labels: by split the number of rows of each label, or what else the family counts (`Family.label_counts`).
-        lengths: by table.
-        examples: of each example what the model is given and what it should say.
+        rows: number of rows of each table.
+        labels: by split, the number of rows of each label, or the family's own statistics (`Family.label_counts`).
+        lengths: length statistics of each table.
+        examples: for each example, the model's input and the expected output.
     """
 
     task: str
@@ -51,21 +53,22 @@ class Look:
     examples: list[dict[str, Any]]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON-able values."""
+        """Return the preview as JSON-serialisable values."""
         return asdict(self)
 
 
 def look(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings, *, examples: int = 3) -> Look:
-    """Tokenises a sample of a task as fine-tuning would.
+    """Tokenise a sample of a task as fine-tuning would.
 
     Args:
-        settings: lengths, stride and prefixes; its limits on the number of examples are not looked at.
-        examples: how many training examples to show, a fixed random choice.
+        settings: lengths, stride and prefixes; its limits on the number of examples are ignored.
+        examples: number of training examples to show, a fixed random choice.
 
     Raises:
         UserError: the tokenizer has no token to end a sequence with.
     """
     family = data.task.kind
+    # Encode without truncation first, to measure the real lengths.
     whole = _limited(settings, SAMPLE).model_copy(update={"max_length": WHOLE})
     lengths = {}
     for name, table in family.encode(data, tokenizer, whole).items():

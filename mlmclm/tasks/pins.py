@@ -1,6 +1,8 @@
-"""Data sets of the Hub that follow a branch are held to what a store first read of them: a branch moves, a commit doesn't.
+"""Pins of Hub data sets that follow a branch: a store accepts only the data that it read first.
 
-task-data/NAME-DECLARATION.json      the fingerprint of the data, and when they were first read
+A commit is fixed, but a branch can move and would change the data under the task's cells.
+
+task-data/NAME-DECLARATION.json      the fingerprint of the data, and the date they were first read
 """
 
 from __future__ import annotations
@@ -27,24 +29,24 @@ LOCATES = {
     "pair_template",
     "unanswerable",
 }
-"""Fields of a declaration that decide which data are read and how they are fingerprinted."""
+"""Fields of a declaration that determine which data are read and how they are fingerprinted."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def check_pin(task: Task, fingerprint: str, store: Path) -> None:
-    """Notes the fingerprint of a task's data at their first reading, where they come from a branch.
+    """Check data that come from a branch against the fingerprint of the store's first reading, or record it.
 
     Raises:
-        UserError: they are not what the store first read.
+        UserError: the data are not those that the store first read.
     """
     branches = list(dict.fromkeys(name for name in _revisions(task) if _COMMIT.fullmatch(name) is None))
     if not branches:
         return
-    # Another declaration of the same name may have other data.
+    # Another declaration of the same name may have different data.
     where = stable_hash(task.model_dump(mode="json", include=LOCATES))[:12]
     path = store / "task-data" / f"{task.name}-{where}.json"
     if not path.is_file():
-        with suppress(EnvironmentFault):  # a store that this user may only read
+        with suppress(EnvironmentFault):  # this user may have read-only access to the store
             write_sealed(path, {"fingerprint": fingerprint, "read": f"{datetime.now(UTC):%Y-%m-%d}"})
         return
     pinned = read_sealed(path, "Delete it: the data of now are then taken.")
@@ -58,7 +60,7 @@ def check_pin(task: Task, fingerprint: str, store: Path) -> None:
 
 
 def _revisions(task: Task) -> Iterator[str]:
-    """Those of all tables that are read; a branch's default is called main."""
+    """Yield the revision of every table that the task reads; the Hub's default branch is main."""
     splits = task.splits
     for split in (splits.train, splits.validation, splits.test):
         for part in (split.queries, split.corpus, split.qrels) if isinstance(split, Judged) else (split,):

@@ -1,4 +1,4 @@
-"""A cell's predictions for the test examples, as JSON lines that any other evaluator can read."""
+"""Export of a cell's test predictions as JSON lines, for other evaluation tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlmclm.tasks.family import get_family
 
 
 def write_predictions(kept: KeptExamples, path: Path) -> None:
-    """Writes one JSON object a test example, in the test split's order: `Family.predictions` of the cell's family.
+    """Write one JSON object per test example (`Family.predictions`), in the test split's order.
 
     Raises:
         UserError: an earlier version of mlmclm computed the cell and kept no predictions.

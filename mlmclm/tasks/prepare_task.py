@@ -1,4 +1,4 @@
-"""Tokenised task data: made once for a (task, tokenizer, lengths), then memory-mapped by every cell."""
+"""Preparation of tokenised task data: made once per task, tokenizer and settings, then memory-mapped by every cell."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def prepare_task(
     data_root: Path | None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> PreparedTask:
-    """Loads, checks and tokenises a task, before any training; several processes may do so at once.
+    """Load, check and tokenise a task before any training. Several processes may do so at the same time.
 
     Args:
-        task: a declaration, or the name of an installed one.
+        task: a declaration, or the name of an installed task.
         tokenizer_folder: a model folder, or one that holds only a tokenizer.
         settings: a protocol, or the part of it that the families read.
 
     Raises:
-        UserError: everything that is wrong with the data, the tokenizer, or a length the model doesn't have.
+        UserError: the data or the tokenizer is invalid, or the model does not support the length.
     """
     task = get_task(task) if isinstance(task, str) else task
     check_length(tokenizer_folder, settings.max_length)
@@ -48,10 +48,11 @@ def prepare_task(
 
 
 def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask:
-    """Tokenises checked data, unless that is done.
+    """Tokenise checked data, or return the prepared data if they are in the store.
 
     Raises:
-        UserError: the tokenizer lacks a token, or has ids that the model of its folder doesn't know; what is there is damaged.
+        UserError: the tokenizer lacks a token or gives ids outside the vocabulary of the model in its folder, or the
+            stored data are damaged.
     """
     made = _prepare(data, tokenizer_folder, settings, store)
     if settings.pooling == "bos" and not made.starts:
@@ -77,9 +78,11 @@ def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, sto
     tokenizer = load_tokenizer(tokenizer_folder, own_template=own)
     tables = family.encode(data, tokenizer, settings)
     _say_lost(data, tables, settings)
+    # whole_folder renames the finished folder: of processes that prepare the same task at once, the first one's stays.
     with whole_folder(store / "prepared" / key) as folder:
         for name, table in tables.items():
             with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                # One chunk makes one record batch, which `Lists.of` reads without copying.
                 writer.write_table(table.combine_chunks())
         meta: dict[str, Any] = {
             "task": data.task.name,
@@ -105,7 +108,7 @@ def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, sto
 
 
 def _counts(tables: Mapping[str, pa.Table]) -> list[dict[str, int]]:
-    """Count the rows of each table of joined pairs, and those that are `lost` and `recut` (`texts.encode_texts`)."""
+    """Count the rows of each table of joined pairs, and how many are `lost` and `recut` (`texts.encode_texts`)."""
     return [
         {"rows": table.num_rows, **{name: pa.compute.sum(table[name]).as_py() or 0 for name in ("lost", "recut")}}
         for table in tables.values()
@@ -114,7 +117,7 @@ def _counts(tables: Mapping[str, pa.Table]) -> list[dict[str, int]]:
 
 
 def _say_lost(data: TaskData, tables: Mapping[str, pa.Table], settings: TaskSettings) -> None:
-    """Names a task some of whose pairs lose one of their texts wholly."""
+    """Report how many of a task's pairs lose one of their texts entirely, if any do."""
     rows, lost = (sum(counts[name] for counts in _counts(tables)) for name in ("rows", "lost"))
     if lost:
         say(
@@ -124,10 +127,10 @@ def _say_lost(data: TaskData, tables: Mapping[str, pa.Table], settings: TaskSett
 
 
 def _check_whole(prepared: PreparedTask, tokenizer_folder: Path) -> None:
-    """Every table is there, and has no token that the model of the folder, where it holds one, doesn't know.
+    """Check that every table can be read and that the model in the folder, if there is one, knows all token ids.
 
     Raises:
-        UserError: it says of which file, or which id.
+        UserError: a table is damaged or an id is unknown; the message names the file or the id.
     """
     config = tokenizer_folder / "config.json"
     known = read_json(config).get("vocab_size") if config.is_file() else None
@@ -151,10 +154,10 @@ def find_or_prepare(
     store: Path,
     data_root: Path | None,
 ) -> PreparedTask:
-    """The prepared data of a known fingerprint, without reading the raw data where it is there already.
+    """Return the prepared data with this fingerprint, and read the raw data only if they are not in the store.
 
     Raises:
-        UserError: the data now differ from those of the fingerprint.
+        UserError: the data have changed and no longer match the fingerprint.
     """
     task = get_task(task) if isinstance(task, str) else task
     key = prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings)

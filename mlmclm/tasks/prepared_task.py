@@ -1,4 +1,7 @@
-"""Tokenised task data that is there. Nothing heavy is imported here: `mlmclm report` and dry runs open many."""
+"""Access to tokenised task data in the store.
+
+This module imports nothing heavy, because `mlmclm report` and dry runs open many prepared tasks.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.settings import TaskSettings
 
 PREPARATION = 2
-"""Raised whenever the same data and settings give other examples."""
+"""Version of the preparation. Increment it whenever the same data and settings give different examples."""
 
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A task's tokenised data: a folder of Arrow files, memory-mapped."""
+    """A task's tokenised data: a folder of memory-mapped Arrow files."""
 
     key: str
     folder: Path
@@ -30,17 +33,18 @@ class PreparedTask:
     task_data: str
     label_names: tuple[str, ...]
     unanswerable: bool = False
-    """Question answering: the empty answer can be the right one."""
+    """Question answering: True if the empty answer can be correct."""
     recut: bool = False
-    """Pairs: cutting the longer text gave other sequences than cutting the joined text (`texts.encode_texts`)."""
+    """Pairs: True if truncating the longer text gave other sequences than truncating the joined text
+    (`texts.encode_texts`)."""
     starts: bool = False
-    """A token stands before each text."""
+    """True if each sequence begins with a special token (which `pooling: bos` needs)."""
 
     def table(self, name: str) -> pa.Table:
-        """One of the tables that the family's `encode` returned.
+        """Open one of the tables that the family's `encode` returned.
 
         Raises:
-            UserError: its file is damaged.
+            UserError: the file is damaged.
         """
         try:
             with pa.memory_map(str(self.folder / f"{name}.arrow")) as source:
@@ -53,13 +57,24 @@ class PreparedTask:
 
 
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
-    """Hex; `task_data` is the data's fingerprint, `tokenizer` the tokenizer's hash."""
+    """Return the key (hex) of prepared data.
+
+    Args:
+        task_data: fingerprint of the task's data.
+        tokenizer: hash of the tokenizer.
+    """
     encoding = settings.encoding(pairs=task.pair_template is not None)
     return stable_hash([PREPARATION, task.family, task_data, tokenizer, encoding])
 
 
 def open_prepared(store: Path, key: str) -> PreparedTask | None:
-    """Return what is there under this key, if anything; what is not as it was written is set aside, which a line says."""
+    """Open the prepared data with this key; None if there are none.
+
+    A damaged folder is set aside and reported, and counts as none.
+
+    Raises:
+        UserError: an earlier version wrote the folder without checksums, and its metadata are damaged.
+    """
     folder = store / "prepared" / key
     if not whole_cache(folder, "meta.json"):
         return None
@@ -68,22 +83,23 @@ def open_prepared(store: Path, key: str) -> PreparedTask | None:
         facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
         more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
         return PreparedTask(key, folder, *facts, **more)
-    except (UserError, KeyError, TypeError) as error:  # of an earlier version, which noted no checksums
+    except (UserError, KeyError, TypeError) as error:  # only in a folder without checksums, from an earlier version
         raise UserError(
             f"{folder / 'meta.json'}: damaged ({error}). Delete {folder}: the same command makes it again."
         ) from error
 
 
 def find_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask | None:
-    """Loaded data as they were tokenised before; None where they were not."""
+    """Return the prepared data of loaded data; None if they have not been tokenised."""
     return open_prepared(store, prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
 
 
 def find_task(
     task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
 ) -> PreparedTask | None:
-    """Return what `prepare_task` would without any work but reading the data; None where there is some to do."""
+    """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do."""
     generator = find_generator(task.source)
+    # Loading the task would make the generator build the data.
     if generator is not None and generator.find(task.name, store) is None:
         return None
     return find_data(load_task(task, store=store, data_root=data_root), tokenizer_folder, settings, store)

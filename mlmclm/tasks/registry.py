@@ -1,5 +1,8 @@
-"""The tasks that there are: every YAML file in `mlmclm/tasks/declarations/`, in the folders that installed packages name
-under the entry point group `mlmclm.tasks`, and in the user's own folders (`--task-dir`)."""
+"""Registry of task declarations.
+
+Tasks are the YAML files in `mlmclm/tasks/declarations/`, in the packages that installed distributions name under the
+entry point group `mlmclm.tasks`, and in the user's own folders (`--task-dir`).
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,28 @@ FOLDER = Path(__file__).parent / "declarations"
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that declares no task, for what is wrong with it; the tasks of other files can be used all the same."""
+    """A file that does not declare a valid task. It does not prevent the use of other files' tasks."""
 
     file: Path
     names: frozenset[str]
-    """Tasks that it would declare, as far as can be told: of a malformed file the file's own name."""
+    """Tasks that the file would declare, as far as can be told; for a malformed file, the file's own name."""
     reason: str
+    """Error message."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Tasks with their files, by name, and the files that are broken."""
+    """Tasks by name with their files, and the broken files."""
 
     tasks: Mapping[str, tuple[Task, Path]]
     broken: tuple[Broken, ...] = ()
 
 
 def read_declarations(files: Iterable[Path]) -> dict[str, Task]:
-    """Tasks by name.
+    """Read declarations from files and return the tasks by name.
 
     Raises:
-        UserError: a file is malformed, or two declare the same name.
+        UserError: a file is malformed, or two files declare the same name.
     """
     found = _read(files, Declared({}))
     if found.broken:
@@ -49,7 +53,7 @@ def read_declarations(files: Iterable[Path]) -> dict[str, Task]:
 
 
 def _read(files: Iterable[Path], known: Declared) -> Declared:
-    """The tasks that are known, and those that more files declare."""
+    """Add the tasks that these files declare to the known ones."""
     found, broken = dict(known.tasks), list(known.broken)
     for file in sorted(files):
         names = {file.stem}
@@ -68,7 +72,10 @@ def _read(files: Iterable[Path], known: Declared) -> Declared:
 
 @lru_cache(maxsize=1)
 def _installed() -> Declared:
-    """The packaged tasks and those of other installed packages, whose own code is not run: `find_spec` imports the packages around theirs."""
+    """Return the tasks of this package and of other installed packages.
+
+    The other packages' own code is not run: `find_spec` imports only the parents of a package.
+    """
     found = _read(FOLDER.glob("*.yaml"), Declared({}))
     for point in sorted(importlib.metadata.entry_points(group=TASKS), key=lambda point: point.name):
         try:
@@ -99,36 +106,37 @@ def _declared(folders: Sequence[Path]) -> Declared:
 
 
 def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
-    """All tasks by name, sorted; without those of `broken_files`.
+    """Return all tasks by name, sorted, without those of `broken_files`.
 
     Args:
-        folders: the user's own, each with one YAML file a task.
+        folders: the user's own folders, with one YAML file per task.
 
     Raises:
-        UserError: a folder is missing or without declarations.
+        UserError: a folder is missing or has no declarations.
     """
     found = _declared(folders).tasks
     return {name: found[name][0] for name in sorted(found)}
 
 
 def broken_files(folders: Sequence[Path] = ()) -> tuple[Broken, ...]:
-    """Files that are malformed, or declare a name that another file has; arguments as those of `find_tasks`."""
+    """Return the files that are malformed or declare a name already taken. The arguments are those of `find_tasks`."""
     return _declared(folders).broken
 
 
 def task_names() -> list[str]:
-    """The names of all installed tasks, sorted."""
+    """Return the names of all installed tasks, sorted."""
     return list(find_tasks())
 
 
 def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
-    """The declaration of this name.
+    """Return the declaration with this name.
 
     Args:
         folders: as in `find_tasks`.
 
     Raises:
-        UserError: there is none, with the nearest and all allowed; or a file that would declare it is broken.
+        UserError: there is no such task (the message suggests the nearest name and lists all), or the file that would
+            declare it is broken.
     """
     found = _declared(folders)
     reasons = [each.reason for each in found.broken if name in each.names]

@@ -1,5 +1,4 @@
-"""Exhaustive search: the best documents of each query by the product of their vectors, a part of the matrix of scores at a
-time."""
+"""Exhaustive search for the documents with the highest inner product with each query, one tile of scores at a time."""
 
 from __future__ import annotations
 
@@ -14,20 +13,20 @@ from torch import Tensor
 from mlmclm.tasks.family import Array
 
 QUERIES_AT_ONCE, DOCUMENTS_AT_ONCE = 1024, 8192
-"""Largest part of the matrix of scores that there is at a time: 32 MiB in fp32."""
+"""Size of the largest tile of the score matrix: 32 MiB in fp32."""
 MANY = 4
-"""Times as many candidates as are kept of them, beyond which they are thinned out before they are sorted: where a model gives all
-texts one vector, every document is one."""
+"""Ratio of candidates to results above which ties are thinned out before sorting. A model that gives all texts the same
+vector makes every document a candidate."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """An order of the documents of each query: by score, the highest first, and where scores are equal by `places`."""
+    """A ranking rule: highest score first, ties broken by `places`."""
 
     places: Array
-    """int [documents]: each document's place among all of them if all had one score."""
+    """int [documents]: each document's place if all had the same score."""
     searched: Array | None = None
-    """bool [documents], True for those that can be found; None for all."""
+    """bool [documents]: whether a document can be found; None for all."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class Found:
     """The best documents of each query, best first."""
 
     documents: Array
-    """int [queries, found], by number."""
+    """Document numbers, int [queries, found]."""
     scores: Array
     """float [queries, found]."""
 
 
 def by_id(ids: Sequence[str]) -> Ranking:
-    """All documents; of two with one score the greater id comes first, as trec_eval has it (`comp_sim_docno`)."""
+    """Return a ranking of all documents that breaks ties as trec_eval does (`comp_sim_docno`): greater id first."""
     places = np.empty(len(ids), np.int64)
     places[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids))
     return Ranking(places)
@@ -56,14 +55,19 @@ def search(
     queries_at_once: int = QUERIES_AT_ONCE,
     documents_at_once: int = DOCUMENTS_AT_ONCE,
 ) -> list[Found]:
-    """The first `count` documents of each query by each ranking, or all that it searches where they are fewer.
+    """Find the first `count` documents of each query by each ranking, or all that it searches if they are fewer.
 
-    Memory beyond the vectors is bounded by the part of the matrix that is worked on at once; what is found is that of the
-    whole matrix whatever its size.
+    Memory beyond the vectors is bounded by the size of a tile of the score matrix. The size does not affect the result.
 
     Args:
         queries: vectors [width], finite.
         documents: vectors [width], finite.
+        rankings: all are served by one pass over the score matrix.
+        count: number of documents per query.
+        queries_at_once, documents_at_once: largest tile.
+
+    Returns:
+        The best documents, by ranking.
     """
     asked = torch.from_numpy(np.stack(queries))  # [Q, width]
     best = [_Best(ranking, len(asked), count, asked.dtype) for ranking in rankings]
@@ -77,24 +81,28 @@ def search(
 
 
 def _parts(length: int, most: int) -> Iterator[slice]:
-    """Slices that cover `length` places, of nearly one size: a product with a single row or column would be summed in another
-    order than its neighbours."""
+    """Split `length` positions into slices of nearly equal size, at most `most` each.
+
+    A leftover slice of one position must not arise: a product with a single row or column is summed in another order,
+    so its scores would differ in the last bits from the others'.
+    """
     bounds = np.linspace(0, length, -(-length // most) + 1).astype(int).tolist()
     return (slice(start, stop) for start, stop in pairwise(bounds))
 
 
 class _Best:
-    """The best documents by one ranking among those that were added."""
+    """The best documents by one ranking among those added so far."""
 
     def __init__(self, ranking: Ranking, queries: int, count: int, dtype: torch.dtype) -> None:
         searched = ranking.searched
         count = min(count, len(ranking.places) if searched is None else int(searched.sum()))
         self.ranking = ranking
+        # Placeholders: any finite score displaces them, and `count` documents at least are added in the end.
         self.scores = torch.full((queries, count), -torch.inf, dtype=dtype)
         self.documents = np.zeros((queries, count), np.int64)
 
     def add(self, rows: slice, columns: slice, scores: Tensor) -> None:
-        """Scores [queries of `rows`, documents of `columns`]."""
+        """Merge a tile of scores, [queries of `rows`, documents of `columns`]."""
         documents = np.arange(columns.start, columns.stop)
         if self.ranking.searched is not None:
             chosen = self.ranking.searched[columns]
@@ -104,18 +112,20 @@ class _Best:
             return
         every = torch.cat((self.scores[rows], scores), 1)  # [Q', count + D']
         least = every.topk(count).values[:, -1:]
-        wanted = every >= least  # all that ties with the last one too
+        # topk breaks ties arbitrarily, so it only gives the threshold. Keep all that tie with it, and sort them below.
+        wanted = every >= least
         if int(wanted.sum()) > MANY * count * len(every):
-            # Of new ones that tie with the last, the first by the ranking are enough.
+            # Of the new documents that tie with the last one, the first `count` by the ranking are enough.
             ranked = torch.from_numpy(np.argsort(self.ranking.places[documents]))
             tied = (scores == least)[:, ranked]
             wanted[:, count + ranked] &= ~(tied & (tied.cumsum(1, dtype=torch.int32) > count))
-        # One row after the other, at least `count` of each.
+        # Candidates in order of rows, at least `count` in each.
         row, column = (index.numpy() for index in wanted.nonzero(as_tuple=True))
         found, new = every.numpy()[row, column], column >= count
         number = np.empty(len(row), np.int64)
         number[new] = documents[column[new] - count]
         number[~new] = self.documents[rows][row[~new], column[~new]]
+        # The last key of lexsort is the primary one: by row, then falling score, then place.
         order = np.lexsort((self.ranking.places[number], -found, row))
         first = np.searchsorted(row, np.arange(len(every)))
         kept = order[first[:, None] + np.arange(count)]  # [Q', count]

@@ -1,4 +1,4 @@
-"""What a protocol says about a task's examples, head, loss and prediction."""
+"""The settings of a protocol that concern a task's examples, head, loss and predictions."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from mlmclm.configuration import Frozen
 
 
 class TaskSettings(Frozen):
-    """The part of a protocol that the families read. Defaults without a source are this project's choice."""
+    """The part of a protocol that task families read. Defaults without a source are this project's choice."""
 
     max_length: int = Field(default=512, ge=8)
-    """Longest sequence in tokens, its end-of-sequence token included."""
+    """Longest sequence in tokens, including its end-of-sequence token."""
     max_train_examples: int | None = Field(default=None, ge=1)
-    """A fixed random subset of the training split (the same for all seeds)."""
+    """Size of a fixed random subset of the training split (the same for all seeds); None keeps all."""
     max_evaluation_examples: int | None = Field(default=None, ge=1)
-    """A fixed random subset of validation and of test; queries in retrieval."""
+    """Size of a fixed random subset of validation and of test (in retrieval, of their queries); None keeps all."""
     max_evaluation_documents: int | None = Field(default=None, ge=1)
-    """Retrieval: the judged documents of the queries kept, and others at random up to this many; None keeps all."""
+    """Retrieval: size of a corpus that holds the judged documents of the remaining queries, and others at random; None
+    keeps all."""
 
     special_tokens: Literal["end", "tokenizer"] = "end"
-    """The tokens around a sequence's texts: an end-of-sequence token behind them (study), or what the corpus's tokenizer adds, such as
-    BERT's `[CLS] a [SEP] b [SEP]` with its token types. The second is for classification, regression and retrieval."""
+    """Special tokens of a sequence. `end` appends an end-of-sequence token (study). `tokenizer` adds what the corpus's
+    tokenizer adds, such as BERT's `[CLS] a [SEP] b [SEP]` with its token types; it supports classification, regression
+    and retrieval."""
     pair_truncation: Literal["longest_first", "joined"] = "longest_first"
-    """Two texts that are too long together: tokens of the longer one are left out, or the end of the text that the task's
-    template joins (study), be it all of the second."""
+    """Truncation of two texts that are too long together. `longest_first` removes tokens from the longer text. `joined`
+    cuts the end off the text that the template makes of both (study), even if all of the second text is lost."""
     pooling: Literal["mean", "bos", "last"] = "mean"
-    """Sequence classification and retrieval: one vector a sequence (study: mean, end-of-sequence token included). `bos` is that of
-    the token before the text, and needs `special_tokens: tokenizer`."""
+    """Sequence classification and retrieval: pooling into one vector per sequence (study: mean, including the
+    end-of-sequence token). `bos` takes the token before the text, and needs `special_tokens: tokenizer`."""
     classifier: Literal["dense-gelu", "linear"] = "dense-gelu"
-    """Sequence classification: Linear -> GELU -> Linear (study), or one Linear."""
+    """Sequence classification: Linear -> GELU -> Linear (study), or a single Linear."""
     head_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Token classification: dropout before the Linear (study: 0.1)."""
     label_sub_tokens: Literal["all", "first"] = "all"
-    """Token classification: which sub-tokens carry their word's tag; `all` predicts by majority vote (study)."""
+    """Token classification: the sub-tokens that carry their word's tag; `all` predicts by majority vote (study)."""
 
     stride: int = Field(default=128, ge=1)
-    """Question answering: tokens that two windows of a long passage share."""
+    """Question answering: number of tokens by which two windows of a long passage overlap."""
     max_answer_tokens: int = Field(default=30, ge=1)
-    """Question answering: longest span that is searched (BERT's 30)."""
+    """Question answering: longest predicted span in tokens (BERT's 30)."""
 
     query_prefix: str = "Query: "
     document_prefix: str = "Document: "
     temperature: float = Field(default=0.05, gt=0)
-    """Retrieval: cosines are divided by it (a scale of 20, as in sentence-transformers)."""
+    """Retrieval: divisor of the cosines (a scale of 20, as in sentence-transformers)."""
     symmetric: bool = False
-    """Retrieval: add the loss of finding the query from the document."""
+    """Retrieval: average the loss with that of finding the query from the document."""
 
     @model_validator(mode="after")
     def _form_fits(self) -> TaskSettings:
@@ -63,19 +65,20 @@ class TaskSettings(Frozen):
 
     @property
     def cuts_longest(self) -> bool:
-        """Whether pairs that the task's template joins lose tokens of the longer text."""
+        """True if pairs joined by the task's template lose tokens of the longer text."""
         return self.special_tokens == "end" and self.pair_truncation == "longest_first"
 
     def encoding(self, *, pairs: bool = False) -> dict[str, Any]:
-        """The fields that determine a task's tokenised examples.
+        """Return the fields that determine a task's tokenised examples.
 
         Args:
-            pairs: the task has two texts.
+            pairs: whether the task has two texts.
         """
         names = (
             "max_length", "max_train_examples", "max_evaluation_examples", "max_evaluation_documents", "stride",
             "query_prefix", "document_prefix",
         )  # fmt: skip
+        # Fields added later appear only where they change the examples, so that older prepared data keep their keys.
         own = {"special_tokens": "tokenizer"} if self.special_tokens == "tokenizer" else {}
         cut = {"pair_truncation": "longest_first"} if pairs and self.cuts_longest else {}
         return {**{name: getattr(self, name) for name in names}, **own, **cut}

@@ -1,4 +1,4 @@
-"""A split as its source has it: a local folder, the Hugging Face Hub, or generated data."""
+"""Reading of a task's splits from their source: a local folder, the Hugging Face Hub, or a generator."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mlmclm.tasks.generator import find_generator
 
 @dataclass(frozen=True)
 class Raw:
-    """A table as the source has it."""
+    """A table as read from its source."""
 
     table: pa.Table
     where: str
     """File or Hub split, for messages."""
     label_names: dict[str, tuple[str, ...]]
-    """Class names by column, where the source carries them."""
+    """Class names by column, if the source carries them."""
     columns: dict[str, str]
-    """Canonical name -> the source's name, where it isn't the task's."""
+    """Canonical name -> the source's name, where it differs from the task's."""
 
 
 def from_hub(task: Task, data_root: Path | None) -> bool:
-    """Whether the task's data come from the Hub: no package generates them, and no local folder stands in."""
+    """Return True if the task's data come from the Hub: no package generates them, and no local folder replaces it."""
     read = task.source != "local" and find_generator(task.source) is None
     return read and not _stands_in(task, data_root)
 
@@ -42,7 +42,11 @@ def _stands_in(task: Task, data_root: Path | None) -> bool:
 def reader(
     task: Task, store: Path, data_root: Path | None, progress: Callable[[str, int, int | None], None] | None
 ) -> Callable[[str | Part], Raw]:
-    """How one split of this task is read."""
+    """Return a function that reads one split of this task from its source.
+
+    Raises:
+        UserError: a local task's folder is missing.
+    """
     generator = find_generator(task.source)
     if generator is not None:
         generated = generator.build(task.name, store, progress)
@@ -60,12 +64,12 @@ def reader(
 
 
 def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
-    """A split as a folder has it: in a file, or in the parts and folders that the Hub's own download leaves."""
+    """Read a split from a folder: from one file, or from the parts and subfolders of a download from the Hub."""
     split = part if isinstance(part, str) else part.file or part.split
     names = [split, *_other_names(split)]
     folders = [folder, folder / "data"]
     if isinstance(part, Part) and split.startswith("qrels"):
-        names.append(f"qrels/{part.split}")  # BEIR's
+        names.append(f"qrels/{part.split}")  # BEIR's layout: qrels/test.tsv
     config_name = (part.config_name if isinstance(part, Part) else None) or task.config_name
     folders += [folder / inner for inner in (config_name, task.data_dir) if inner]
     try:
@@ -83,6 +87,7 @@ def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
         generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
         names_of |= {"label": generated, "tags": generated}
     try:
+        # Promotion: a column that is null throughout one part has no type there.
         plain = [table.replace_schema_metadata(None) for table in tables]
         table = pa.concat_tables(plain, promote_options="default")
     except pa.ArrowException as error:
@@ -93,7 +98,7 @@ def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
 
 
 def _other_names(split: str) -> list[str]:
-    """Other names that files have for a validation split: GLUE's are `dev` and `dev_matched`."""
+    """Return other common file names of a validation split, such as GLUE's `dev` and `dev_matched`."""
     if not split.startswith("validation"):
         return []
     return [split.replace("validation", other, 1) for other in ("dev", "valid", "val")]
@@ -104,13 +109,14 @@ def _own_columns(part: str | Part) -> dict[str, str]:
 
 
 def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
-    """Class names by column from the `huggingface` metadata that `datasets` writes into Parquet."""
+    """Return class names by column from the `huggingface` metadata that `datasets` writes into Parquet."""
     try:
         features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
     found = {}
     for column, feature in features.items():
+        # The class label of a list column is the feature of its items.
         while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
             feature = feature["feature"]
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
@@ -119,7 +125,12 @@ def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]
 
 
 def _read_hub(task: Task, part: str | Part, folder: Path | None) -> Raw:
-    """One split of a data set of the Hub, without running its code."""
+    """Read one split of a Hub data set, without running its code.
+
+    Raises:
+        UserError: the data set or the split does not exist, or is not public.
+        EnvironmentFault: the Hub can't be reached.
+    """
     import datasets
 
     source, config_name, revision, split = task.source, task.config_name, task.revision, part
@@ -135,6 +146,7 @@ def _read_hub(task: Task, part: str | Part, folder: Path | None) -> Raw:
     try:
         data = datasets.load_dataset(source, config_name, split=split, revision=revision, data_dir=data_dir)
     except (ConnectionError, OSError) as error:
+        # DatasetNotFoundError is an OSError too, but trying again would not help.
         if isinstance(error, datasets.exceptions.DatasetNotFoundError):
             raise UserError(f"task {task.name}: the Hub has no data set {where}, or it isn't public.{tried}") from error
         raise EnvironmentFault(

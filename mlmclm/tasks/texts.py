@@ -1,9 +1,10 @@
-"""From one text or two to a sequence of tokens of limited length.
+"""Tokenisation of one text or two into a sequence of limited length.
 
-    special_tokens: end          text EOS; two texts are joined by the task's template (the study's way)
+    special_tokens: end          text EOS; the task's template joins two texts (as in the study)
     special_tokens: tokenizer    as the corpus's tokenizer does: [CLS] a [SEP], [CLS] a [SEP] b [SEP], with token types
 
-Of two texts that are too long together the longer one is cut, as BERT's and GLUE's own tools do, so that neither is lost.
+If two texts are too long together, the longer one is truncated so that neither is lost, as in BERT's and GLUE's own
+tools.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ FIRST, SECOND = "{text}", "{text_pair}"
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Tokens that are kept of two texts of so many, as transformers' `truncation="longest_first"` (fast tokenizers) keeps them."""
+    """Return how many tokens to keep of two texts, given their lengths.
+
+    The result is that of transformers' `truncation="longest_first"` with a fast tokenizer.
+    """
     if first + second <= room:
         return first, second
     short, long = sorted((first, second))
@@ -45,15 +49,15 @@ def encode_texts(
     tokenizer: PreTrainedTokenizerFast,
     settings: TaskSettings,
 ) -> dict[str, pa.Array]:
-    """Columns of a task's table, a row a text or a pair of texts.
+    """Tokenise texts, or pairs of texts, into columns of a task's table.
 
     Returns:
-        `input_ids`. Of pairs that a template joins also `lost`, whether the limit leaves nothing of one of the texts, and `recut`,
-        whether cutting the longer text gives another sequence than cutting the joined text. Of pairs in the tokenizer's own form, where it
-        has several token types, `token_types`.
+        `input_ids`. For pairs joined by a template also `lost`, whether truncation leaves nothing of one of the texts,
+        and `recut`, whether truncating the longer text gives another sequence than truncating the joined text. For
+        pairs in the tokenizer's own form `token_types`, if there is more than one type.
 
     Raises:
-        UserError: the tokenizer lacks a token that is needed, or the limit leaves no room for the texts.
+        UserError: the tokenizer lacks a required token, or the limit leaves no room for the texts.
     """
     if settings.special_tokens == "tokenizer":
         frame = Frame.of(tokenizer, pairs=seconds is not None)
@@ -79,7 +83,7 @@ def _joined(
     settings: TaskSettings,
     end: int,
 ) -> dict[str, pa.Array]:
-    """Pairs as one text each, which the template makes of them."""
+    """Tokenise pairs, each joined into one text by the template."""
     texts = [template.replace(FIRST, first).replace(SECOND, second) for first, second in pairs]
     encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     room = settings.max_length - 1
@@ -90,7 +94,7 @@ def _joined(
         if len(ids) > room:
             owner = _owners(template, pair, np.array(encoding.offsets)[:, 1] - 1)
             counts = int((owner == 0).sum()), int((owner == 1).sum())
-            left = room - (len(ids) - sum(counts))
+            left = room - (len(ids) - sum(counts))  # what the template's own tokens leave to the two texts
             if settings.pair_truncation == "joined":
                 keep = np.arange(len(ids)) < room
             elif left < 2:
@@ -110,12 +114,15 @@ def _joined(
 
 
 def _owners(template: str, pair: tuple[str, str], last: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """int [tokens]: 0 or 1 where a token ends in that text of the pair, -1 where it is the template's.
+    """Return the text that each token belongs to, int [tokens]: 0 or 1 for the pair's texts, -1 for the template.
+
+    A token belongs to the text in which its last character lies; its first may be a space before the text.
 
     Args:
-        last: int [tokens], the last character of each in the joined text; the first may be a space before the text.
+        last: position of each token's last character in the joined text, int [tokens].
     """
     first, second = template.index(FIRST), template.index(SECOND)
+    # `_joined` replaces {text_pair} after {text}, so also in a first text that contains it.
     size, other = len(pair[0].replace(SECOND, pair[1])), len(pair[1])
     if first < second:
         second += size - len(FIRST)
@@ -129,24 +136,24 @@ def _owners(template: str, pair: tuple[str, str], last: np.ndarray[Any, Any]) ->
 
 @dataclass(frozen=True)
 class Frame:
-    """The tokens that a tokenizer puts around one text, and around and between two."""
+    """The special tokens that a tokenizer puts around one text, and around and between two."""
 
     single: tuple[tuple[int, ...], tuple[int, ...]]
-    """Ids before and behind one text."""
+    """Ids before and after one text."""
     pair: tuple[tuple[int, ...], ...]
-    """Ids before, between and behind two texts; nothing where only single texts are asked for."""
+    """Ids before, between and after two texts; empty if made for single texts only."""
     types: tuple[int, ...]
-    """Token types of two texts' parts: `pair[0]`, the first text, `pair[1]`, the second text, `pair[2]`."""
+    """Token types of a pair's five parts: `pair[0]`, the first text, `pair[1]`, the second text, `pair[2]`."""
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerFast, *, pairs: bool) -> Frame:
-        """Read off what the tokenizer makes of a short text.
+        """Read the frame off the tokenizer's encoding of a short text.
 
         Raises:
-            UserError: it adds nothing to a text, or nothing between two.
+            UserError: the tokenizer adds no token to a text, or none between two.
         """
         one = tokenizer.backend_tokenizer.encode("a")
-        inside = np.flatnonzero(np.array(one.sequence_ids) == 0)  # None of added tokens
+        inside = np.flatnonzero(np.array(one.sequence_ids) == 0)  # the sequence id of a special token is None
         single = tuple(one.ids[: inside[0]]), tuple(one.ids[inside[-1] + 1 :])
         where = f"the tokenizer in {tokenizer.name_or_path}"
         if not any(single):
@@ -172,12 +179,12 @@ class Frame:
         )
 
     def around(self, ids: list[int], longest: int) -> list[int]:
-        """One text, cut to fit."""
+        """Return one text's ids, truncated to fit, with the special tokens."""
         before, behind = self.single
         return [*before, *ids[: max(0, longest - len(before) - len(behind))], *behind]
 
     def around_both(self, first: list[int], second: list[int], longest: int) -> tuple[list[int], list[int]]:
-        """Ids and token types of two texts, the longer one cut until they fit."""
+        """Return the ids and token types of two texts, the longer one truncated until both fit."""
         kept = longest_first(len(first), len(second), max(0, longest - sum(map(len, self.pair))))
         before, between, behind = self.pair
         parts = (before, first[: kept[0]], between, second[: kept[1]], behind)

@@ -1,1 +1,1 @@
-"""The task families that come with the package: one file, one class each (`mlmclm.tasks.family.Family`)."""
+"""The task families of this package: each is one class (`mlmclm.tasks.family.Family`) in a file of its own."""

@@ -1,9 +1,11 @@
-"""Extractive question answering: the span of a passage that answers a question, scored as SQuAD does and as the study does.
+"""Extractive question answering: find the span of a passage that answers a question.
 
-A passage that doesn't fit is cut into windows that share `stride` tokens. In a window without the answer both targets
-are the closing token; at prediction the best span over all windows wins. Where questions may have no answer (SQuAD v2), the
-answer is empty if both logits of the closing token, summed, are above the best span's in every window: BERT's rule with a
-threshold of 0.
+Scored by SQuAD's metrics and by the study's. A passage that does not fit is split into windows that overlap by `stride`
+tokens. In a window without the answer, both targets are the closing token. The prediction is the best span over all
+windows.
+
+In a task with unanswerable questions (SQuAD v2), the prediction is empty if, in every window, the closing token's start
+and end logits sum to more than the score of the best span: BERT's rule with a threshold of 0.
 """
 
 from __future__ import annotations
@@ -48,22 +50,22 @@ if TYPE_CHECKING:
 
 ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
 QUESTION = "Question: {question}\nContext:"
-"""The study's template; the passage follows after a space."""
+"""The study's prompt template; the passage follows after a space."""
 
 
 def normalise_answer(text: str) -> str:
-    """SQuAD's official normalisation: lower case, no punctuation, no articles, single spaces."""
+    """Apply SQuAD's official normalisation: lower case, no punctuation, no articles, single spaces."""
     text = "".join(character for character in text.lower() if character not in set(string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
-    """1 where the normalised prediction equals any normalised reference."""
+    """Return 1 if the normalised prediction equals any normalised reference, else 0."""
     return float(any(normalise_answer(prediction) == normalise_answer(reference) for reference in references))
 
 
 def answer_f1(prediction: str, references: Sequence[str]) -> float:
-    """The largest F1 over references of the bags of normalised words (SQuAD v1.1: no overlap is 0)."""
+    """Return the highest F1 between bags of normalised words over all references (SQuAD v1.1: no overlap gives 0)."""
     return max(
         _f1(normalise_answer(prediction).split(), normalise_answer(reference).split()) for reference in references
     )
@@ -78,12 +80,12 @@ def _f1(prediction: list[str], reference: list[str]) -> float:
 
 
 def study_f1(prediction: tuple[int, int] | None, answer: tuple[int, int] | None) -> float:
-    """The study's F1 (arXiv 2507.00994) over sets of token positions, against the first answer only.
+    """Compute the study's F1 (arXiv 2507.00994) over sets of token positions, against the first answer only.
 
-    Two empty sets are equal, F1 1, as in SQuAD v2; the study doesn't say.
+    Two empty sets have F1 1, as in SQuAD v2; the study does not define this case.
 
     Args:
-        prediction, answer: first and last token of the passage; None for no token.
+        prediction, answer: first and last token within the passage; None for the empty answer.
     """
     if prediction is None or answer is None:
         return float(prediction is answer)
@@ -92,7 +94,7 @@ def study_f1(prediction: tuple[int, int] | None, answer: tuple[int, int] | None)
 
 
 def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """(start, end) of the windows over a passage of so many tokens, `room` long at most, sharing `stride`."""
+    """Split a passage of `tokens` tokens into windows (start, end), at most `room` long and overlapping by `stride`."""
     if tokens <= room:
         return [(0, tokens)]
     step = max(1, room - stride)
@@ -101,7 +103,7 @@ def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def graded(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
-    """SQuAD's official F1 and exact match of each question."""
+    """Compute SQuAD's official F1 and exact match of each question."""
     pairs = list(zip(predictions, references, strict=True))
     return {
         "f1": np.array([answer_f1(*pair) for pair in pairs]),
@@ -110,11 +112,13 @@ def graded(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> E
 
 
 def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
-    """SQuAD v2's official F1 and exact match of each question: of all, and of those with (`has_answer_`) and without
-    (`no_answer_`) an answer where there are any.
+    """Compute SQuAD v2's official F1 and exact match of each question.
 
-    A question without an answer has one reference, the empty text, and F1 against or of a text that is empty after
-    normalisation is 1 or 0.
+    The columns with the prefix `has_answer_` or `no_answer_` cover only questions with or without an answer, and are
+    left out if there are none.
+
+    A question without an answer has the empty text as its only reference. If the prediction or the reference is empty
+    after normalisation, F1 is 1 if both are and 0 otherwise.
     """
     exact, f1 = [], []
     for prediction, answers in zip(predictions, references, strict=True):
@@ -138,7 +142,10 @@ def _f1_or_empty(prediction: list[str], reference: list[str]) -> float:
 
 
 class QuestionAnswering(Family):
-    """Cross-entropy of start and end over the passage's tokens; SQuAD's exact match and F1, and the study's F1."""
+    """Question answering, trained with cross-entropy of the start and of the end over the passage's tokens.
+
+    Scored by SQuAD's exact match and F1, and by the study's F1.
+    """
 
     name = "question-answering"
     title = "Question answering"
@@ -150,7 +157,11 @@ class QuestionAnswering(Family):
 
     @classmethod
     def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
-        """The fields of `answers` may come in any order; of texts alone each is at its first occurrence in the context."""
+        """Return one canonical column.
+
+        The fields of `answers` may come in any order. If it holds texts only, each answer starts at its first
+        occurrence in the context.
+        """
         if name != "answers":
             return super().column(columns, name, names)
         column = columns.plain(name).combine_chunks()
@@ -192,7 +203,11 @@ class QuestionAnswering(Family):
 
     @classmethod
     def check_settings(cls, task: str, settings: TaskSettings) -> None:
-        """The next window of a passage begins behind the last one's beginning."""
+        """Check that `stride` is less than `max_length`, so that each window can begin after the previous one.
+
+        Raises:
+            UserError: `stride` is too large.
+        """
         if settings.stride >= settings.max_length:
             raise UserError(
                 f"task {task}: stride {settings.stride} must be less than max_length {settings.max_length}; give the task a smaller "
@@ -201,19 +216,19 @@ class QuestionAnswering(Family):
 
     @classmethod
     def label_counts(cls, table: pa.Table, names: tuple[str, ...]) -> dict[str, float]:
-        """The numbers of answered and unanswerable questions."""
+        """Count the answered and the unanswerable questions."""
         answered = sum(bool(row["text"]) for row in table["answers"].to_pylist())
         return {"answered": answered, "unanswerable": table.num_rows - answered}
 
     @classmethod
     def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
         ids = row["input_ids"]
-        none = row["start"] == len(ids) - 1
+        none = row["start"] == len(ids) - 1  # the target is the closing token
         return {"text": text(ids), "answer": None if none else text(ids[row["start"] : row["end"] + 1]).strip()}
 
     @classmethod
     def overlong(cls, table: pa.Table, column: str, settings: TaskSettings) -> Array:
-        """Those that need several windows; a question is cut at half of `max_length`, before the passage."""
+        """Return which examples need several windows, bool [rows]; a question is first cut to half of `max_length`."""
         questions = table["passage"].to_numpy()
         passages = Lists.of(table, column).lengths - questions - 1
         room = settings.max_length - np.minimum(questions, settings.max_length // 2) - 1
@@ -222,7 +237,7 @@ class QuestionAnswering(Family):
 
     @classmethod
     def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """`id` of the question and `prediction`, the answer's text."""
+        """Yield the question's `id`, and the answer's text as `prediction`."""
         for question, answer in zip(kept.predictions["id"], kept.predictions["answer"], strict=True):
             yield {"id": question, "prediction": answer}
 
@@ -249,8 +264,18 @@ class QuestionAnswering(Family):
     def _windows(
         table: pa.Table, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings
     ) -> tuple[pa.Table, list[list[int]]]:
-        """One row a window: sequence, its example, where the passage begins in it, its first token's place in the passage,
-        characters of its tokens, targets. And of each example the first and last token of the first answer, if there is any.
+        """Tokenise the examples into windows.
+
+        Returns:
+            A table with one row per window, and for each example the first and last token of its first answer within
+            the passage (an empty list without an answer). The table's columns:
+
+            - `input_ids`: the sequence.
+            - `example`: number of the example.
+            - `passage`: index in the sequence where the passage begins.
+            - `begin`: position in the passage of the window's first token.
+            - `first`, `last`: first character of each passage token, and the one after its last.
+            - `start`, `end`: targets, as indices in the sequence.
         """
         end = ending(tokenizer)
         questions = token_ids(
@@ -272,13 +297,14 @@ class QuestionAnswering(Family):
             question = questions[example][: settings.max_length // 2]
             ids = passages["input_ids"][example]
             spans = np.array(passages["offset_mapping"][example], dtype=np.int32).reshape(-1, 2)
-            first = np.maximum(spans[:, 0] - 1, 0)  # characters of the passage, without the space before it
+            # Character offsets in the passage itself: one less, for the space put before it.
+            first = np.maximum(spans[:, 0] - 1, 0)
             last = np.maximum(spans[:, 1] - 1, 0)
-            # A token of " word" starts at its space, which is no part of an answer.
+            # The token " word" starts at its space, which is not part of an answer.
             first += np.array(
                 [start < stop and context[start].isspace() for start, stop in zip(first, last, strict=True)], bool
             )
-            inside = np.empty(0, dtype=np.int64)  # the tokens of the first answer, if there is any
+            inside = np.empty(0, dtype=np.int64)  # tokens that overlap the first answer, if there is one
             if answers["text"]:
                 answer_start = answers["answer_start"][0]
                 inside = np.flatnonzero((last > answer_start) & (first < answer_start + len(answers["text"][0])))
@@ -286,6 +312,7 @@ class QuestionAnswering(Family):
             for begin, stop in windows(len(ids), settings.max_length - len(question) - 1, settings.stride):
                 closing = len(question) + stop - begin
                 target = (closing, closing)
+                # A window that holds only part of the answer counts as one without it.
                 if len(inside) and begin <= inside[0] and inside[-1] < stop:
                     target = (len(question) + int(inside[0]) - begin, len(question) + int(inside[-1]) - begin)
                 rows["input_ids"].append([*question, *ids[begin:stop], end])
@@ -306,7 +333,7 @@ class QuestionAnswering(Family):
 
     @cached_property
     def _tables(self) -> dict[str, dict[str, Any]]:
-        """The columns of each split's windows but their tokens."""
+        """By split, the columns of its windows except the token ids."""
         tables = {split: self.prepared.table(split) for split in SPLITS}
         return {
             split: {name: Lists.of(table, name) for name in ("first", "last")}
@@ -316,7 +343,7 @@ class QuestionAnswering(Family):
 
     @cached_property
     def _examples(self) -> dict[str, tuple[list[str], list[list[str]], list[tuple[int, int] | None]]]:
-        """Of validation and test the contexts, the reference answers, and the first answer's first and last token."""
+        """Contexts, reference answers, and the first answer's first and last token, of validation and test."""
         examples = {}
         for split in ("validation", "test"):
             table = self.prepared.table(f"{split}_examples")
@@ -330,14 +357,17 @@ class QuestionAnswering(Family):
         return Batch([ids[row] for row in rows], {name: table[name][rows].astype(np.int64) for name in names})
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """A start and an end logit for each token."""
+        """Return a Linear that gives each token a start and an end logit."""
         from torch import nn
 
         return nn.Sequential(linear(hidden, 2))
 
     @staticmethod
     def _logits(head: nn.Module, hidden: Tensor, packing: Packing, passage: Array) -> Tensor:
-        """fp32 [2, S, longest]: start and end logits by position, -inf at the question and beyond the closing token."""
+        """Compute start and end logits by position, fp32 [2, S, longest].
+
+        The question and positions beyond the closing token are masked with -inf.
+        """
         import torch
 
         flat = head(hidden[: packing.tokens]).float()  # [tokens, 2]
@@ -356,8 +386,11 @@ class QuestionAnswering(Family):
         return (functional.cross_entropy(start, wanted_start) + functional.cross_entropy(end, wanted_end)) / 2
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        """Of each window the best span: (score, first token, last token), counted from the passage's first token; with
-        unanswerable questions also the score of there being no answer."""
+        """Find each window's best span, as (score, first token, last token).
+
+        Tokens count from the window's first passage token. In a task with unanswerable questions, the array also holds
+        the score of the empty answer.
+        """
         import torch
         import torch.nn.functional as functional
 
@@ -365,24 +398,29 @@ class QuestionAnswering(Family):
         start, end = self._logits(head, hidden, packing, passage)  # [S, longest]
         closing = torch.from_numpy(packing.lengths - 1).to(start.device).unsqueeze(1)
         none = (start.gather(1, closing) + end.gather(1, closing)).squeeze(1)  # [S]
+        # The closing token stands for "no answer": it must not be part of a span.
         start, end = start.scatter(1, closing, float("-inf")), end.scatter(1, closing, float("-inf"))
         reach = self.settings.max_answer_tokens
+        # For each start, look only at the ends within reach, not at all longest x longest pairs.
         ends = functional.pad(end, (0, reach - 1), value=float("-inf")).unfold(1, reach, 1)  # [S, longest, reach]
         best_end, span = ends.max(dim=2)
         score, first = (start + best_end).max(dim=1)  # [S]
         last = first + span.gather(1, first.unsqueeze(1)).squeeze(1)
         begins = torch.from_numpy(passage).to(start.device)
         columns = [score, first - begins, last - begins, *([none] if self.prepared.unanswerable else [])]
+        # float64 holds both the fp32 scores and the token numbers exactly.
         found = torch.stack([column.double() for column in columns], dim=1)
         return list(found.cpu().numpy())
 
     def spans(self, split: str, predictions: Sequence[Array]) -> list[tuple[int, int, int] | None]:
-        """The best span of each example over its windows: window, first and last token, counted from the window's first token
-        of the passage; None for the empty answer."""
+        """Return each example's best span over its windows; None for the empty answer.
+
+        A span is (window, first token, last token); tokens count from the window's first passage token.
+        """
         table = self._tables[split]
         examples = len(self._examples[split][0])
         best: list[tuple[float, tuple[int, int, int] | None]] = [(float("-inf"), None)] * examples
-        no_answer = [float("inf")] * examples  # the least over windows: the answer is in none of them
+        no_answer = [float("inf")] * examples  # lowest over windows: the answer must be missing from every one of them
         for window, (score, first, last, *none) in enumerate(predictions):
             example = int(table["example"][window])
             no_answer[example] = min([no_answer[example], *map(float, none)])
@@ -393,7 +431,7 @@ class QuestionAnswering(Family):
         return [None if none > score else span for (score, span), none in zip(best, no_answer, strict=True)]
 
     def texts(self, split: str, predictions: Sequence[Array]) -> list[str]:
-        """The predicted answer of each example: the characters of its best span, or none."""
+        """Return the predicted answer of each example: the text of its best span, or the empty text."""
         table, contexts = self._tables[split], self._examples[split][0]
         texts = []
         for context, span in zip(contexts, self.spans(split, predictions), strict=True):
@@ -405,7 +443,7 @@ class QuestionAnswering(Family):
         return texts
 
     def positions(self, split: str, predictions: Sequence[Array]) -> list[tuple[int, int] | None]:
-        """First and last token of the passage of each example's best span; None for the empty answer."""
+        """Return the first and last token of each example's best span within the whole passage; None if it is empty."""
         begin = self._tables[split]["begin"]
         return [
             None if span is None else (int(begin[span[0]]) + span[1], int(begin[span[0]]) + span[2])

@@ -1,4 +1,4 @@
-"""Retrieval: queries and documents into one space, trained with the batch's other documents as negatives."""
+"""Retrieval: embed queries and documents in one space, trained with in-batch negatives."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from mlmclm.tasks.settings import TaskSettings
 
 DEPTH = 10
-"""Documents of each query that the metrics look at."""
+"""Number of top-ranked documents per query that the metrics use."""
 
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """A retrieval evaluation: queries (id, text), corpus (id, text), qrels (query_id, corpus_id, score)."""
+    """A retrieval evaluation set: queries (id, text), corpus (id, text) and qrels (query_id, corpus_id, score)."""
 
     queries: pa.Table
     corpus: pa.Table
@@ -56,8 +56,11 @@ class RetrievalSet:
 
 
 def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]]) -> list[Ranking]:
-    """What `ndcg_at_10` and `study_ndcg_at_10` rank: all documents as trec_eval does, and the judged ones, those of one score in
-    the corpus' order."""
+    """Return the rankings for `ndcg_at_10` and for `study_ndcg_at_10`.
+
+    The first ranks all documents as trec_eval does. The second ranks the judged documents only, and breaks ties by the
+    order of the corpus.
+    """
     from mlmclm.tasks.search import Ranking, by_id
 
     judged = {document for query in query_ids for document in qrels.get(query, {})}
@@ -68,11 +71,14 @@ def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[
 def ndcg_at_10(
     query_ids: Sequence[str], document_ids: Sequence[str], found: Found, qrels: dict[str, dict[str, int]]
 ) -> Array:
-    """NDCG@10 of each query by pytrec_eval (trec_eval's definition: the ideal ranking is that of all judged documents).
+    """Compute NDCG@10 of each query with pytrec_eval.
+
+    By trec_eval's definition, the ideal ranking is that of all judged documents. Queries without a relevant document
+    have NaN.
 
     Args:
-        found: the ten best of all documents.
-        qrels: relevance by query and document; queries without a relevant document have NaN.
+        found: the ten best of all documents for each query.
+        qrels: relevance by query and document.
     """
     import pytrec_eval
 
@@ -92,11 +98,14 @@ def ndcg_at_10(
 def study_ndcg_at_10(
     query_ids: Sequence[str], document_ids: Sequence[str], found: Found, qrels: dict[str, dict[str, int]]
 ) -> Array:
-    """The study's NDCG@10 (arXiv 2507.00994) of each query: only judged documents are searched, and the ideal ranking is that of the ten
-    documents found, so that a relevant one that isn't among them costs nothing.
+    """Compute the study's NDCG@10 (arXiv 2507.00994) of each query.
 
-    Gains are the grades themselves, as trec_eval's. Arguments as `ndcg_at_10`'s, but for `found`, the ten best of the judged
-    documents; the same queries have NaN.
+    It differs from `ndcg_at_10` in two ways: only judged documents are searched, and the ideal ranking is that of the
+    ten documents found, so a relevant document that is not among them costs nothing. As in trec_eval, gains are the
+    grades themselves. The same queries have NaN.
+
+    Args:
+        found: the ten best of the judged documents for each query; the other arguments are those of `ndcg_at_10`.
     """
     discounts = 1 / np.log2(np.arange(found.documents.shape[1]) + 2)
     values = np.full(len(query_ids), np.nan)
@@ -112,12 +121,15 @@ def study_ndcg_at_10(
 
 
 class Retrieval(Family):
-    """Cross-entropy over cosines divided by a temperature; NDCG@10 over the full corpus, and the study's."""
+    """Retrieval, trained with cross-entropy over cosines divided by a temperature.
+
+    Scored by NDCG@10 over the full corpus, and by the study's NDCG@10.
+    """
 
     name = "retrieval"
     title = "Retrieval"
     columns: ClassVar = {"query": pa.string(), "positive": pa.string()}
-    # `title`, where it is declared, goes before a document's text.
+    # A document's `title`, if the task declares it, is put before its text.
     more_columns = ("id", "title", "text", "query_id", "corpus_id", "score")
     metrics: ClassVar = {"ndcg@10": "NDCG@10", "study.ndcg@10": "study's NDCG@10"}
     study_metric = "study.ndcg@10"
@@ -137,7 +149,7 @@ class Retrieval(Family):
 
     @classmethod
     def held_out(cls, table: pa.Table) -> RetrievalSet:
-        """The corpus is the distinct documents of the pairs."""
+        """Build an evaluation set from held-out pairs; their distinct documents are the corpus."""
         documents = table["positive"].combine_chunks().dictionary_encode()
         queries = table["query"].combine_chunks().dictionary_encode()
         judged = sorted(set(zip(queries.indices.to_pylist(), documents.indices.to_pylist(), strict=True)))
@@ -163,7 +175,7 @@ class Retrieval(Family):
 
     @classmethod
     def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """`id` of the query, `documents`, the ids of the ten best of the whole corpus, best first, and their `scores`."""
+        """Yield the query's `id`, and the ids (`documents`) and `scores` of its ten best documents, best first."""
         columns = (kept.predictions[name] for name in ("id", "documents", "document_scores"))
         for query, documents, scores in zip(*columns, strict=True):
             yield {"id": query, "documents": list(documents), "scores": [float(score) for score in scores]}
@@ -202,12 +214,12 @@ class Retrieval(Family):
 
     @cached_property
     def sequences(self) -> dict[str, Lists]:
-        """Of validation and test: queries, then documents."""
+        """Token ids of validation and test: first all queries, then all documents."""
         return {split: Lists.of(self.prepared.table(split), "input_ids") for split in ("validation", "test")}
 
     @cached_property
     def _evaluation(self) -> dict[str, tuple[list[str], int, dict[str, dict[str, int]]]]:
-        """Of validation and test: the ids of the sequences, the number of queries, judgements."""
+        """Ids of the sequences, number of queries, and relevance judgements, of validation and test."""
         splits = {}
         for split in ("validation", "test"):
             table = self.prepared.table(split)
@@ -227,7 +239,7 @@ class Retrieval(Family):
         return Batch(sequences, {"documents": documents[rows]})
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """No parameters beyond the encoder."""
+        """Return an identity: retrieval has no parameters beyond the encoder's."""
         from torch import nn
 
         return nn.Identity()
@@ -236,7 +248,7 @@ class Retrieval(Family):
         return self.loss_of(self.embeddings(hidden, packing), targets)
 
     def embeddings(self, hidden: Tensor, packing: Packing) -> Tensor:
-        """One vector of length 1 a sequence, [S, hidden], in fp32 at least."""
+        """Return one vector of unit length per sequence, [S, hidden], in fp32 at least."""
         import torch
 
         from mlmclm.models.encoder import pool
@@ -245,16 +257,21 @@ class Retrieval(Family):
         return torch.nn.functional.normalize(pooled.to(torch.promote_types(pooled.dtype, torch.float32)), dim=-1)
 
     def loss_of(self, vectors: Tensor, targets: dict[str, Array]) -> Tensor:
-        """The loss of a batch's embeddings, those of its queries and then those of their documents."""
+        """Compute the contrastive loss of a batch's embeddings.
+
+        Args:
+            vectors: embeddings of all queries, followed by those of their documents.
+        """
         import torch
         import torch.nn.functional as functional
 
         from mlmclm.backends.choice import without_autocast
 
         queries, documents = vectors.chunk(2)  # [B, hidden] each
+        # The division by a small temperature would magnify bfloat16's rounding of the cosines.
         with without_autocast(vectors.device):
             cosines = queries @ documents.t() / self.settings.temperature  # [B, B]
-        # The same document drawn twice is no negative of itself.
+        # A document that occurs twice in the batch must not be a negative of its own query.
         same = torch.from_numpy(targets["documents"][:, None] == targets["documents"][None, :]).to(cosines.device)
         cosines = cosines.masked_fill(same & ~torch.eye(len(same), dtype=torch.bool, device=same.device), float("-inf"))
         wanted = torch.arange(len(same), device=same.device)
@@ -286,7 +303,11 @@ class Retrieval(Family):
 
 
 def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
-    """The judged queries, limited; the corpus, limited to their judged documents and others at random."""
+    """Apply the settings' limits to an evaluation set.
+
+    Only queries with a relevant document are kept. A limited corpus holds all their judged documents, and others chosen
+    at random.
+    """
     relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))["query_id"].combine_chunks().unique()
     queries = judged.queries.filter(pa.compute.is_in(judged.queries["id"], relevant))
     queries = limited(queries, settings.max_evaluation_examples)
@@ -304,7 +325,7 @@ def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
 
 
 def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
-    """Queries, documents and judgements, checked."""
+    """Read a retrieval set and check it."""
 
     def table(part: str, *names: str) -> tuple[Columns, pa.Table]:
         columns = Columns(task, f"{split} {part}", read(getattr(source, part)))
@@ -325,7 +346,11 @@ def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
 
 
 def _check(where: str, judged: RetrievalSet) -> None:
-    """Queries, documents and judgements refer to one another."""
+    """Check that a retrieval set is complete and that its judgements refer to existing queries and documents.
+
+    Raises:
+        UserError: a table is empty or has a null, an id occurs twice or is unknown, or the scores are invalid.
+    """
     for part in ("queries", "corpus", "qrels"):
         table = getattr(judged, part)
         if table.num_rows == 0:
@@ -349,7 +374,7 @@ def _check(where: str, judged: RetrievalSet) -> None:
 
 
 def _pairs(task: Task, judged: RetrievalSet) -> Raw:
-    """Training pairs: a query and each document judged relevant to it, in the judgements' order."""
+    """Return training pairs of a query and each document judged relevant to it, in the judgements' order."""
     relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))
     columns = {
         task.column(name): texts["text"].take(

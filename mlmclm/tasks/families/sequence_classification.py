@@ -1,4 +1,4 @@
-"""Sequence classification: a text, or two joined by a template, into one of several classes."""
+"""Sequence classification: assign one of several classes to a text, or to two texts joined by a template."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 
 def classification_scores(labels: Array, predicted: Array, classes: int) -> dict[str, float]:
-    """Accuracy, macro F1 over all classes, Matthews' correlation (0 where only one class is predicted), and with two
-    classes the F1 of the second, which is GLUE's positive one.
+    """Compute accuracy, macro F1 and Matthews' correlation; with two classes also F1.
+
+    Macro F1 averages over all classes. Matthews' correlation is 0 if only one class is predicted. F1 is that of the
+    second class, which is GLUE's positive one.
 
     Args:
-        labels, predicted: int [rows], from 0.
+        labels, predicted: class of each row from 0, int [rows].
     """
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
@@ -45,7 +47,10 @@ def classification_scores(labels: Array, predicted: Array, classes: int) -> dict
 
 
 class SequenceClassification(Family):
-    """Cross-entropy over classes; accuracy, macro-averaged F1, Matthews' correlation and, of two classes, the second's F1."""
+    """Sequence classification, trained with cross-entropy.
+
+    Scored by accuracy, macro-averaged F1, Matthews' correlation and, with two classes, the F1 of the second.
+    """
 
     name = "sequence-classification"
     title = "Sequence classification"
@@ -103,18 +108,18 @@ class SequenceClassification(Family):
 
     @property
     def outputs(self) -> int:
-        """How many numbers the head gives a sequence."""
+        """Number of outputs of the head per sequence."""
         return len(self.prepared.label_names)
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """Linear -> GELU -> Linear (the study's), or one Linear, on a pooled vector."""
+        """Return Linear -> GELU -> Linear (the study's) or a single Linear, applied to the pooled vector."""
         from torch import nn
 
         dense = [linear(hidden, hidden), nn.GELU()] if self.settings.classifier == "dense-gelu" else []
         return nn.Sequential(*dense, linear(hidden, self.outputs))
 
     def logits(self, head: nn.Module, hidden: Tensor, packing: Packing) -> Tensor:
-        """fp32 [S, outputs]."""
+        """Compute the logits of each sequence, fp32 [S, outputs]."""
         from mlmclm.models.encoder import pool
 
         logits: Tensor = head(pool(hidden, packing, self.settings.pooling)).float()

@@ -1,4 +1,4 @@
-"""Sequence regression: a text, or two joined by a template, to one number."""
+"""Sequence regression: predict one number for a text, or for two texts joined by a template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def correlations(labels: Array, predicted: Array) -> dict[str, float]:
-    """Spearman's and Pearson's correlation; 0 where either side is constant, as there is nothing that could correlate.
+    """Compute Spearman's and Pearson's correlation; both are 0 if either side is constant.
 
     Args:
         labels, predicted: [rows].
@@ -28,6 +28,7 @@ def correlations(labels: Array, predicted: Array) -> dict[str, float]:
     from scipy.stats import pearsonr, spearmanr
 
     labels, predicted = np.asarray(labels, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    # scipy returns NaN for a constant input.
     if np.ptp(labels) == 0 or np.ptp(predicted) == 0:
         return {"spearman": 0.0, "pearson": 0.0}
     return {
@@ -37,7 +38,7 @@ def correlations(labels: Array, predicted: Array) -> dict[str, float]:
 
 
 class SequenceRegression(SequenceClassification):
-    """Mean squared error of one output, on the labels' own scale; correlations."""
+    """Sequence regression, trained with mean squared error on the labels' own scale and scored by correlations."""
 
     name = "sequence-regression"
     title = "Sequence regression"
@@ -60,7 +61,7 @@ class SequenceRegression(SequenceClassification):
 
     @classmethod
     def label_counts(cls, table: pa.Table, names: tuple[str, ...]) -> dict[str, float]:
-        """The least, mean and greatest value."""
+        """Return the smallest, mean and largest label."""
         values = table["label"].to_numpy()
         return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
 

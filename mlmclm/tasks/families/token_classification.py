@@ -1,4 +1,4 @@
-"""Token classification: a tag for each word of a sentence, scored by whole entities, and by the study's F1 over words."""
+"""Token classification: tag each word of a sentence. Scored by whole entities, and by the study's F1 over words."""
 
 from __future__ import annotations
 
@@ -38,11 +38,15 @@ if TYPE_CHECKING:
     from mlmclm.tasks.settings import TaskSettings
 
 NO_WORD = -1
+"""Word number of a token that belongs to no word."""
 IGNORED = -100
+"""Label of a token that the loss leaves out."""
 
 
 def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Array:
-    """The word that each token of `" ".join(words)` belongs to, by its last character; `NO_WORD` for a bare space.
+    """Return the number of the word that each token of `" ".join(words)` belongs to, int32 [tokens].
+
+    The token's last character decides. A token that is only a space gets `NO_WORD`.
 
     Args:
         offsets: (start, end) characters of each token.
@@ -50,6 +54,7 @@ def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Arr
     lengths = np.array([len(word) for word in words])
     ends = np.cumsum(lengths + 1) - 1  # character after each word
     spans = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    # The last character and not the first: many tokenizers attach the space before a word to its first token.
     last = np.maximum(spans[:, 1] - 1, spans[:, 0])
     word = np.searchsorted(ends, last, side="right")
     inside = word < len(words)
@@ -58,17 +63,19 @@ def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Arr
 
 
 def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> Array:
-    """The study's F1 (arXiv 2507.00994) of each sentence: macro-averaged over its tags, O included; NaN without words. The
-    score is the mean over sentences.
+    """Compute the study's F1 (arXiv 2507.00994) of each sentence: the macro average over its tags, O included.
 
-    A sentence's tags are those that its words have or are given; the published scores could not be above 90 % if all tags of
-    the set counted.
+    A sentence without words has NaN. The split's score is the mean over sentences.
+
+    A sentence's tags are those that occur in its gold or predicted tags. If all tags of the set counted, the published
+    scores could not exceed 90 %.
 
     Args:
-        true, predicted: the tags of each sentence's words, from 0.
-        tags: how many there are in the set.
+        true, predicted: tags of each sentence's words, from 0.
+        tags: number of tags in the set.
     """
     sentence = np.repeat(np.arange(len(true)), [len(row) for row in true])
+    # Number the (sentence, tag) pairs, so that one bincount gives the counts of every sentence.
     place_true = sentence * tags + np.concatenate(true).astype(np.int64)
     place_found = sentence * tags + np.concatenate(predicted).astype(np.int64)
     size = len(true) * tags
@@ -80,8 +87,10 @@ def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> Ar
 
 
 class TokenClassification(Family):
-    """Cross-entropy over tagged sub-tokens; seqeval's entity-level precision, recall and F1 (micro-averaged), and the study's
-    F1."""
+    """Token classification, trained with cross-entropy over tagged sub-tokens.
+
+    Scored by seqeval's entity-level precision, recall and F1 (micro-averaged), word accuracy, and the study's F1.
+    """
 
     name = "token-classification"
     title = "Token classification"
@@ -118,7 +127,7 @@ class TokenClassification(Family):
 
     @classmethod
     def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """`row`, and a list of tags each in `gold` and `prediction`."""
+        """Yield `row`, and the tags of the sentence's words as lists in `gold` and `prediction`."""
         sides = kept.predictions["gold_tags"], kept.predictions["predicted_tags"]
         for row, pair in enumerate(zip(*sides, strict=True)):
             gold, predicted = ([kept.label_names[tag] for tag in tags] for tags in pair)
@@ -149,7 +158,7 @@ class TokenClassification(Family):
 
     @cached_property
     def _splits(self) -> dict[str, tuple[Lists, Lists]]:
-        """Of each split the words of its sequences' tokens, and the tags of the words."""
+        """By split, the word number of each sequence's tokens and the tags of its words."""
         tables = {split: self.prepared.table(split) for split in SPLITS}
         return {split: (Lists.of(table, "words"), Lists.of(table, "tags")) for split, table in tables.items()}
 
@@ -159,14 +168,14 @@ class TokenClassification(Family):
         return Batch([self.sequences["train"][row] for row in rows], {"labels": np.concatenate(labels)})
 
     def _labels(self, words: Array, tags: Array) -> Array:
-        """int64 [tokens]: the tag that each token carries, or `IGNORED`."""
+        """Return the tag that each token carries, or `IGNORED`: int64 [tokens]."""
         labels = np.where(words == NO_WORD, IGNORED, tags[words]).astype(np.int64)
         if self.settings.label_sub_tokens == "first":
             labels[1:][words[1:] == words[:-1]] = IGNORED
         return labels
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """Dropout, then Linear, on each token."""
+        """Return dropout followed by a Linear, applied to each token."""
         from torch import nn
 
         return nn.Sequential(nn.Dropout(self.settings.head_dropout), linear(hidden, len(self.prepared.label_names)))
@@ -178,6 +187,7 @@ class TokenClassification(Family):
         logits = head(hidden[: packing.tokens]).float()  # [tokens, tags]
         labels = torch.from_numpy(targets["labels"]).to(logits.device)
         total = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        # Not reduction="mean": it gives NaN for a batch without a labelled token.
         return total / max(1, int((targets["labels"] != IGNORED).sum()))
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
@@ -185,18 +195,20 @@ class TokenClassification(Family):
         words, tags = self._splits[split]
         counts = tags.lengths[rows]
         begins = np.cumsum(counts) - counts
-        own = np.concatenate([words[row] for row in rows])  # [tokens], the word in its sentence
+        own = np.concatenate([words[row] for row in rows])  # [tokens], the number of the word in its sentence
         owners = np.where(own == NO_WORD, NO_WORD, own + np.repeat(begins, packing.lengths))
         return np.split(self._vote(logits, owners, int(counts.sum())), begins[1:])
 
     def _vote(self, logits: Array, words: Array, count: int) -> Array:
-        """float32 [words]: the tag of each word by majority of its sub-tokens, or of its first.
+        """Predict the tag of each word by majority vote of its sub-tokens, or by its first sub-token: float32 [words].
 
-        A tie goes to the tag with the larger mean probability. A word that was cut off gets O.
+        A tie goes to the tag with the higher mean probability. A word that was truncated away gets O, or the first tag
+        if there is no O.
 
         Args:
-            words: int [tokens], the word of each token, of several sentences counted on; `NO_WORD` at each one's end.
-            count: how many words there are.
+            words: int [tokens], the word of each token, numbered across all sentences; `NO_WORD` at the end of each
+                sentence.
+            count: number of words.
         """
         if not np.isfinite(logits).all():
             return np.full(count, np.nan, dtype=np.float32)
@@ -207,15 +219,21 @@ class TokenClassification(Family):
         probability = np.exp(own - own.max(axis=1, keepdims=True))
         probability /= probability.sum(axis=1, keepdims=True)
         ballot = np.zeros((count, logits.shape[1]))
+        # np.add.at and not `+=`, which would count a word's repeated index only once.
         np.add.at(ballot, (owners, own.argmax(axis=1)), 1.0)
         sub_tokens = np.bincount(owners, minlength=count).clip(1)
-        np.add.at(ballot, owners, 0.5 * probability / sub_tokens[owners, None])  # less than one vote in all
+        # The mean probability, halved: less than one vote in all, so it only breaks ties.
+        np.add.at(ballot, owners, 0.5 * probability / sub_tokens[owners, None])
+        # Decides only for words without a token in the sequence, whose ballots are empty.
         names = self.prepared.label_names
         ballot[:, names.index("O") if "O" in names else 0] += 1e-9
         return ballot.argmax(axis=1).astype(np.float32)
 
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        """Of each sentence its words and those with the right tag, its entities by seqeval: true, predicted, and both; its tags."""
+        """Count each sentence's words, correctly tagged words and entities (seqeval's gold, predicted and correct).
+
+        The columns also hold each sentence's study F1, and its gold and predicted tags.
+        """
         tags = self._splits[split][1]
         gold = [tags[row] for row in range(len(tags))]
         pairs = list(zip(gold, predictions, strict=True))
@@ -232,12 +250,12 @@ class TokenClassification(Family):
         }
 
     def _small(self, rows: Sequence[Array]) -> Array:
-        """A column of lists of tags, in the fewest bytes."""
+        """Return a column of lists of tags in the smallest integer type."""
         kind = np.min_scalar_type(len(self.prepared.label_names))
         return objects([row.astype(kind) for row in rows])
 
     def _entities(self, tags: Array) -> set[tuple[str, int, int]]:
-        """(type, first word, last word) of a sentence's entities."""
+        """Return (type, first word, last word) of each entity in a sentence."""
         from seqeval.metrics.sequence_labeling import get_entities
 
         return set(get_entities([self.prepared.label_names[int(tag)] for tag in tags]))
