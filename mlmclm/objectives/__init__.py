@@ -1,1 +1,1 @@
-"""Pretraining objectives, one class a file; to add one, add a file (see `objective`)."""
+"""Pretraining objectives, one class per file. To add one, add a file (see `objective`)."""

@@ -1,4 +1,4 @@
-"""Causal language modelling: each token from those before it."""
+"""Causal language modelling: predict each token from the tokens before it."""
 
 from __future__ import annotations
 
@@ -35,4 +35,5 @@ class Causal(Objective):
         return tokens, draw.one_earlier(tokens, tokens)
 
     def labelled_share(self, length: int, documents: int) -> float:
+        # The last token of each document has no next token to predict.
         return (length - documents) / length

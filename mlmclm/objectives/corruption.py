@@ -1,4 +1,4 @@
-"""Corruption of hidden tokens, as a recipe gives it."""
+"""The recipe's settings for the corruption of hidden tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mlmclm.configuration import Frozen
 
 
 class Corruption(Frozen):
-    """The fate of the tokens that are hidden; the shares add up to 1. BERT's are 0.8, 0.1 and 0.1."""
+    """Shares of the hidden tokens that are masked, randomised or kept; they add up to 1. BERT uses 0.8, 0.1 and 0.1."""
 
     mask: float = Field(1.0, ge=0, le=1)
-    """Share that is replaced by the mask token."""
+    """Share replaced by the mask token."""
     random: float = Field(0.0, ge=0, le=1)
-    """Share that is replaced by a random token, never a special one."""
+    """Share replaced by a random token, never a special one."""
     keep: float = Field(0.0, ge=0, le=1)
-    """Share that stays as it is."""
+    """Share left unchanged."""
 
     @model_validator(mode="after")
     def _whole(self) -> Corruption:

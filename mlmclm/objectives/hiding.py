@@ -1,4 +1,4 @@
-"""Hiding tokens: which ones, and what stands in their place, is a function of (seed, step, row, position)."""
+"""Masking as a pure function of (seed, step, row, position): which tokens are hidden and what replaces them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mlmclm.corpora.hashing import fold, unit_interval
 from mlmclm.objectives.objective import UNLABELLED
 
 _PURPOSE = 2
-"""Keeps the draws of masking and of the order of batches independent under one seed."""
+"""Keeps the draws for masking independent of those for the batch order, although both use one seed."""
 
 _FATE, _REPLACEMENT = 1, 2
-"""Which draw of a position it is; the one that chooses it has no number."""
+"""Numbers of a position's further draws. The draw that decides whether it is hidden has none."""
 
 
 def mask_tokens(
@@ -30,26 +30,29 @@ def mask_tokens(
     keep: float = 0.0,
     replacements: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chooses each token with probability `ratio` to be predicted, special tokens never, and hides it.
+    """Choose each token for prediction with probability `ratio`, and hide it. Special tokens are never chosen.
 
-    By default all chosen positions become [MASK]: no random and no kept tokens, as in the study (EuroBERT's pretraining
-    code). BERT's are random 0.1 and keep 0.1 (arXiv 1810.04805, section 3.1). Which positions are chosen doesn't depend on it.
+    By default every chosen position becomes [MASK], with no random and no kept tokens, as in the study (EuroBERT's
+    pretraining code). BERT uses random 0.1 and keep 0.1 (arXiv 1810.04805, section 3.1). The choice of positions does
+    not depend on these shares.
 
     Args:
         ids: tokens, int64 [b, T].
-        rows: int64 [b], each row's index in the *global* batch, so that the split over ranks and micro batches is
-            immaterial.
-        ratio: probability of a position to be predicted, in (0, 1).
+        rows: int64 [b], each row's index in the *global* batch, so that the result does not depend on how the batch is
+            split over ranks and micro-batches.
+        ratio: probability that a position is predicted, in (0, 1).
         special_ids: tokens that are never masked, such as EOS.
-        random: share of the chosen positions that get a uniformly drawn token of `replacements`; it may be the same one.
-        keep: share of the chosen positions that stay as they are; what neither names becomes [MASK].
-        replacements: int64 [k], needed where `random` is not 0.
+        random: share of the chosen positions that get a token drawn uniformly from `replacements`, which may be the
+            original token.
+        keep: share of the chosen positions that are left unchanged. The remaining share becomes [MASK].
+        replacements: int64 [k], needed if `random` is not 0.
 
     Returns:
         (input_ids, labels), both int64 [b, T]; labels are -100 where nothing is predicted.
 
     Raises:
-        ValueError: shapes that do not fit, a ratio outside (0, 1), shares outside [0, 1] in all, or no replacements.
+        ValueError: if the shapes do not match, `ratio` is outside (0, 1), `random` and `keep` or their sum are outside
+            [0, 1], or replacements are needed and there are none.
     """
     if ids.ndim != 2 or rows.shape != (ids.shape[0],):
         raise ValueError(f"need ids [b, T] and rows [b], got {ids.shape} and {rows.shape}")
@@ -57,6 +60,7 @@ def mask_tokens(
         raise ValueError(f"the mask ratio must be between 0 and 1, got {ratio}")
     if random < 0 or keep < 0 or random + keep > 1:
         raise ValueError(f"the shares of random and kept tokens must lie in [0, 1] in all, got {random} and {keep}")
+    # Counter-based random numbers: each draw is a hash of its counters, so no generator state needs saving to resume.
     positions = np.arange(ids.shape[1], dtype=np.uint64)[None, :]
     counters = (_PURPOSE, seed, step, rows.astype(np.uint64)[:, None], positions)
     draws = unit_interval(fold(*counters))  # [b, T]

@@ -1,4 +1,4 @@
-"""Masked language modelling: hidden tokens from those on both sides."""
+"""Masked language modelling: predict hidden tokens from the tokens on both sides."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Masked next-token prediction: hidden tokens from those on both sides, each at the position before it.
+"""Masked next-token prediction: predict hidden tokens from both sides, each at the position before it.
 
-It turns a decoder into an encoder (LLM2Vec, arXiv 2404.05961; Ettin's encoders from decoders, arXiv 2507.11412): attention sees both
-sides, but every output goes on predicting the next token, as the decoder learned.
+It turns a decoder into an encoder (LLM2Vec, arXiv 2404.05961; Ettin's encoders from decoders, arXiv 2507.11412).
+Attention is bidirectional, but every output still predicts the next token, as the decoder learned to do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlmclm.objectives.objective import Draw
 
 @dataclass(frozen=True)
 class MaskedNextToken(Masked):
-    """`mntp15`: 15 % of the tokens are hidden, and that at position i is predicted at position i - 1."""
+    """`mntp15`: 15 % of the tokens are hidden, and the token at position i is predicted at position i - 1."""
 
     kind = "mntp"
     examples = ("mntp15",)
@@ -31,4 +31,5 @@ class MaskedNextToken(Masked):
         return inputs, draw.one_earlier(hidden, tokens)
 
     def labelled_share(self, length: int, documents: int) -> float:
+        # The first token of each document has no position before it to be predicted at.
         return super().labelled_share(length, documents) * (length - documents) / length

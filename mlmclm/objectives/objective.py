@@ -1,7 +1,7 @@
-"""The interface of a pretraining objective, and the objectives that there are by their names.
+"""The interface of a pretraining objective, and the lookup of objectives by name.
 
-An objective is one class in a file of its own in this folder; nothing else names it. It says how it is written in models' names,
-which tokens a step predicts from what, and in which direction tokens see each other. Everything else asks it.
+An objective is one class in its own file in this folder; nothing else needs to name it. It defines its spelling in
+model names, which tokens a step predicts and from what, and whether attention is causal or bidirectional.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from mlmclm.objectives.corruption import Corruption
 
 UNLABELLED = -100
-"""The label of a position without a prediction (`torch.nn.functional.cross_entropy`'s default)."""
+"""Label of a position without a prediction (the default `ignore_index` of `torch.nn.functional.cross_entropy`)."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """All besides the tokens that labels may depend on; the same on every worker.
+    """Everything that labels may depend on besides the tokens. None of it depends on which worker computes a row.
 
     Attributes:
         rows: int64 [b], each row's index within the step's global batch.
         step: optimiser steps taken before this one.
-        seed: of the recipe.
-        vocabulary: of the corpus's tokenizer.
-        corruption: what becomes of hidden tokens.
-        separator: the token that a document ends with, where documents are isolated; it predicts nothing.
+        seed: the recipe's seed.
+        vocabulary: the vocabulary of the corpus's tokenizer.
+        corruption: how hidden tokens are corrupted.
+        separator: the token that ends each document if documents are isolated, else None; it predicts nothing.
     """
 
     rows: NDArray[np.int64]
@@ -46,9 +46,14 @@ class Draw:
     separator: int | None = None
 
     def one_earlier(self, targets: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Labels that predict each target at the position before it: int64 [b, length] of both arguments.
+        """Return labels that predict each target at the position before it.
 
-        A document's first token has no position before it that sees the document, where documents are isolated.
+        If documents are isolated, a document's first token is not predicted: the position before it belongs to another
+        document.
+
+        Args:
+            targets: labels at the tokens' own positions, int64 [b, length].
+            tokens: int64 [b, length].
         """
         labels = np.full_like(targets, UNLABELLED)
         labels[:, :-1] = targets[:, 1:]
@@ -58,13 +63,13 @@ class Draw:
 
 
 class Objective(ABC):
-    """The loss of a step. Objectives with equal names are equal.
+    """Rule for which tokens a step predicts, and from what. Objectives with equal names are equal.
 
     Class attributes:
-        causal: whether a position sees earlier positions only.
+        causal: whether a position attends to earlier positions only.
         masks: whether the tokenizer needs a mask token.
-        loss_weight: the field of `recipe.loss_weights` that its gradient is multiplied by.
-        examples: names to show where an unknown one is asked for.
+        loss_weight: the field of `recipe.loss_weights` that multiplies its gradient.
+        examples: names to suggest when an unknown one is asked for.
     """
 
     causal: ClassVar[bool]
@@ -75,52 +80,56 @@ class Objective(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self | None:
-        """The objective of a name, None where the name is not one of this class.
+        """Return the objective with this name, or None if the name does not belong to this class.
 
         Raises:
-            ValueError: a number in it is outside what is allowed; the message says both.
+            ValueError: if a number in the name is out of range; the message gives the number and the range.
         """
 
     @abstractmethod
     def __str__(self) -> str:
-        """The name in models' names: letters and digits."""
+        """Return the spelling used in model names: letters and digits."""
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """Its name in reports and model cards."""
+        """The name used in reports and model cards."""
 
     @abstractmethod
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and labels of some rows.
+        """Return the inputs and labels for some rows.
 
         Args:
             tokens: int64 [b, length].
 
         Returns:
-            input_ids and labels, int64 [b, length]. A label stands at the position whose output predicts it, and is
-            `UNLABELLED` where there is none.
+            input_ids and labels, int64 [b, length]. A label is stored at the position whose output predicts it.
+            Positions that predict nothing have the label `UNLABELLED`.
         """
 
     @abstractmethod
     def labelled_share(self, length: int, documents: int) -> float:
-        """The share of tokens that are predicted, on average, in a context of so many tokens that holds so many documents that
-        don't see each other; special tokens count as any other."""
+        """Return the expected share of tokens that are predicted; special tokens count like any other.
+
+        Args:
+            length: tokens in the context.
+            documents: number of isolated documents that the context holds.
+        """
 
 
 @cache
 def objectives() -> tuple[type[Objective], ...]:
-    """All objectives: of every file in this folder, in the order of the files' names."""
+    """Return the objectives of all files in this folder, in the order of the file names."""
     return tuple(
         kind for kind in classes_in("mlmclm.objectives") if issubclass(kind, Objective) and kind is not Objective
     )
 
 
 def parse_objective(text: str, *, where: str) -> Objective:
-    """The objective of a name.
+    """Return the objective with this name.
 
     Raises:
-        UserError: there is none of that name, or its number is outside what is allowed; the message starts with `where`.
+        UserError: if there is no such objective or its number is out of range; the message starts with `where`.
     """
     for kind in objectives():
         try:

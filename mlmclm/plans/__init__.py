@@ -1,1 +1,1 @@
-"""Names and their grammar, plans, and the study file."""
+"""Model names and their grammar, training plans, recipes, and suites."""

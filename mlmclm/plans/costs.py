@@ -1,4 +1,4 @@
-"""What a plan costs: tokens, model FLOPs, and hours on a named device at an assumed utilisation."""
+"""Cost of a plan: tokens, model FLOPs, and hours on a named device at an assumed utilisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlmclm.plans.recipe import Recipe
 
 @dataclass(frozen=True)
 class Cost:
-    """Work, and the hours that it takes on one device (on n of them, an n-th each)."""
+    """An amount of work, and the device-hours that it takes (n devices take an n-th of the time)."""
 
     steps: int
     tokens: int
@@ -27,22 +27,22 @@ class Cost:
 
 @dataclass(frozen=True)
 class Pricing:
-    """All that turns steps into costs.
+    """Everything needed to turn steps into costs.
 
     Raises:
-        UserError: an unknown device, or a utilisation outside (0, 1].
+        UserError: if the device is unknown or the utilisation is outside (0, 1].
     """
 
     recipe: Recipe
     vocabulary: int | None
-    """Rows of the embedding and the LM head; None for those of the architecture's published models. A size that brings its own
-    keeps it."""
+    """Rows of the embedding and the LM head; None takes those of the architecture's published models. A size with a
+    vocabulary of its own ignores this."""
     device_name: str
     utilisation: float = DEFAULT_UTILISATION
-    """Share of the device's peak that model FLOPs are computed at."""
+    """Share of the device's peak FLOP/s that training reaches."""
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
     here: Device | None = None
-    """The device `HERE`; needed where that is the one to count on."""
+    """This machine, needed if `device_name` is `HERE`."""
 
     def __post_init__(self) -> None:
         if self.device_name not in (*DEVICES, HERE):
@@ -54,24 +54,24 @@ class Pricing:
 
     @property
     def device(self) -> Device:
-        """The device that hours are counted on."""
+        """The device whose hours are counted."""
         return self.here if self.here is not None and self.device_name == HERE else DEVICES[self.device_name]
 
     def rows(self, size: str) -> int:
-        """Rows of a size's embedding and LM head."""
+        """Return the number of rows in a size's embedding and LM head."""
         shape = self.sizes[size]
         return shape.vocabulary or self.vocabulary or PUBLISHED_VOCABULARY[shape.architecture]
 
     def stage(self, stage: Stage) -> Cost:
-        """Cost of one stage."""
+        """Return the cost of one stage."""
         return self._cost((stage.end.size, leg) for leg in stage.legs)
 
     def plan(self, plan: Plan) -> Cost:
-        """Cost of a plan, every stage once."""
+        """Return the cost of a plan, with each stage counted once."""
         return self._cost((stage.end.size, leg) for stage in plan.stages for leg in stage.legs)
 
     def states(self, states: Iterable[State]) -> Cost:
-        """Cost of states if each is trained from the initialisation by itself."""
+        """Return the cost of training each state separately from initialisation."""
         return self._cost((state.size, leg) for state in states for leg in state.legs)
 
     def _cost(self, legs: Iterable[tuple[str, Leg]]) -> Cost:
@@ -84,10 +84,11 @@ class Pricing:
 
 
 def leg_flops(size: Size, leg: Leg, recipe: Recipe, vocabulary: int, documents: NDArray[Any] | None = None) -> int:
-    """Model FLOPs of a leg's steps (`models.sizes.training_flops`), of which the LM head's are those of the labelled tokens.
+    """Return the model FLOPs of a leg's steps (`models.sizes.training_flops`). The LM head counts labelled tokens only.
 
     Args:
-        documents: lengths of some documents of the corpus, where the recipe isolates them; an upper bound comes out without.
+        documents: lengths of a sample of the corpus's documents, if the recipe isolates documents. Without it the
+            result is an upper bound.
     """
     tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
     length, count = (recipe.block_length, 1) if documents is None else (int(documents.sum()), len(documents))

@@ -1,20 +1,23 @@
-"""Accelerators by name, for estimates of hours. Nothing heavy is imported here: the command line's help names them."""
+"""Accelerators by name, for estimates of device-hours.
+
+The command line's help lists these names, so this module imports nothing heavy.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 DEFAULT_UTILISATION = 0.4
-"""Share of a device's peak that training reaches: an assumption. 0.4 to 0.5 is what well-tuned public training loops report."""
+"""Assumed share of a device's peak that training reaches. Well-tuned public training loops report 0.4 to 0.5."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator as a scheduler counts it."""
+    """An accelerator, in the unit that a scheduler counts."""
 
     title: str
     peak: float
-    """FLOP/s of dense bf16 matrix products with fp32 accumulation, as its maker states it; or those of `HERE`, as measured."""
+    """FLOP/s of dense bf16 matrix products with fp32 accumulation, by the vendor's data sheet; measured for `HERE`."""
     source: str
 
 
@@ -25,6 +28,6 @@ DEVICES: dict[str, Device] = {
     "mi250x": Device("AMD MI250X, both dies", 383e12, "AMD Instinct MI250X data sheet, peak bfloat16"),
     "mi250x-gcd": Device("AMD MI250X, one of two dies", 191.5e12, "half of the MI250X; a die is what software sees as a GPU"),
 }  # fmt: skip
-"""Devices that `--device` takes beside `HERE`."""
+"""Devices that `--device` accepts besides `HERE`."""
 HERE = "here"
-"""The machine that asks, as `pretraining.speed.this_machine` measures it."""
+"""The machine that runs the command, as measured by `pretraining.speed.this_machine`."""

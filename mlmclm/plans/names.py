@@ -1,19 +1,19 @@
-"""A model's name is its plan: `610m-clm-10k-mlm40-42k` says all in which two models of a study differ.
+"""Model names. A name is a training plan: it states everything in which the models of a study differ.
 
-Grammar (the study's, arXiv 2507.00994; `untrained` is this project's addition):
+An example is `610m-clm-10k-mlm40-42k`. Grammar (the study's, arXiv 2507.00994; `untrained` is this project's addition):
 
     name       = size "-untrained"
                | size 1*("-" objective "-" ["dec"] steps) ["-" step]
-    size       = a size of `models.sizes`, or a study's own name for a model to continue from
-    objective  = "clm" | "mlm" ratio | ...      as the classes of `mlmclm.objectives` write them; ratio in per cent, 1 to 99
-    steps      = total optimiser steps at the phase's end; a multiple of 1,000 is written with k (42k)
-               | share "%"                      of the last phase's end; not of the last phase itself
-    dec        = the phase ends with its learning-rate decay; the next one starts from the decayed weights
+    size       = a size of `models.sizes`, or the study's own name for a model to continue from
+    objective  = "clm" | "mlm" ratio | ...      as the classes of `mlmclm.objectives` write it; ratio in per cent, 1-99
+    steps      = total optimiser steps at the end of the phase; a multiple of 1,000 is written with k (42k)
+               | share "%"                      of the last phase's total; not allowed for the last phase itself
+    dec        = the phase ends with its learning-rate decay; the next phase starts from the decayed weights
     step       = an intermediate checkpoint, written in full (1000)
 
-`parse` and `str` are inverse: a plan has exactly one name, and a name that says the same in another way is refused with the
-one to use. The exception is a share, which is read as the steps that it stands for: `1m-clm-25%-mlm40-1k` is
-`1m-clm-250-mlm40-1k`, and called so from there on.
+`parse` and `str` are inverses. A plan has exactly one name; any other spelling is refused with an error that gives the
+right one. The only exception is a share, which stands for a number of steps: `1m-clm-25%-mlm40-1k` is read as
+`1m-clm-250-mlm40-1k` and goes by that name from then on.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from mlmclm.objectives.objective import Objective, parse_objective
 
 _SHARE = re.compile(r"(dec)?((?:0|[1-9]\d*)(?:\.\d*[1-9])?)%")
 _DECIMALS = 3
-"""Of a share in per cent that is proposed."""
+"""Decimals of a share (in per cent) that an error message proposes."""
 _GRAMMAR = "SIZE-OBJECTIVE-STEPS, SIZE-OBJECTIVE-STEPS-OBJECTIVE-TOTAL or SIZE-untrained, such as 2m-clm-150-mlm40-600"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One objective, up to a total number of steps."""
+    """A period of training under one objective, up to a total number of steps."""
 
     objective: Objective
     until: int
     """Total optimiser steps at the end of the phase, counted from initialisation."""
     decayed: bool = False
-    """`dec` in the name: the phase ends with its decay although another follows."""
+    """`dec` in the name: the phase ends with its learning-rate decay although another phase follows."""
 
 
 @dataclass(frozen=True)
 class ModelName:
-    """A parsed name."""
+    """A parsed model name."""
 
     size: str
     phases: tuple[Phase, ...] = ()
     """Empty for an untrained model."""
     checkpoint: int | None = None
-    """The step of an intermediate checkpoint, or None for the end."""
+    """The step of an intermediate checkpoint, or None for the end of training."""
 
     def __str__(self) -> str:
         if not self.phases:
@@ -68,7 +68,7 @@ class ModelName:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of the named weights."""
+        """Optimiser steps that the named weights have taken."""
         if self.checkpoint is not None:
             return self.checkpoint
         return self.phases[-1].until if self.phases else 0
@@ -83,19 +83,19 @@ class ModelName:
 
 
 def format_steps(steps: int) -> str:
-    """42000 -> `42k`, 600 -> `600`."""
+    """Format a number of steps as in names: 42000 -> `42k`, 600 -> `600`."""
     return f"{steps // 1000}k" if steps % 1000 == 0 else str(steps)
 
 
 def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
-    """The plan that a name stands for.
+    """Parse a model name.
 
     Args:
-        sizes: that there are.
+        sizes: the known sizes.
 
     Raises:
-        UserError: an unknown size or objective, a mask ratio outside 1 to 99, steps that don't increase, a share that is no
-            whole number of steps, or another spelling of a plan than the one that `str` gives.
+        UserError: if the size or objective is unknown, a mask ratio is outside 1 to 99, steps do not increase, a share
+            is not a whole number of steps, or the name is not the one that `str` gives for this plan.
     """
     size, *rest = name.split("-")
     if size not in (known := tuple(sizes)):
@@ -105,6 +105,7 @@ def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     if rest == ["untrained"]:
         return ModelName(size)
     rest = list(_in_steps(name, rest))
+    # Parts come in pairs of objective and steps. A number in an objective's place is the intermediate checkpoint.
     phases: list[Phase] = []
     checkpoint: int | None = None
     position = 0
@@ -137,14 +138,15 @@ def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
                 f"'{before.objective}-{format_steps(before.until)}-'."
             )
     parsed = ModelName(size, tuple(phases), checkpoint)
+    # One spelling per plan, so that names can be compared and searched for as text.
     if str(parsed) != "-".join([size, *rest]):
         raise UserError(f"model {name!r}: a plan has one name only; write {str(parsed)!r}.")
     return parsed
 
 
 def _in_steps(name: str, parts: list[str]) -> Iterator[str]:
-    """A name's parts with the steps of a share in place of each share."""
-    last = (len(parts) // 2) * 2 - 1  # where the last phase's steps stand
+    """Yield a name's parts, with each share replaced by the steps that it stands for."""
+    last = (len(parts) // 2) * 2 - 1  # index of the last phase's steps
     for place, part in enumerate(parts):
         match = _SHARE.fullmatch(part)
         if match is None:
@@ -155,6 +157,7 @@ def _in_steps(name: str, parts: list[str]) -> Iterator[str]:
                 f"model {name!r}: {part!r} is a share of the last phase's end, and stands for the steps of an earlier phase only."
             )
         total = _steps(name, parts[last])[1]
+        # Exact arithmetic, so that the test for whole steps below is not subject to rounding.
         steps = Fraction(match[2]) * total / 100
         if steps.denominator != 1 or not 0 < steps < total:
             raise UserError(
@@ -164,8 +167,8 @@ def _in_steps(name: str, parts: list[str]) -> Iterator[str]:
 
 
 def _nearest(steps: Fraction, total: int) -> str:
-    """The shares of `total` next to `steps` that are whole steps and have few decimals, in words."""
-    stride = total // gcd(total, 100 * 10**_DECIMALS)  # of the steps that are such a share
+    """Say which shares of `total` are nearest to `steps`, among those that are whole steps and have few decimals."""
+    stride = total // gcd(total, 100 * 10**_DECIMALS)  # every multiple of this is such a share
     below = min((ceil(steps / stride) - 1) * stride, total - stride)
     above = (floor(steps / stride) + 1) * stride
     near = [f"{float(Fraction(100 * step, total)):g}% ({step} steps)" for step in (below, above) if 0 < step < total]

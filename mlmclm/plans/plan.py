@@ -1,9 +1,9 @@
-"""From names to stages: which steps are trained, from which state, and which of them several models share.
+"""From model names to stages: which steps to train, from which state, and which steps several models share.
 
-A *state* is a set of weights with its optimiser: what came out of a history of objectives and learning rates. Its key is a hash
-of that history, so two models that agree on their first n steps need the same state at n, and it is trained once. Warm-up /
-stable / decay makes that frequent: a run of 600 steps passes through the undecayed state at 150 from which another model
-branches off.
+A *state* is a set of weights and optimiser moments, the result of a history of objectives and learning rates. Its key
+is a hash of that history. Two models that agree on their first n steps therefore need the same state at step n, and it
+is trained once. The warm-up / stable / decay schedule makes this frequent: a run of 600 steps passes through the
+undecayed state at step 150, from which another model can branch off.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from mlmclm.plans.schedules import learning_rate
 from mlmclm.storage.files import stable_hash
 
 ENGINE_VERSION = 5
-"""Raised when the pretraining engine's arithmetic changes, so that older states are not taken for new ones."""
+"""Part of every state's key. Increase it when the engine's arithmetic changes, so that older states are not reused."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """Consecutive steps under one objective and one learning-rate law."""
+    """Consecutive steps under one objective and one part of the learning-rate schedule."""
 
     objective: Objective
     start: int
     stop: int
     origin: int
-    """Where the warm-up counts from: 0, or the end of a decayed phase."""
+    """Step from which the warm-up is counted: 0, or the end of a decayed phase."""
     decay_end: int | None = None
-    """Where this leg's decay would reach a rate of 0; None while the rate is stable."""
+    """Step at which the decay ends, even if the leg is cut before it; None while the rate is stable."""
     warmup: int | None = None
-    """Steps of warm-up from `origin` on, where they aren't the recipe's `warmup_steps`."""
+    """Steps of warm-up from `origin` on; None takes the recipe's `warmup_steps`."""
 
     def rate(self, step: int, recipe: Recipe) -> float:
-        """Learning rate of one of this leg's steps."""
+        """Return the learning rate of one of this leg's steps, counted from 0."""
         return learning_rate(
             step,
             peak=recipe.peak_learning_rate,
@@ -51,24 +51,25 @@ class Leg:
         )
 
     def identity(self) -> list[Any]:
-        """Plain values for a state's key; a warm-up that is the recipe's is in the fingerprint."""
+        """Return this leg as plain values for a state's key."""
+        # The recipe's own warm-up is part of the fingerprint already.
         own = [] if self.warmup is None else [self.warmup]
         return [str(self.objective), self.start, self.stop, self.origin, self.decay_end, *own]
 
 
 def leg_at(legs: Sequence[Leg], step: int) -> Leg:
-    """Return the leg that a step, counted from 0, belongs to."""
+    """Return the leg that contains a step, counted from 0."""
     return next(leg for leg in legs if leg.start <= step < leg.stop)
 
 
 @dataclass(frozen=True)
 class State:
-    """Weights and optimiser after a history of legs; no legs is the initialisation."""
+    """Weights and optimiser state after a history of legs. Without legs it is the initialisation."""
 
     size: str
     legs: tuple[Leg, ...]
     initial: str | None = None
-    """Key of the weights that it begins with, where they are a given model's; None where they are random."""
+    """Key of the model whose weights it starts from; None for random weights."""
 
     @property
     def step(self) -> int:
@@ -76,13 +77,14 @@ class State:
         return self.legs[-1].stop if self.legs else 0
 
     def key(self, fingerprint: str) -> str:
-        """Hash of the history; `fingerprint` stands for what a study's models share (see `fingerprint`)."""
+        """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`)."""
         return stable_hash(
             {
                 "size": self.size,
                 "legs": [leg.identity() for leg in self.legs],
                 "shared": fingerprint,
                 "engine": ENGINE_VERSION,
+                # Added only if set, so that the keys of older states stay valid.
                 **({} if self.initial is None else {"initial": self.initial}),
             }
         )
@@ -96,17 +98,17 @@ class State:
 
 @dataclass(frozen=True)
 class Stage:
-    """One Ray Train run: one objective, from a state through others to a last one."""
+    """One Ray Train run: training with one objective from a starting state to an end state, with states in between."""
 
     start: State
     states: tuple[State, ...]
-    """What the run leaves behind, in the order of their steps; the last one is its end."""
+    """The states that the run deposits, in the order of their steps. The last one is its end."""
     models: tuple[str, ...] = ()
-    """Names of the models that need it."""
+    """Names of the models that need this stage."""
 
     @property
     def objective(self) -> Objective:
-        """The one objective of all its steps."""
+        """The objective of all its steps."""
         return self.states[-1].legs[-1].objective
 
     @property
@@ -116,23 +118,23 @@ class Stage:
 
     @property
     def steps(self) -> int:
-        """Number of optimiser steps that it takes."""
+        """Number of optimiser steps in the stage."""
         return self.end.step - self.start.step
 
     @property
     def legs(self) -> tuple[Leg, ...]:
-        """Its own legs, without those of the state it starts from."""
+        """The stage's own legs, without those of the state it starts from."""
         return tuple(leg for leg in _split_at(self.end.legs, self.start.step) if leg.start >= self.start.step)
 
     @property
     def title(self) -> str:
-        """Short, for a dashboard: `2m clm 0-600`."""
+        """Short title for dashboards, such as `2m clm 0-600`."""
         return f"{self.end.size} {self.objective} {self.start.step}-{self.end.step}"
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive steps of a stage that the same models need."""
+    """Consecutive steps of a stage that are needed by the same models."""
 
     start: int
     stop: int
@@ -146,7 +148,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages that a set of models needs, each after the one that it starts from."""
+    """The stages that a set of models needs. Each stage comes after the one it starts from."""
 
     models: tuple[ModelName, ...]
     targets: tuple[State, ...]
@@ -155,12 +157,12 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps in all."""
+        """Total number of optimiser steps."""
         return sum(stage.steps for stage in self.stages)
 
     @property
     def alone(self) -> tuple[State, ...]:
-        """The last states of the runs that there would be without sharing: one a model, in which its intermediate checkpoints lie."""
+        """End states of the runs needed without sharing: one per model, including its intermediate checkpoints."""
         furthest: dict[ModelName, State] = {}
         for name, target in zip(self.models, self.targets, strict=True):
             run = replace(name, checkpoint=None)
@@ -170,25 +172,25 @@ class Plan:
 
     @property
     def steps_alone(self) -> int:
-        """Optimiser steps if every model were trained by itself."""
+        """Optimiser steps needed if every model were trained separately."""
         return sum(state.step for state in self.alone)
 
     @property
     def steps_shared(self) -> int:
-        """Optimiser steps that are taken once for several models."""
+        """Optimiser steps that are trained once for several models."""
         return sum(part.steps for stage in self.stages for part in self.stretches(stage) if len(part.models) > 1)
 
     def parent(self, stage: Stage) -> Stage | None:
-        """The stage that leaves behind the state that `stage` starts from; None where that is the initialisation."""
+        """Return the stage that deposits the state `stage` starts from; None if it starts from the initialisation."""
         return next((other for other in self.stages if stage.start in other.states), None)
 
     def depth(self, stage: Stage) -> int:
-        """Number of stages before it on the way from the initialisation."""
+        """Return the number of stages between the initialisation and this stage."""
         parent = self.parent(stage)
         return 0 if parent is None else 1 + self.depth(parent)
 
     def stretches(self, stage: Stage) -> tuple[Stretch, ...]:
-        """A stage's steps from each state to the next; it has a state wherever two models part."""
+        """Split a stage's steps at its states. A stage has a state wherever two models diverge."""
         starts = (stage.start, *stage.states)
         return tuple(
             Stretch(
@@ -204,7 +206,7 @@ class Plan:
         )
 
     def tree(self) -> tuple[Stage, ...]:
-        """The stages with each one's offspring behind it, in the order of the steps at which they branch off."""
+        """Return the stages depth-first: each is followed by its descendants, sorted by the step they start at."""
         parents = {stage: self.parent(stage) for stage in self.stages}
 
         def below(parent: Stage | None) -> Iterator[Stage]:
@@ -216,26 +218,31 @@ class Plan:
 
 
 def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with_eos: bool = False) -> str:
-    """Hash of what all models of a study share and what can change their weights.
+    """Return the hash of everything that all models of a study share and that can change their weights.
 
     Args:
-        padded_with_eos: a model's pad token is EOS. Earlier versions held EOS's embedding at 0 then, so these states have other keys.
+        padded_with_eos: whether the pad token is EOS. Earlier versions kept EOS's embedding at 0 in this case, so these
+            states need different keys.
     """
     learned = {"eos": "learned"} if padded_with_eos else {}
     return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary, **learned})
 
 
 def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> State:
-    """The state that a name stands for; `initial` as in `State`.
+    """Return the state that a name stands for.
+
+    Args:
+        initial: as in `State`.
 
     Raises:
-        UserError: a phase is shorter than the decay that it must hold, or the decay begins before the warm-up has ended, so that
-            the rate would never reach its peak.
+        UserError: if a phase is shorter than its decay, or the decay begins before the end of the warm-up, so that the
+            learning rate would never reach its peak.
     """
     legs: list[Leg] = []
     start = origin = 0
     warmup: int | None = None
     for index, phase in enumerate(name.phases):
+        # Only the last phase and `dec` phases decay. All others hand over at the stable rate.
         decays = phase.decayed or index == len(name.phases) - 1
         stable_until = phase.until - recipe.decay_steps if decays else phase.until
         if stable_until < start:
@@ -251,15 +258,18 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> Stat
             legs.append(Leg(phase.objective, stable_until, phase.until, origin, phase.until, warmup))
         start = phase.until
         if phase.decayed:
+            # A decayed phase ends a schedule. The next phase starts a new one, with its warm-up counted from here.
             origin = phase.until
             warmup = None if recipe.rewarmup_steps == recipe.warmup_steps else recipe.rewarmup_steps
+    # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
     cut = _split_at(tuple(legs), name.steps)
     return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps), initial)
 
 
 def _check_peak(name: ModelName, until: int, origin: int, warmup: int, recipe: Recipe) -> None:
-    """Raises a `UserError` where the learning rate of the steps from `origin` to `until` would never reach its peak."""
-    if warmup <= until - max(recipe.decay_steps - 1, 0) - origin:  # the first step of the decay has the peak still
+    """Raise a `UserError` if the learning rate never reaches its peak between steps `origin` and `until`."""
+    # The first step of the decay still has the peak rate, hence the - 1.
+    if warmup <= until - max(recipe.decay_steps - 1, 0) - origin:
         return
     field, remedy = "warmup_steps", "shorten warmup_steps or decay_steps"
     if origin > 0 and recipe.rewarmup_steps is not None:
@@ -274,13 +284,13 @@ def _check_peak(name: ModelName, until: int, origin: int, warmup: int, recipe: R
 
 
 def make_plan(names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, str] | None = None) -> Plan:
-    """Stages for all models, with every shared step trained once.
+    """Plan the stages for all models, with every shared step trained once.
 
-    The model that stays longest on an objective is planned first; models that leave it earlier, to decay or to change the
-    objective, start from states that its stage deposits on its way.
+    The model that stays longest with an objective is planned first. Models that leave earlier, to decay or to change
+    the objective, start from states that its stage deposits along the way.
 
     Args:
-        initial: keys of the weights that sizes begin with, of those that don't begin with random ones.
+        initial: key of the starting weights, by size, for sizes that do not start from random weights.
     """
     targets = [history(name, recipe, (initial or {}).get(name.size)) for name in names]
     stages: list[Stage] = []
@@ -288,6 +298,7 @@ def make_plan(names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, 
         position = replace(target, legs=())
         while position.step < target.step:
             position = _extend(stages, position, target, targets)
+    # Which models need a stage is known only once all of them are planned.
     named = [
         replace(
             stage,
@@ -303,15 +314,18 @@ def make_plan(names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, 
 
 
 def _extend(stages: list[Stage], position: State, target: State, targets: Sequence[State]) -> State:
-    """Makes sure that a stage reaches the end of `target`'s next phase after `position`; returns that end."""
+    """Add a stage to the end of `target`'s next phase after `position` unless one reaches it; return that end."""
     ahead = [leg for leg in _split_at(target.legs, position.step) if leg.start >= position.step]
+    # A phase is the legs that share an objective and a warm-up: its stable part and its decay, in one Ray Train run.
     phase = [leg for leg in ahead if (leg.objective, leg.origin) == (ahead[0].objective, ahead[0].origin)]
     end = _prefix(target, phase[-1].stop)
     if not any(end in stage.states for stage in stages):
         known = [
             state for stage in stages for state in stage.states if state.step < end.step and _is_prefix(state, end)
         ]
+        # Start from the furthest state that some stage deposits, so that none of the steps before it is trained twice.
         start = max([position, *known], key=lambda state: state.step)
+        # Deposit a state wherever another model branches off from this one.
         branches = {_prefix(end, _common_step(end, other)) for other in targets}
         deposits = sorted(
             (state for state in branches | {end} if state.step > start.step), key=lambda state: state.step
@@ -321,7 +335,7 @@ def _extend(stages: list[Stage], position: State, target: State, targets: Sequen
 
 
 def _prefix(state: State, step: int) -> State:
-    """The state at an earlier step of the same history."""
+    """Return the state at an earlier step of the same history."""
     return replace(state, legs=tuple(leg for leg in _split_at(state.legs, step) if leg.stop <= step))
 
 
@@ -330,7 +344,7 @@ def _is_prefix(state: State, of: State) -> bool:
 
 
 def _common_step(a: State, b: State) -> int:
-    """The last step up to which two histories agree."""
+    """Return the last step up to which two histories agree."""
     if (a.size, a.initial) != (b.size, b.initial):
         return 0
     step = 0
@@ -349,7 +363,7 @@ def _common_step(a: State, b: State) -> int:
 
 
 def _split_at(legs: tuple[Leg, ...], step: int) -> tuple[Leg, ...]:
-    """The same history with a boundary between legs at `step`, where it runs through one."""
+    """Return the same history, with the leg that contains `step` split there."""
     result: list[Leg] = []
     for leg in legs:
         if leg.start < step < leg.stop:

@@ -1,4 +1,4 @@
-"""The recipe: everything that the models of a study share and their names don't say."""
+"""The recipe: pretraining settings that all models of a study share and that are not in their names."""
 
 from __future__ import annotations
 
@@ -27,89 +27,92 @@ RECIPE_KEYS = {
     "optimizer": "'adam_betas', 'adam_eps' and 'weight_decay'",
     "scheduler": "'peak_learning_rate', 'warmup_steps', 'decay_steps' and 'decay'",
 }
-"""Keys of DeepSpeed's configuration that the recipe decides, and the fields that do."""
+"""Keys of DeepSpeed's configuration that the recipe controls, and the recipe's fields that set them."""
 
 
 class LossWeights(Frozen):
-    """What a stage's loss is multiplied by before its gradient is taken, by the kind of its objective; losses are reported without.
+    """Factors on a stage's loss before the backward pass, by kind of objective. Reported losses do not include them.
 
-    Adam divides a gradient by its own size, so a weight acts through what does not scale with it: `clip` (the weighted gradient's
-    norm is what is clipped and reported), `adam_eps`, through both the balance against `weight_decay`, and the moments that a
-    phase of the other kind takes over.
+    Adam normalises the gradient's scale, so a weight acts only through what does not scale with the gradient: `clip`
+    (the norm that is clipped and reported is the weighted gradient's), `adam_eps`, through both of these the balance
+    against `weight_decay`, and the moments that a phase of the other kind inherits.
     """
 
     clm: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Of causal language modelling."""
+    """Factor for causal language modelling."""
     mlm: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Of masked language modelling."""
+    """Factor for masked language modelling."""
 
     def of(self, objective: Objective) -> float:
-        """The weight of an objective."""
+        """Return the weight for an objective."""
         return float(getattr(self, objective.loss_weight))
 
 
 class Recipe(Frozen):
-    """How a model is pretrained. Defaults are the study's (arXiv 2507.00994) unless a field says otherwise.
+    """Settings for pretraining a model. Defaults are the study's (arXiv 2507.00994) unless a field says otherwise.
 
-    What changes the weights beyond rounding goes into a state's key (`identity`); how the work is divided over workers does not.
+    Fields that change the weights beyond rounding are part of a state's key (`identity`). Fields that only divide the
+    work over workers are not.
     """
 
     block_length: int = Field(2048, ge=8)
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     batch: int = Field(1152, ge=1)
-    """Sequences a step over all workers: the published 2,359,296 tokens a step (99 B in 42,000 steps) as full blocks of 2,048. The study
-    counts 192 GPUs x 12 sequences, which its tokens fill by half."""
+    """Sequences per step over all workers. The default is the published 2,359,296 tokens a step (99 B in 42,000 steps)
+    in full blocks of 2,048. The study counts 192 GPUs x 12 sequences, twice as many, which its tokens fill by half."""
     peak_learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(2000, ge=0)
     decay_steps: int = Field(2000, ge=0)
-    """Steps of decay at the end of the last phase, and of a `dec` phase."""
+    """Steps of learning-rate decay at the end of the last phase and of each `dec` phase."""
     decay: str = "linear"
-    """How the rate falls in these steps: linear, 1-sqrt or cosine (to 0), or constant (not at all)."""
+    """Shape of the decay: linear, 1-sqrt or cosine (to 0), or constant (no decay)."""
     rewarmup_steps: int | None = Field(None, ge=0)
-    """Steps of warm-up of a phase that starts from a decayed state (`dec` in the name); None is `warmup_steps`."""
+    """Steps of warm-up in a phase that starts from a decayed state (`dec` in the name); None takes `warmup_steps`."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = Field(1e-5, gt=0)
     weight_decay: float = Field(0.1, ge=0)
-    """On all parameters."""
+    """Weight decay, applied to all parameters."""
     clip: float = Field(1.0, ge=0)
-    """Largest norm of the whole gradient; 0 leaves it as it is."""
+    """Maximum norm of the whole gradient; 0 turns clipping off."""
     precision: Literal["bf16-autocast", "fp32"] = "bf16-autocast"
-    """Of the matrix products; weights, gradients and optimiser state are fp32."""
+    """Precision of matrix products. Weights, gradients and optimiser state are always fp32."""
     corruption: Corruption = Corruption()
-    """Of the masked tokens."""
+    """Corruption of the masked tokens."""
     loss_weights: LossWeights = LossWeights()
     isolate_documents: bool = False
-    """Documents that share a block don't see each other: attention and positions start anew at each, none is predicted from the
-    one before it, and attention costs what the documents' lengths do."""
+    """Isolate the documents that are packed into one block. Attention and positions then restart at each document, no
+    document is predicted from the one before it, and the cost of attention depends on the documents' lengths."""
     seed: int = Field(0, ge=0)
-    """Of the initialisation, the order of the data and the masks, a stream each."""
+    """Seed of the initialisation, the data order and the masks; each has its own random stream."""
 
     workers: int = Field(2, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """The device of each worker: a GPU (cuda) or a CPU. `auto` is GPUs where the cluster has or its autoscaler can add any, else CPUs; all
-    stages of a study run on the same. Cells of a sweep follow it where the space has no `gpus_per_cell`."""
+    """Device of each worker: a GPU (cuda) or a CPU. `auto` chooses GPUs if the cluster has any or its autoscaler can
+    add them, else CPUs. All stages of a study run on the same kind. Cells of a sweep follow it unless the search space
+    sets `gpus_per_cell`."""
     micro_batch: int | None = Field(None, ge=1)
-    """Sequences a worker computes at once; None is its whole share of the batch."""
+    """Sequences per worker in one forward and backward pass; None takes the worker's whole share of the batch."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed's ZeRO: what is partitioned over workers (1 optimiser state, 2 and gradients, 3 and weights). On the CPUs of one
-    machine 0 and 1 are the same: workers have weights and moments in common, and each updates a part."""
+    """DeepSpeed's ZeRO stage: what is partitioned over the workers (1: optimiser state; 2: also gradients; 3: also
+    weights). On the CPUs of one machine 0 and 1 are the same: the workers share one copy of weights and moments in
+    memory, and each updates a part of it."""
     activation_checkpointing: bool = False
-    """Less memory for more time: a layer's activations are computed again in the backward pass."""
+    """Recompute each layer's activations in the backward pass, which saves memory and costs time."""
     compile: bool = False
-    """Runs the model's layers through torch.compile (the LM head's loss has kernels of its own); needs a C++ compiler. On the CPU
-    it takes the place of this project's fused block."""
+    """Run the model's layers through torch.compile, which needs a C++ compiler. The LM head's loss keeps its own
+    kernels. On the CPU this replaces the project's fused block."""
     checkpoint_every: int = Field(1000, ge=1)
-    """Steps between checkpoints from which a broken run goes on."""
+    """Steps between checkpoints from which an interrupted run resumes."""
     keep_checkpoints: int = Field(2, ge=1)
-    """Checkpoints of a running stage that are kept, the furthest ones; states that a plan names are kept in any case."""
+    """Number of latest checkpoints kept for a running stage. States that a plan names are always kept."""
     evaluate_every: int = Field(1000, ge=1)
-    """Steps between validation losses; there is always one at the end of a phase."""
+    """Steps between validations. There is always one at the end of a stage."""
     evaluation_blocks: int = Field(256, ge=1)
-    """Validation sequences a validation loss is taken over."""
+    """Number of sequences in a validation."""
     max_failures: int = Field(3, ge=0)
-    """How often a stage is restarted from its last checkpoint after a worker or node dies."""
+    """Number of times a stage is restarted from its last checkpoint after a worker or node dies."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
-    """Passed through into DeepSpeed's configuration, nested keys beside the recipe's own; not what the recipe says itself."""
+    """Extra keys for DeepSpeed's configuration. Keys that the recipe itself controls are refused."""
 
     @field_validator("adam_betas")
     @classmethod
@@ -129,6 +132,7 @@ class Recipe(Frozen):
     @classmethod
     def _no_contradiction(cls, value: dict[str, Any]) -> dict[str, Any]:
         for key, field in RECIPE_KEYS.items():
+            # Follow a dotted key into the nested mapping; the loop's `else` runs only if every part of it is there.
             found: Any = value
             for part in key.split("."):
                 if not isinstance(found, dict) or part not in found:
@@ -155,16 +159,17 @@ class Recipe(Frozen):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """The fields that decide which weights come out (up to the order of floating-point sums)."""
+        """Return the fields that determine the resulting weights, up to the order of floating-point sums."""
         fields = {
             "block_length", "batch", "peak_learning_rate", "warmup_steps", "decay_steps", "adam_betas", "adam_eps",
             "weight_decay", "clip", "precision", "seed",
         }  # fmt: skip
+        # Fields added later are left out at their default, so that the keys of older states stay valid.
         optional = {
             "corruption",
             "decay",
             "loss_weights",
             "isolate_documents",
-        }  # left out by default: the keys of older states stay valid
+        }
         fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
         return self.model_dump(mode="json", include=fields)

@@ -1,4 +1,7 @@
-"""Learning-rate schedules: warm-up, a stable part, and a decay by one of several laws. To add a law, add a class and name it in `LAWS`."""
+"""Learning-rate schedules: warm-up, a stable part, and a decay with one of several shapes.
+
+To add a decay, write a class and register it in `LAWS`.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,40 @@ from abc import ABC, abstractmethod
 
 
 class Decay(ABC):
-    """How the rate falls at the end of a phase."""
+    """The shape of the learning-rate decay at the end of a phase."""
 
     @abstractmethod
     def factor(self, left: float) -> float:
-        """The share of the peak that the rate has when `left` of the decay, more than 0 and at most 1, is still to come."""
+        """Return the learning rate as a share of the peak.
+
+        Args:
+            left: share of the decay that is still to come, in (0, 1].
+        """
 
 
 class Linear(Decay):
-    """In equal steps to 0, as in the study (arXiv 2507.00994)."""
+    """Linear decay to 0, as in the study (arXiv 2507.00994)."""
 
     def factor(self, left: float) -> float:
         return left
 
 
 class OneMinusSqrt(Decay):
-    """1 - sqrt(share that is over): fast at first (arXiv 2405.18392; Ettin's last phase, arXiv 2507.11412)."""
+    """Decay by 1 - sqrt(share done), fast at first (arXiv 2405.18392; Ettin's last phase, arXiv 2507.11412)."""
 
     def factor(self, left: float) -> float:
         return 1 - math.sqrt(1 - left)
 
 
 class Cosine(Decay):
-    """Half a wave of the cosine: slow at first and at the end."""
+    """Half a cosine wave, which falls slowly at the start and at the end."""
 
     def factor(self, left: float) -> float:
         return (1 - math.cos(math.pi * left)) / 2
 
 
 class Constant(Decay):
-    """None: the rate stays at its peak to the end."""
+    """No decay: the rate stays at its peak."""
 
     def factor(self, left: float) -> float:
         return 1.0
@@ -48,20 +55,22 @@ LAWS: dict[str, Decay] = {
     "cosine": Cosine(),
     "constant": Constant(),
 }
-"""Laws by the names that `recipe.decay` can have."""
+"""Decays by the names that `recipe.decay` accepts."""
 
 
 def learning_rate(
     step: int, *, peak: float, warmup: int, origin: int, decay: int, decay_end: int | None, law: str = "linear"
 ) -> float:
-    """The learning rate of a step under warm-up / stable / decay: a pure function of its arguments.
+    """Return the learning rate of a step under a warm-up / stable / decay schedule; a pure function.
 
     Args:
-        step: the step about to be taken, from 0.
-        peak: rate of the stable part.
+        step: the step about to be taken, counted from 0.
+        peak: learning rate of the stable part.
         warmup: steps of linear warm-up, counted from `origin`; the step at `origin` has peak / warmup.
-        decay: steps of decay before `decay_end`; None there for no decay.
-        law: of the decay, one of `LAWS`.
+        origin: step from which the warm-up is counted.
+        decay: steps of decay before `decay_end`.
+        decay_end: step at which the decay ends; None for no decay.
+        law: name of the decay, one of `LAWS`.
     """
     rate = peak
     if warmup > 0:

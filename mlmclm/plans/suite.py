@@ -1,4 +1,4 @@
-"""A suite: the names of models that belong together, as a YAML file; `paper`, the published study's set, ships with the package."""
+"""Suites: YAML files that list models that belong together. The package includes `paper`, the published study's set."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
 
 FOLDER = Path(__file__).parent / "suites"
-"""The packaged suites, `NAME.yaml` each."""
+"""Folder of the packaged suites, one `NAME.yaml` each."""
 
 
 class Suite(Frozen):
-    """Models to plan and pretrain together; their corpus and tokenizer are a study file's."""
+    """Models to plan and pretrain together. A study file supplies their corpus and tokenizer."""
 
     description: str = ""
     size: str | None = None
-    """Of the models whose names leave it out: with `2m`, `clm-100` is `2m-clm-100`."""
+    """Size of the models whose names omit it: with `2m`, `clm-100` is `2m-clm-100`."""
     models: tuple[str, ...] = Field(min_length=1)
-    """Names after the grammar (`plans.names`), each once."""
+    """Model names (grammar in `plans.names`), without duplicates."""
     recipe: Recipe | None = None
-    """Fields that take the place of the study's, or without a study of the published recipe's; the others stay."""
+    """Overrides for the study's recipe, or for the published one if there is no study. Fields not set here stay."""
 
     @field_validator("size")
     @classmethod
@@ -47,25 +47,30 @@ class Suite(Frozen):
 
     @property
     def parsed(self) -> tuple[ModelName, ...]:
-        """The models' plans."""
+        """The parsed names of the models."""
         return tuple(self._parse(name) for name in self.models)
 
     def _parse(self, name: str, sizes: Iterable[str] | None = None) -> ModelName:
-        """`sizes`: that there are; None where it is known that the name's is one."""
+        """Parse a model's name, with the suite's size in front if it has none.
+
+        Args:
+            sizes: the known sizes; None if the name's size is already known to be valid.
+        """
         bare = re.match(r"(clm|mlm\d*|untrained)(-|$)", name) is not None
         if bare and self.size is None:
             raise ValueError(f"models: {name!r} has no size: begin it with one, or give the suite a size")
         name = f"{self.size}-{name}" if bare else name
         try:
             return names.parse(name, [name.partition("-")[0]] if sizes is None else sizes)
-        except MlmclmError as error:  # pydantic adds the file's name to a ValueError only
+        except MlmclmError as error:
+            # pydantic collects only ValueErrors into a validation error, whose message then names the file.
             raise ValueError(f"models: {error}") from error
 
     def recipe_over(self, recipe: Recipe, *, where: str) -> Recipe:
-        """`recipe` with the suite's fields in the place of its own.
+        """Return `recipe` with the suite's fields in place of its own.
 
         Raises:
-            UserError: the two together contradict themselves, such as a batch that the workers don't divide.
+            UserError: if the combination is invalid, such as a batch that is not divisible by the number of workers.
         """
         if self.recipe is None:
             return recipe
@@ -77,18 +82,20 @@ def _sizes(info: ValidationInfo) -> tuple[str, ...]:
 
 
 def suite_names() -> list[str]:
-    """The names of the packaged suites, sorted."""
+    """Return the sorted names of the packaged suites."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def find_suite(name_or_path: str, sizes: Iterable[str] = SIZES) -> Suite:
-    """The suite of a packaged name (`paper`) or of a YAML file; whatever ends in .yaml or .yml, or has a folder in it, is a path.
+    """Load a packaged suite by name (`paper`) or a suite from a YAML file.
 
     Args:
-        sizes: that its models can have.
+        name_or_path: a path if it ends in .yaml or .yml or contains a folder, else the name of a packaged suite.
+        sizes: the sizes that its models may have.
 
     Raises:
-        UserError: no such name (with the nearest one) or file, an unknown key, or a value that is not allowed.
+        UserError: if there is no such name (the message suggests the nearest one) or file, a key is unknown, or a
+            value is not allowed.
     """
     if name_or_path.endswith((".yaml", ".yml")) or len(Path(name_or_path).parts) > 1:
         return load_config(Suite, Path(name_or_path), context={"sizes": tuple(sizes)})

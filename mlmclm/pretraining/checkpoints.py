@@ -1,10 +1,10 @@
-"""A pretraining state as files: fp32 weights and Adam's moments under their Hugging Face names.
+"""A pretraining state on disk: fp32 weights and Adam's moments under their Hugging Face names.
 
-    state.safetensors    weights `w/NAME`, first and second moments `m/NAME`, `v/NAME`
+    state.safetensors    weights `w/NAME`, first moments `m/NAME`, second moments `v/NAME`
     step.json            the number of optimiser steps taken
 
-The same files are a checkpoint of a running stage and a state of the store (see `states` for what lies beside them).
-Any number of workers and any ZeRO stage can take them up.
+A checkpoint of a running stage and a state in the store have the same files (`states` lists the other files beside
+them). The format does not depend on the number of workers or the ZeRO stage: any of them can load it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ WEIGHTS, FIRST, SECOND = "w/", "m/", "v/"
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that the next step depends on, apart from the step's number, batch and learning rate."""
+    """Everything the next step depends on, except its batch and learning rate, which are functions of the step."""
 
     step: int
     weights: Mapping[str, Tensor]
     first: Mapping[str, Tensor]
-    """Adam's running mean of gradients, by parameter name; empty before the first step."""
+    """Adam's running mean of the gradients, by parameter name; empty before the first step."""
     second: Mapping[str, Tensor]
-    """Adam's running mean of squared gradients."""
+    """Adam's running mean of the squared gradients, in the same form."""
 
 
 def write_tensors(folder: Path, state: TrainingState) -> None:
-    """Writes `state.safetensors` and the step into an existing folder."""
+    """Write `state.safetensors` and `step.json` into an existing folder."""
     tensors = {
         f"{prefix}{name}": tensor.contiguous() for prefix, part in _parts(state) for name, tensor in part.items()
     }
@@ -51,10 +51,10 @@ def write_tensors(folder: Path, state: TrainingState) -> None:
 
 
 def read_tensors(folder: Path) -> TrainingState:
-    """Return what `write_tensors` wrote; each tensor is read when it is asked for.
+    """Open a state that `write_tensors` wrote. Each tensor is read when it is accessed.
 
     Raises:
-        UserError: the folder holds no whole state.
+        UserError: if the folder does not hold a complete state.
     """
     path = folder / "state.safetensors"
     try:
@@ -65,10 +65,10 @@ def read_tensors(folder: Path) -> TrainingState:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights alone, by Hugging Face name.
+    """Read only the weights, by Hugging Face name.
 
     Raises:
-        UserError: the folder is not whole, or not what was written.
+        UserError: if the folder is incomplete or its checksums differ.
     """
     damage = states.damage(folder)
     if damage is not None:
@@ -84,7 +84,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def write_folder(
     target: Path, state: TrainingState, description: dict[str, Any], metrics: Iterable[dict[str, Any]]
 ) -> None:
-    """Writes a state's folder with its checksums, whole or not at all."""
+    """Write a state's folder and its checksums atomically."""
     with whole_folder(target) as folder:
         write_tensors(folder, state)
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics), encoding="utf-8")
@@ -95,7 +95,7 @@ def write_folder(
 def deposit(
     store: Path, key: str, state: TrainingState, description: dict[str, Any], metrics: Iterable[dict[str, Any]]
 ) -> Path:
-    """Puts a state into the store, in place of one that is not whole; a whole one stays as it is. Returns its folder."""
+    """Put a state into the store and return its folder. An intact one stays; a damaged one is set aside."""
     folder = states.state_folder(store, key)
     if not states.exists(store, key):
         if folder.is_dir():
@@ -109,5 +109,5 @@ def _parts(state: TrainingState) -> list[tuple[str, Mapping[str, Tensor]]]:
 
 
 def fresh(weights: dict[str, Tensor]) -> TrainingState:
-    """The state before the first step."""
+    """Return the state before the first step, in fp32 and without moments."""
     return TrainingState(0, {name: tensor.detach().to(torch.float32) for name, tensor in weights.items()}, {}, {})

@@ -1,6 +1,6 @@
-"""What this project changes in DeepSpeed, each with the reason; written for and tested with DeepSpeed 0.19.8.
+"""Changes to DeepSpeed, each with its reason. Written for and tested with DeepSpeed 0.19.8.
 
-All of it reaches into DeepSpeed's internals: look at each again when its version in constraints.txt is raised.
+All of them reach into DeepSpeed's internals. Review each one when you raise DeepSpeed's version in constraints.txt.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import torch.distributed as distributed
 from deepspeed.runtime.zero import stage_1_and_2
 from torch import Tensor, nn
 
-# On the CPU DeepSpeed compiles a shared-memory all-reduce that only its inference engine uses: half a minute, and a C++ compiler.
+# On the CPU DeepSpeed would compile a shared-memory all-reduce, which takes half a minute and needs a C++ compiler.
+# Only its inference engine uses it.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def send_partitions() -> None:
-    """Have ZeRO 1 and 2 exchange new weights by broadcasts, where Gloo is the process group's backend."""
+    """Make ZeRO 1 and 2 exchange updated weights by broadcasts; for process groups that use Gloo."""
     stage_1_and_2.all_gather_dp_groups = _send_partitions
 
 
 def _send_partitions(
     *, partitioned_param_groups: Sequence[Sequence[Tensor]], dp_process_group: Sequence[Any], **_: Any
 ) -> None:
-    """Send each worker's new weights to the others; takes the place of DeepSpeed's `all_gather_dp_groups`, whose signature it has.
+    """Send each worker's updated weights to the others, with the signature of DeepSpeed's `all_gather_dp_groups`.
 
-    Gloo gathers through another copy of the whole: 160 ms for 244 MB between two processes, and 43 ms so.
+    Gloo's all-gather goes through another copy of all weights. For 244 MB between two processes it takes 160 ms, the
+    broadcasts 43 ms.
     """
+    # Asynchronous, so that the broadcasts from all ranks are in flight together.
     waits = [
         distributed.broadcast(part.detach(), distributed.get_global_rank(group, rank), group=group, async_op=True)
         for parts, group in zip(partitioned_param_groups, dp_process_group, strict=True)
@@ -43,24 +46,26 @@ def _send_partitions(
 def sum_by_messages(gradients: Sequence[Tensor]) -> None:
     """Sum each gradient over the workers, in place.
 
-    DeepSpeed's ZeRO 0 copies all gradients into a buffer and back, which on a CPU costs more than the exchange itself.
+    DeepSpeed's ZeRO 0 copies all gradients into a buffer and back. On a CPU this costs more than the all-reduce itself.
     """
     for wait in [distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
         wait.wait()
 
 
 def divide_weight(parameter: nn.Parameter, config: dict[str, Any]) -> None:
-    """Leave this worker its part of a weight (ZeRO 3), as DeepSpeed does for a whole model when it starts; collective."""
+    """Partition one weight over the workers (ZeRO 3), as DeepSpeed does with a whole model at its start; collective."""
+    # `zero.Init` takes a module, so wrap the weight in one.
     holder = nn.Module()
     holder.register_parameter("weight", parameter)
     deepspeed.zero.Init(module=holder, config_dict_or_path=config)
 
 
 def drop_copies(optimiser: Any, stage: int, rank: int) -> None:
-    """Have DeepSpeed's optimiser work on the weights and gradients themselves.
+    """Make DeepSpeed's optimiser work on the weights and gradients themselves, not on copies.
 
-    It copies them for an optimiser of higher precision than theirs, but here all are fp32. In ZeRO 3 DeepSpeed means to skip the copy
-    of such weights, but compares a device with its name and finds them different.
+    DeepSpeed keeps copies so that the optimiser can have a higher precision than the model. Here both are fp32. For
+    ZeRO 3 DeepSpeed means to skip the copy in this case, but it compares a device with a device name and finds them
+    different.
     """
     if stage == 3:
         copies, weights = optimiser.fp32_partitioned_groups_flat, optimiser.fp16_partitioned_groups_flat
@@ -69,18 +74,25 @@ def drop_copies(optimiser: Any, stage: int, rank: int) -> None:
         copies = optimiser.single_partition_of_fp32_groups
         weights = [parts[rank] for parts in optimiser.parallel_partitioned_bit16_groups]
     for copy, weight in zip(copies, weights, strict=True):
+        # An offloaded partition lives on another device, so there the copy is needed.
         offloaded = weight is None or copy.shape != weight.shape or copy.device != weight.device
         if not offloaded:
             copy.data = weight.data
             if stage != 3:
+                # The buffer for flattened gradients is allocated once and reused in every step.
                 optimiser.flatten = partial(_flat, room=torch.empty_like(weight))
     if stage != 3:
-        optimiser._link_all_hp_params()  # each parameter knows its part of the copy
+        # Each parameter refers to its part of the copy, so refresh these references.
+        optimiser._link_all_hp_params()
 
 
 def _flat(tensors: Sequence[Tensor], room: Tensor | None = None) -> Tensor:
-    """Tensors as one vector: a view where they lie one behind the other, as gradients do in ZeRO 3, else a copy in `room`, which the
-    next call overwrites."""
+    """Flatten tensors into one vector.
+
+    Returns:
+        A view if the tensors are adjacent in memory, as gradients are in ZeRO 3; else a copy, in `room` if it is large
+        enough. The next call overwrites `room`.
+    """
     first, count = tensors[0], 0
     behind = True
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Messages for the user when a stage ended early, from what Ray Train raised or the workers noted."""
+"""Messages for the user when a stage ends early, from what Ray Train raised or the workers recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.plans.recipe import Recipe
 
 VALIDATION_LOSS = "validation loss"
-"""Name of the quantity that is not finite where it isn't a step's own loss or gradient."""
+"""Name of the quantity that is not finite, if it is the validation loss and not a step's own loss or gradient."""
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|\bMemoryError\b|not enough memory|out of memory|can(no|')t allocate memory|running low on memory|bad_alloc",
@@ -22,29 +22,31 @@ _LISTED = 32
 
 
 def final(failures: Mapping[int, BaseException]) -> BaseException | None:
-    """A failure that starting the workers again from their last checkpoint would only meet once more: a mistake in what was asked for, too
-    little memory, or a full disk; None if no worker's failure is of that kind.
+    """Return a failure that a restart from the last checkpoint would only repeat, or None if there is none.
+
+    Such failures are user errors, running out of memory, and a full disk.
 
     Args:
-        failures: what workers raised, or what Ray says of their death, by rank.
+        failures: by rank, the exception that the worker raised or Ray's error for its death.
     """
     for failure in failures.values():
-        raised = getattr(failure, "_base_exc", failure)  # Ray Train's wrapper of what a worker raised
+        raised = getattr(failure, "_base_exc", failure)  # Ray Train wraps what a worker raised
         if isinstance(raised, UserError):
             return raised
+        # Match text: these errors come from torch, the C library, the kernel or Ray, each with its own type.
         if _OUT_OF_MEMORY.search(str(failure)) or _DISK_FULL.search(str(failure)):
             return failure
     return None
 
 
 def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -> MlmclmError:
-    """The fault behind a failed Ray Train run: a worker's own message for the user, out of memory and a full disk by name, anything
-    else by its last line.
+    """Return an error that explains a failed Ray Train run.
 
-    Ray hands on what its workers raised as text, with the traceback; it is told apart by that.
+    A worker's `UserError` keeps its message. Running out of memory and a full disk are recognised by their text, since
+    Ray passes on what its workers raised as text with a traceback. Any other failure is described by its last line.
 
     Args:
-        folder: the run's, where its checkpoints are.
+        folder: the run's folder, which holds its checkpoints.
     """
     behind = list(_behind(error))
     for item in behind:
@@ -71,11 +73,11 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
 def not_finite(
     stopped: dict[str, Any], blocks: Sequence[int], *, title: str, folder: Path, recipe: Recipe
 ) -> UserError:
-    """The error for a stage that stopped at a loss or gradient that is no number.
+    """Return the error for a stage that stopped at a loss or gradient that is not finite.
 
     Args:
-        stopped: what the workers noted: the step (from 1), what was not finite, and the learning rate.
-        blocks: the blocks of that step's batch, in the order of its rows.
+        stopped: the workers' record: the step (from 1), the quantity that was not finite, and the learning rate.
+        blocks: the blocks in that step's batch, in the order of its rows.
     """
     step, what = stopped["step"], stopped["what"]
     listed = ", ".join(map(str, blocks[:_LISTED]))
@@ -90,7 +92,7 @@ def not_finite(
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """An error, its causes, and what failed in each worker or in Ray Train's controller."""
+    """Yield an error, its chain of causes, and the worker and controller failures attached to each by Ray Train."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -102,7 +104,7 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def _last_line(error: BaseException) -> str:
-    """The last cause's type, and the last line of its message."""
+    """Return the type of the root cause and the last line of its message."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line for line in str(error).strip().splitlines() if line.strip()]

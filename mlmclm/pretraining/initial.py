@@ -1,15 +1,16 @@
-"""Models to continue from, in the store: read once, and from then on the same files for every worker, node and later run.
+"""Models to continue from. Each is read once into the store; every worker, node and later run then uses the same files.
 
-    initial/KEY/              the encoder that a study begins from: config.json, model.safetensors (fp32)
-                              initial.json     what it was made from, and its shape
+    initial/KEY/              the encoder that a study starts from: config.json, model.safetensors (fp32)
+                              initial.json     its source and its shape
                               checksums.json   size and SHA-256 of each of these files
-    initial/sources/ID.json   what a folder or a name of the hub held when it was last read: its content's hash, the hub's commit
-    initial/sources/HASH/     that content's configuration and tokenizer, as they are
+    initial/sources/ID.json   the content hash of a folder or hub name when it was last read, and the hub's commit
+    initial/sources/HASH/     unchanged configuration and tokenizer of that content
 
-A folder is looked at in every run, and if its content has changed, it is another model. What a name of the hub held is settled when
-it is first used: delete `ID.json`, or write NAME@REVISION, for another commit. Neither needs to be there afterwards.
+A folder is hashed in every run; if its content has changed, it is a different model. A hub name is pinned to its
+commit when it is first used. To take another commit, delete `ID.json` or write NAME@REVISION. Once the encoder is in
+the store, neither the folder nor the hub is needed any more.
 
-Nothing here needs torch unless a model is read for the first time.
+This module needs torch only to read a model for the first time.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 VERSION = 1
-"""Part of every key: raise it when the encoder that is made of the same files changes."""
+"""Part of every key. Increase it when the same source files would give a different encoder."""
 
 
 @dataclass(frozen=True)
 class InitialModel:
-    """An encoder of the store that a study's models begin from."""
+    """An encoder in the store that models of a study start from."""
 
     key: str
     folder: Path
     source: str
     """The folder's name, or the name on the hub."""
     commit: str | None
-    """Commit of the hub; None for a folder."""
+    """The hub's commit; None for a folder."""
     size: Size
 
     def check(self) -> None:
-        """Reads its files.
+        """Verify the checksums of its files.
 
         Raises:
-            UserError: they are not what was written.
+            UserError: if they differ.
         """
         found = damage(self.folder)
         if found is not None:
@@ -66,51 +67,51 @@ class InitialModel:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A study's `initial` and `tokenizer`, with all that is needed to find them."""
+    """A study's `initial` and `tokenizer` settings, with everything needed to resolve them."""
 
     initial: Mapping[str, str]
-    """Folder, or name on the hub, by the study's name for it."""
+    """Folder or hub name of each initial model, by the study's name for it."""
     used: frozenset[str]
-    """Sizes of the study's models."""
+    """Sizes that the study's models use."""
     tokenizer: TokenizerConfig | None
-    """The study's, if it names one; by default it is that of these models."""
+    """The study's tokenizer setting; None takes the tokenizer of the initial models."""
     block_length: int
-    """Tokens of the longest sequence that the models will see."""
+    """Length in tokens of the longest sequence that the models will see."""
     store: Path
     data_root: Path | None = None
     beside: Path | None = None
-    """The study file's folder, where paths are looked up first."""
+    """The study file's folder, in which paths are looked up first."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The tokenizer and the models that a study's `initial` and `tokenizer` come to."""
+    """The resolved tokenizer and initial models of a study."""
 
     tokenizer: TokenizerConfig
     models: dict[str, InitialModel]
-    """By the name that the study gives them."""
+    """Initial models by the study's names for them."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A folder or a name of the hub, and what is known of it without its weights."""
+    """A folder or hub name, with what is known about it without reading its weights."""
 
     text: str
     content: str
     """SHA-256 of configuration, weights and tokenizer."""
     commit: str | None
-    """Commit of the hub; None for a folder."""
+    """The hub's commit; None for a folder."""
     files: Path
-    """A folder with config.json and tokenizer."""
+    """A folder that holds config.json and the tokenizer."""
 
 
 def prepare_initial(wanted: Wanted) -> Beginning:
-    """Return the models that a study begins from, in the store; reads those that aren't there yet.
+    """Return the models that a study starts from, after adding to the store those that are missing.
 
     Raises:
-        UserError: no such folder, an architecture that is not supported, sequences that are too long, or a tokenizer that is not the
-            model's.
-        EnvironmentFault: the hub cannot be reached, or the disk is full.
+        UserError: if a folder does not exist, an architecture is not supported, sequences are too long, or the
+            tokenizer is not the model's.
+        EnvironmentFault: if the hub cannot be reached or the disk is full.
     """
     store, data_root, beside = wanted.store, wanted.data_root, wanted.beside
     sources = {name: _look(source, store, data_root, beside) for name, source in wanted.initial.items()}
@@ -120,6 +121,7 @@ def prepare_initial(wanted: Wanted) -> Beginning:
     for name in sorted(wanted.used & sources.keys()):
         folder = _folder(sources[name], chosen, store)
 
+        # Defaults bind this iteration's values.
         def there(folder: Path = folder) -> bool:
             return damage(folder, read=False) is None
 
@@ -139,7 +141,7 @@ def prepare_initial(wanted: Wanted) -> Beginning:
 
 
 def find_initial(wanted: Wanted) -> Beginning | None:
-    """Return what `prepare_initial` would without any work, or None where there is some to do; raises what it raises."""
+    """Return the result of `prepare_initial` if the store has everything already, else None; same errors."""
     store = wanted.store
     found = {name: _known(source, store, wanted.data_root, wanted.beside) for name, source in wanted.initial.items()}
     sources = {name: source for name, source in found.items() if source is not None}
@@ -154,8 +156,10 @@ def find_initial(wanted: Wanted) -> Beginning | None:
 
 
 def check_initial(wanted: Wanted, *, masked: bool) -> None:
-    """Raises what `prepare_initial` would raise, and writes nothing into the store. The weights of a folder are read; of a name of
-    the hub that the store doesn't know only config.json is, so what its weights or tokenizer lack shows later.
+    """Raise the errors that `prepare_initial` would raise, without writing into the store.
+
+    The weights of a folder are read. For a hub name that is not in the store, only config.json is fetched, so problems
+    with its weights or tokenizer show up later.
 
     Args:
         masked: whether tokens will be masked.
@@ -180,6 +184,7 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
         return
     chosen = _tokenizer(known, wanted.tokenizer)
     _check(known, wanted.block_length)
+    # Tokenizers are prepared into a store; a scratch one keeps the real one untouched.
     with TemporaryDirectory() as scratch:
         prepared = prepare_tokenizer(chosen, store=Path(scratch))
         check_special(prepared, masked=masked)
@@ -190,10 +195,10 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
 
 
 def open_initial(store: Path, key: str) -> InitialModel:
-    """An initial model of the store by its key.
+    """Open an initial model in the store by its key.
 
     Raises:
-        UserError: it is not there, or its description is not what was written.
+        UserError: if it does not exist, or the checksum of its description differs.
     """
     folder = store / "initial" / key
     checked(
@@ -206,11 +211,11 @@ def open_initial(store: Path, key: str) -> InitialModel:
 
 
 def first_config(size: str, initial: InitialModel | None, tokenizer: Path, length: int) -> PreTrainedConfig:
-    """The configuration of a model before its first step.
+    """Return the configuration of a model before its first step.
 
     Args:
-        tokenizer: the study's, a folder.
-        length: longest sequence in tokens, of a model that begins with random weights.
+        tokenizer: folder of the study's tokenizer.
+        length: longest sequence in tokens; only used for a model that starts from random weights.
     """
     from mlmclm.models.build import load_prepared_tokenizer, model_config
 
@@ -224,11 +229,11 @@ def first_config(size: str, initial: InitialModel | None, tokenizer: Path, lengt
 def source_sizes(
     initial: Mapping[str, str], data_root: Path | None = None, beside: Path | None = None
 ) -> dict[str, Size]:
-    """The models' shapes, from their config.json alone; what their tokenizer lacks is not in their vocabulary yet.
+    """Return the models' shapes, from config.json alone. Their vocabulary does not include tokens still to be added.
 
     Raises:
-        UserError: no such folder, or an architecture that is not supported.
-        EnvironmentFault: the hub cannot be reached.
+        UserError: if a folder does not exist or an architecture is not supported.
+        EnvironmentFault: if the hub cannot be reached.
     """
     from mlmclm.models.given import encoder_config, size_of
     from mlmclm.models.sources import fetch_config
@@ -237,7 +242,7 @@ def source_sizes(
 
 
 def shape(size: str, initial: InitialModel | None) -> Size:
-    """A size's shape."""
+    """Return the shape of a size, or of the initial model if there is one."""
     return SIZES[size] if initial is None else initial.size
 
 
@@ -246,16 +251,17 @@ def _records(store: Path) -> Path:
 
 
 def _record(source: str, store: Path, folder: Path | None) -> Path:
-    """Where it is noted what a source held."""
+    """Return the path of the record of a source's content."""
     place = source if folder is None else str(folder.resolve())
     return _records(store) / f"{stable_hash(place)[:16]}.json"
 
 
 def _known(source: str, store: Path, data_root: Path | None, beside: Path | None) -> _Source | None:
-    """A source without any download; None where one is needed, or has to be looked for."""
+    """Return a source if that needs no download, else None."""
     folder = local_folder(source, data_root, beside)
     if folder is not None:
         return _Source(source, content_hash(folder), None, folder)
+    # The folder is gone, or the source is a hub name: look for a record of the name and of each possible path.
     for place in (None, *places_of(source, beside, data_root)):
         record = _record(source, store, place)
         if record.is_file():
@@ -267,7 +273,7 @@ def _known(source: str, store: Path, data_root: Path | None, beside: Path | None
 
 
 def _look(source: str, store: Path, data_root: Path | None, beside: Path | None) -> _Source:
-    """A source, noted in the store."""
+    """Return a source, fetching it and recording its content in the store if needed."""
     folder = local_folder(source, data_root, beside)
     known = _known(source, store, data_root, beside)
     if known is not None and folder is None:
@@ -276,7 +282,7 @@ def _look(source: str, store: Path, data_root: Path | None, beside: Path | None)
         return known
     fetched = fetch(source, data_root, beside)
     content = content_hash(fetched) if known is None else known.content
-    commit = fetched.name if folder is None else None  # the hub's cache names a folder by its commit
+    commit = fetched.name if folder is None else None  # the hub's cache names each snapshot folder after its commit
     kept = _records(store) / content
     if not whole_cache(kept, "config.json"):
         with whole_folder(kept) as temporary:
@@ -289,10 +295,11 @@ def _look(source: str, store: Path, data_root: Path | None, beside: Path | None)
 
 
 def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) -> TokenizerConfig:
-    """The study's tokenizer: the models' own, which has to be the same.
+    """Return the study's tokenizer, which is that of its initial models if there are any.
 
     Raises:
-        UserError: they have different ones, or the study trains one.
+        UserError: if the initial models have different tokenizers, the study trains one although it has initial models,
+            or there is none.
     """
     if not sources:
         if given is None:
@@ -306,6 +313,7 @@ def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) ->
                 f"initial: {first!r} ({sources[first].text}) and {other!r} ({sources[other].text}) have different tokenizers, but the "
                 "models of a study share corpus and tokenizer. Make a study of each."
             )
+    # Take the copy in the store: it stays when the source is gone or has changed.
     own = TokenizerConfig(path=str(sources[first].files))
     if given is None or (given.path or given.name) in {source.text.partition("@")[0] for source in sources.values()}:
         return own
@@ -318,13 +326,13 @@ def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) ->
 
 
 def _tokenizer_parts(source: _Source) -> str:
-    """Return all parts of a tokenizer that decide on what it makes of a text, as one string."""
+    """Return the parts of a tokenizer that determine how it encodes a text, as one string."""
     content: dict[str, Any] = read_json(source.files / TOKENIZER_FILES[0])
     return canonical_json([content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")])
 
 
 def _check(sources: Mapping[str, _Source], block_length: int) -> None:
-    """Refuses sequences longer than a model's positions."""
+    """Raise a `UserError` if sequences are longer than a model has positions."""
     for name, source in sources.items():
         most = longest(read_json(source.files / "config.json"))
         if most is not None and block_length > most:
@@ -334,17 +342,18 @@ def _check(sources: Mapping[str, _Source], block_length: int) -> None:
 
 
 def _folder(source: _Source, tokenizer: TokenizerConfig, store: Path) -> Path:
-    """Where the encoder made of a source for a tokenizer is, or will be."""
+    """Return the path in the store of the encoder made from a source for a tokenizer."""
     return store / "initial" / stable_hash([VERSION, source.content, tokenizer_key(tokenizer, "")])
 
 
 def _make(folder: Path, source: _Source, tokenizer: Path, data_root: Path | None, beside: Path | None) -> None:
-    """Reads the source's weights and writes the encoder."""
+    """Read the source's weights and write the encoder."""
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.models.folder import load_tokenizer
     from mlmclm.models.given import read_initial, size_of, write_initial
 
+    # A hub name may point to a newer commit by now, so ask for the recorded one.
     pinned = source.text if source.commit is None else f"{source.text.partition('@')[0]}@{source.commit}"
     weights = fetch(pinned, data_root, beside)
     if content_hash(weights) != source.content:

@@ -1,6 +1,6 @@
-"""The job of a stage's workers, as plain values.
+"""The description of a stage that its workers receive, as plain values.
 
-Ray's controller process loads this module too, so it imports neither torch nor DeepSpeed.
+Ray Train's controller process loads this module too, so it must import neither torch nor DeepSpeed.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from mlmclm.service.placement import Device
 
 @dataclass(frozen=True)
 class StageJob:
-    """One stage as plain values, the same for every worker."""
+    """One stage as plain, serialisable values; the same for every worker."""
 
     title: str
     size: str
     shape: Size
     initial: str | None
-    """Key of the weights that the model begins with; None for random ones."""
+    """Key of the initial model whose weights the model starts from; None for random weights."""
     store: str
     run_folder: str
     model: str
-    """The model that the stage is for (the first of several), as a label of metrics."""
+    """The model that the stage is for (the first if there are several), used as a label of metrics."""
     corpus: str
     """Key of the prepared corpus."""
     train: Blocks
     validation: Blocks
     tokenizer: str
-    """Folder of the tokenizer."""
+    """Folder of the prepared tokenizer."""
     legs: tuple[Leg, ...]
-    """All legs of the stage's end state; the first of them may lie before its start."""
+    """All legs of the stage's end state. The first ones may lie before the stage's start."""
     start: int
-    """Step of the state to start from."""
+    """Step of the state that the stage starts from."""
     start_key: str | None
-    """Its key; None for the initialisation."""
+    """Key of that state; None for the initialisation."""
     deposits: tuple[tuple[int, str], ...]
-    """(step, key) of the states to leave behind, in order; the last is the end."""
+    """(step, key) of the states to deposit in the store, in order. The last one is the end of the stage."""
     recipe: Recipe
     fingerprint: str
     device: Device
 
     @property
     def objective(self) -> Objective:
-        """Objective of the stage's steps."""
+        """The objective of the stage's steps."""
         return self.legs[-1].objective
 
     @property
@@ -65,36 +65,39 @@ class StageJob:
         return leg_at(self.legs, step - 1).rate(step - 1, self.recipe)
 
     def keeps(self, step: int) -> bool:
-        """Return whether the state behind a step is written: as a deposit, or as a checkpoint to go on from."""
+        """Return whether the state after a step is written, as a deposit or as a checkpoint to resume from."""
         return step in dict(self.deposits) or step % self.recipe.checkpoint_every == 0
 
     def next_deposit(self) -> int:
-        """The first step whose state is still to be left behind. A checkpoint from beyond it (of an earlier plan, which
-        didn't want that state) is of no use."""
+        """Return the step of the first deposit that the store lacks.
+
+        A checkpoint beyond that step is useless. An earlier plan that did not want this state may have left one.
+        """
         absent = [step for step, key in self.deposits if not exists(Path(self.store), key)]
         return absent[0] if absent else self.last + 1
 
     def model_shape(self) -> ModelShape:
-        """The shape that kernels are compiled for."""
+        """Return the model shape that kernels are compiled for."""
+        # Both options work on layers as modules, which a fused block would bypass.
         whole_layers = self.recipe.compile or self.recipe.activation_checkpointing
         return shape_of_size(self.shape, self.recipe.precision, fused=not whole_layers)
 
     def note(self, text: str) -> None:
-        """Leaves a line for the driver, which says it when the run has ended."""
+        """Leave a line for the driver, which prints it when the run has ended."""
         with self.notes_path.open("a", encoding="utf-8") as handle:
             handle.write(f"{text}\n")
 
     @property
     def notes_path(self) -> Path:
-        """Lines that a person should read when the run has ended."""
+        """File of lines for the user, which the driver prints when the run has ended."""
         return Path(self.run_folder) / "notes.txt"
 
     @property
     def metrics_path(self) -> Path:
-        """One JSON line a step, written by rank 0."""
+        """File of metrics with one JSON line per step, written by rank 0."""
         return Path(self.run_folder) / "metrics.jsonl"
 
     @property
     def stop_path(self) -> Path:
-        """Written when a loss or its gradient is no longer finite; the stage ends without depositing anything more."""
+        """File written when a loss or gradient is not finite. The stage then ends without any further deposit."""
         return Path(self.run_folder) / "stopped.json"

@@ -1,4 +1,4 @@
-"""From rows of tokens to inputs and labels, by an objective with all that it draws from."""
+"""Labelling: an objective with its settings, which turns rows of tokens into inputs and labels."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from mlmclm.plans.recipe import Recipe
 
 @dataclass(frozen=True)
 class Labelling:
-    """How an objective labels tokens; the same object on every worker gives the same labels."""
+    """An objective with its settings. It gives a row the same labels on any worker."""
 
     objective: Objective
     vocabulary: Vocabulary
     corruption: Corruption
     seed: int
     separator: int | None = None
-    """The token that a document ends with, where documents are isolated (`separator`): it predicts nothing."""
+    """The token that ends each document if documents are isolated (see `separator`), else None. It predicts nothing."""
 
     def __call__(
         self, tokens: npt.NDArray[np.int64], *, rows: npt.NDArray[np.int64], step: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Inputs and labels of some rows of step `step`'s global batch.
+        """Return the inputs and labels for some rows of a step's global batch.
 
         Args:
             tokens: [rows, length].
             rows: [rows], each row's index within the global batch.
+            step: optimiser steps taken before this one.
 
         Returns:
-            input_ids and labels, int64 [rows, length]; a label belongs to the position whose output predicts it (for CLM
-            position t is labelled with token t + 1), and is -100 where there is none.
+            input_ids and labels, int64 [rows, length]. A label is stored at the position whose output predicts it (for
+            CLM, position t is labelled with token t + 1) and is -100 where nothing is predicted.
         """
         draw = Draw(rows, step, self.seed, self.vocabulary, self.corruption, self.separator)
         return self.objective.label(tokens, draw)
 
 
 def separator(recipe: Recipe, tokenizer: Path) -> int | None:
-    """The token that each document of a corpus ends with, if the recipe isolates documents.
+    """Return the token that ends each document of a corpus if the recipe isolates documents, else None.
 
     Args:
-        tokenizer: the prepared tokenizer's folder.
+        tokenizer: folder of the prepared tokenizer.
     """
     return special_ids(tokenizer)["eos"] if recipe.isolate_documents else None

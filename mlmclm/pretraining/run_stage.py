@@ -1,4 +1,4 @@
-"""One stage as a Ray Train run: starts it, follows it, and goes on where a killed one stopped."""
+"""One stage as a Ray Train run: start it, follow its metrics, and resume where a killed run stopped."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
 
 Observer = Callable[[list[dict[str, Any]]], None]
-"""Called with the lines of metrics that a running stage has written since the last call."""
+"""Function that receives the records of metrics that a running stage has written since the last call."""
 
 
 def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, tuple[State, ...]]:
-    """Return the rest of a stage: the furthest state on its way to start from, and the states still to be made."""
+    """Return what is left of a stage: the furthest existing state to start from, and the states still to be trained."""
     absent = [state for state in stage.states if not states.exists(store, state.key(fingerprint))]
     if not absent:
         return stage.end, ()
@@ -42,8 +42,10 @@ def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, 
 
 
 def stage_claims(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]:
-    """The claims that whoever trains a stage holds: on each state that is missing, and on the run's folder. Two studies' stages
-    can have some of these in common; none is needed where nothing is missing."""
+    """Return the names of the claims to hold while training a stage: the run's folder and each missing state.
+
+    Stages of two studies can share some of them. If no state is missing, no claim is needed.
+    """
     wanted = missing_states(stage, store, fingerprint)[1]
     states_wanted = tuple(f"states-{state.key(fingerprint)}" for state in wanted)
     return (f"runs-{stage.end.key(fingerprint)}", *states_wanted) if wanted else ()
@@ -60,24 +62,27 @@ def run_stage(
     initial: InitialModel | None = None,
     observer: Observer | None = None,
 ) -> None:
-    """Trains what is missing of a stage; needs a Ray session, whose runtime environment the workers share. States that are there are
-    not trained again; those that another process trains are waited for.
+    """Train the missing states of a stage. Wait for those that another process is training.
+
+    Needs a Ray session. The workers inherit its runtime environment.
 
     Args:
         fingerprint: `plans.plan.fingerprint` of the recipe and the corpus.
-        device: what each worker has (`placement.choose_device`). Ray Train waits until the cluster has that for all of them.
-        initial: what the model begins with, where that is a given model.
+        device: device of each worker (`placement.choose_device`). Ray Train waits until the cluster has one for each.
+        initial: the model to start from; None for random weights.
+        observer: receives new metrics while the stage runs.
 
     Raises:
-        UserError: a loss or its gradient is no longer finite, the recipe asks for what the workers can't do, or the files of
-            `initial` are damaged.
-        EnvironmentFault: the workers failed more often than the recipe allows or once for want of memory.
+        UserError: if a loss or gradient is not finite, the recipe asks for something the workers cannot do, or the
+            files of `initial` are damaged.
+        EnvironmentFault: if the workers fail more often than the recipe allows, or a worker runs out of memory or disk.
     """
 
     def waiting(other: str) -> None:
         say(f"{stage.title}: waiting for {other}, which trains it")
 
     with Claims(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
+        # Look again under the claims: the process that we waited for may have trained some or all of it.
         start, wanted = missing_states(stage, store, fingerprint)
         if not wanted:
             return
@@ -110,15 +115,17 @@ def run_stage(
             raise EnvironmentFault(
                 f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
             )
+        # All states of the stage are in the store now, so the run's checkpoints are not needed any more.
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
-    """Runs a stage's workers until it ends, and raises what a user should know if it ended early.
+    """Run a stage's workers until it ends; raise an error that explains it if the stage ends early.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
     """
+    # Importing these takes long, and a study without missing states needs none of them.
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -126,8 +133,10 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
 
     recipe, device = job.recipe, job.device
     if device == "cpu" and computes_here():
+        # Compile kernels before the workers start: all of them would wait, and the driver can tell the user why.
         prepare([job.model_shape()], say_once)
         say_once(f"pretraining computes with the backend {backend_of(device).name}")
+    # Left by an earlier run that diverged; it would be taken for this run's.
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
     trainer = TorchTrainer(
@@ -149,22 +158,25 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     except MlmclmError:
         raise
     except Exception as error:
+        # Ray Train wraps what workers raised in errors of its own; find the one that the user can act on.
         raise failures.explain(error, title=job.title, folder=folder, recipe=recipe) from error
     finally:
         _say_notes(job.notes_path)
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
+        # Batches are functions of the step, so the one at which the stage diverged can be named after the fact.
         blocks = batch_rows(len(job.train), recipe.batch, recipe.seed, stopped["step"] - 1).tolist()
         raise failures.not_finite(stopped, blocks, title=job.title, folder=folder, recipe=recipe)
 
 
 def _stop_at_final_failures() -> Any:
-    """A callback of Ray Train's controller, which ends the run at once where that fails."""
+    """Return a Ray Train callback that ends the run at once at a failure that a restart would only repeat."""
     from ray.train import UserCallback
 
     class Stop(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             failure = failures.final(worker_exceptions)
+            # An error raised here fails the controller and thus the run, whatever restarts `max_failures` allows.
             if failure is not None:
                 raise failure
 
@@ -172,13 +184,15 @@ def _stop_at_final_failures() -> Any:
 
 
 def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) -> None:
-    """Renames states that are not whole, so that they are trained again, and says which.
+    """Rename damaged states, so that they are trained again, and tell the user which.
 
-    Of all states the sizes of their files are looked at; of those that a stage is about to start from, the checksums.
+    For all states only file sizes are checked. Checksums are checked for those that a stage is about to start from.
     """
-    for stage in reversed(stages):  # a stage whose start is set aside comes before the one that makes it
+    # Last stages first: setting aside a stage's start gives the earlier stage that makes it a missing state.
+    for stage in reversed(stages):
         for state in stage.states:
             _set_aside(state, store, fingerprint, read=False)
+        # If the start is damaged, the state before it becomes the start and needs the same check.
         while True:
             start, wanted = missing_states(stage, store, fingerprint)
             if not wanted or not start.legs or not _set_aside(start, store, fingerprint, read=True):
@@ -197,7 +211,7 @@ def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bo
     with Claims(store).wait(
         lambda: [f"states-{key}"], lambda other: say(f"{folder}: waiting for {other}, which makes it")
     ):
-        found = damage()  # again, for another process may have set it aside
+        found = damage()  # again: another process may have set it aside while we waited for the claim
         if found is None:
             return False
         say(
@@ -207,8 +221,11 @@ def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bo
 
 
 def _attempt(folder: Path, title: str) -> str:
-    """A name that no earlier Ray Train run of this stage has: Ray would take up its list of checkpoints, which it does not
-    write whole or not at all, and fail where one is gone."""
+    """Return a run name that no earlier attempt at this stage has.
+
+    Under a known name Ray Train would restore that run's list of checkpoints. It does not write this list atomically,
+    and fails if one of the checkpoints is gone. This project finds its checkpoints itself.
+    """
     before = [path.name.rpartition("-")[2] for path in (folder / "ray_train").glob("*")]
     number = 1 + max((int(tail) for tail in before if tail.isdigit()), default=0)
     return f"{title.replace(' ', '-')}-{number}"
@@ -223,7 +240,7 @@ def _say_notes(path: Path) -> None:
 
 @contextmanager
 def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
-    """Hands new lines of a metrics file to `observer` twice a second while the body runs, and what is left at its end."""
+    """Pass new records of a metrics file to `observer` twice a second while the body runs, and once more at its end."""
     if observer is None:
         yield
         return
@@ -232,7 +249,7 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
     def look() -> None:
         nonlocal seen
         records = states.read_metrics(path)
-        if len(records) < seen:  # a restart dropped lines behind its checkpoint
+        if len(records) < seen:  # a restart dropped the lines after its checkpoint
             seen = 0
         if len(records) > seen:
             observer(records[seen:])
@@ -246,9 +263,11 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
 
 
 def prepare_environment() -> None:
-    """Settings that Ray Train reads in the driver's process; call before the first `run_stage`."""
-    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # the dashboard's page of train runs
-    # A node takes minutes to start, and Train only asks for the same again.
+    """Set the environment variables that Ray Train reads in the driver; call before the first `run_stage`."""
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for the dashboard's page of train runs
+    # The autoscaler takes minutes to start a node. After the default timeout Ray Train would only make the same
+    # request again.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
-    # The end of a stage is seen at the controller's next look; each look takes the workers' cores for some milliseconds.
+    # The controller notices the end of a stage at its next poll, so poll more often than the default. Not more often
+    # still: each poll takes the workers' cores for some milliseconds.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")

@@ -1,4 +1,4 @@
-"""Batches of past and future steps, made again from the recipe and the corpus: batches and masks are functions of the step."""
+"""Reconstruction of the batches of any past or future step. Batches and masks are pure functions of the step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".parquet", ".jsonl")
 ROW_GROUP_TOKENS = 4_000_000
-"""Tokens that are held before they are written to a Parquet file."""
+"""Number of tokens to collect before writing a row group of a Parquet file."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,28 @@ class Seen:
     """The global batch of one step."""
 
     step: int
-    """Optimiser steps taken before it."""
+    """Optimiser steps taken before this one."""
     blocks: npt.NDArray[np.int64]
-    """Indices of its blocks in the corpus's training part, [batch]."""
+    """Indices of its blocks in the corpus's training split, [batch]."""
     input_ids: npt.NDArray[np.int64]
     """[batch, length]."""
     labels: npt.NDArray[np.int64] | None
     """[batch, length], -100 where nothing is predicted; None without an objective."""
 
     def records(self) -> Iterator[dict[str, object]]:
-        """One mapping a row of the batch."""
+        """Yield one mapping per row of the batch."""
         for row, (block, input_ids) in enumerate(zip(self.blocks.tolist(), self.input_ids.tolist(), strict=True)):
             record = {"step": self.step, "row": row, "block": block, "input_ids": input_ids}
             yield record if self.labels is None else record | {"labels": self.labels[row].tolist()}
 
 
 def seen(blocks: Blocks, recipe: Recipe, steps: range, *, model: ModelName | None, tokenizer: Path) -> Iterator[Seen]:
-    """The global batches of some steps, one at a time.
+    """Yield the global batches of some steps, one at a time.
 
     Args:
-        model: whose inputs and labels to give; None gives the tokens before any objective, the same for all models of a study.
-        tokenizer: the prepared tokenizer's folder.
+        model: the model whose inputs and labels to yield; None yields the unmasked tokens, which are the same for all
+            models of a study.
+        tokenizer: folder of the prepared tokenizer.
     """
     legs = history(model, recipe).legs if model is not None else ()
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
@@ -70,16 +71,16 @@ def seen(blocks: Blocks, recipe: Recipe, steps: range, *, model: ModelName | Non
 
 
 def export(batches: Iterable[Seen], path: Path) -> None:
-    """Writes one row a sequence (step, row, block, input_ids and, where there are any, labels), whole or not at all.
+    """Write batches to a file atomically, with one row per sequence: step, row, block, input_ids and any labels.
 
-    Memory does not depend on the number of batches.
+    Memory use does not depend on the number of batches.
 
     Args:
-        batches: at least one.
-        path: a name that ends in one of `FORMATS`.
+        batches: at least one batch.
+        path: a path that ends in one of `FORMATS`.
 
     Raises:
-        EnvironmentFault: the disk is full or not writable.
+        EnvironmentFault: if the disk is full or not writable.
     """
     with whole_file(path) as handle:
         if path.suffix == ".jsonl":
@@ -89,6 +90,7 @@ def export(batches: Iterable[Seen], path: Path) -> None:
         from pyarrow.parquet import ParquetWriter
 
         tables = _tables(batches)
+        # The writer needs the schema before any rows; it depends on whether there are labels.
         first = next(tables)
         with ParquetWriter(handle, first.schema, compression="zstd") as writer:
             for table in chain([first], tables):
@@ -96,7 +98,7 @@ def export(batches: Iterable[Seen], path: Path) -> None:
 
 
 def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:
-    """Batches put together into tables of about `ROW_GROUP_TOKENS` each."""
+    """Combine batches into tables of about `ROW_GROUP_TOKENS` tokens each."""
     import pyarrow
 
     waiting: list[pyarrow.RecordBatch] = []
@@ -110,10 +112,11 @@ def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:
 
 
 def _columns(batch: Seen) -> pyarrow.RecordBatch:
-    """A batch as Arrow columns; lists of int32."""
+    """Return a batch as Arrow columns, with tokens and labels as lists of int32."""
     import pyarrow
 
     rows, length = batch.input_ids.shape
+    # All lists have the same length, so they are one flat array and evenly spaced offsets.
     ends = np.arange(0, rows * length + 1, length, dtype=np.int32)
 
     def lists(values: npt.NDArray[np.int64]) -> pyarrow.ListArray:

@@ -1,4 +1,4 @@
-"""Stages side by side: each starts as soon as the state that it goes on from is there and the cluster has room for its workers."""
+"""Concurrent stages: each starts as soon as its starting state exists and the cluster has room for its workers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from mlmclm.progress import say
 from mlmclm.service.placement import Cluster, Resources, most_places, places, places_now
 
 SECONDS_BETWEEN_LOOKS = 1.0
-"""A running stage leaves states behind on its way, from which others can start before it ends."""
+"""Seconds between checks for stages that can start.
+
+A running stage deposits states from which others can start before it ends.
+"""
 
 
 def room(cluster: Cluster, bundle: Resources, *, workers: int, running: int) -> int:
-    """How many stages may run at once, at least 1: Ray itself makes them wait for resources, and the autoscaler adds nodes for those
-    that wait, so nodes that it can add count too.
+    """Return how many stages may run at once, at least 1.
+
+    Nodes that the autoscaler can still add count too. Ray lets workers wait for resources, and the autoscaler adds
+    nodes for those that wait.
 
     Args:
-        bundle: what a worker reserves.
-        workers: workers a stage.
-        running: stages that run already; their workers may not hold their resources yet.
+        bundle: resources that a worker reserves.
+        workers: number of workers per stage.
+        running: number of stages that already run; their workers may not hold their resources yet.
     """
     now, most = places_now(cluster, bundle), most_places(cluster, bundle)
     held_by_others = max(0, now - places(cluster.free, bundle) - running * workers)
@@ -39,18 +44,19 @@ def run_stages(
     held: Callable[[Stage], str | None] = lambda _: None,
     seconds_between_looks: float = SECONDS_BETWEEN_LOOKS,
 ) -> None:
-    """Runs every stage once, each in a thread of its own, the earlier of those that can start first.
+    """Run every stage once, each in its own thread. Among those that can start, earlier stages go first.
 
-    A stage that fails doesn't hinder those that need none of its states; when they are done, its error is raised.
+    If a stage fails, stages that need none of its states still run. Its error is raised when they are done.
 
     Args:
-        run: trains a stage, and returns when it is done.
-        ready: whether the state that a stage starts from is there.
-        at_once: how many may run, given how many do.
-        held: who else trains a stage, or a part of it, now; it is started when nobody does. None for nobody.
+        run: trains a stage and returns when it is done.
+        ready: returns whether the state that a stage starts from exists.
+        at_once: returns how many stages may run, given how many are running.
+        held: returns who else is training a stage or a part of it, or None. A stage that is held waits.
 
     Raises:
-        BaseException: the first that `run` raised.
+        BaseException: the first error that `run` raised.
+        EnvironmentFault: if stages are left whose starting states never appeared.
     """
     waiting, running = list(stages), 0
     ended: queue.SimpleQueue[tuple[Stage, BaseException | None]] = queue.SimpleQueue()
@@ -79,13 +85,14 @@ def run_stages(
                 break
             waiting.remove(stage)
             running += 1
-            # A daemon, so that an interrupted driver ends: its Ray session takes the workers with it.
+            # A daemon thread, so that an interrupted driver can exit. The end of its Ray session also ends the workers.
             threading.Thread(target=attempt, args=(stage,), name=f"mlmclm {stage.title}", daemon=True).start()
+        # Nothing runs here or in another process, so no further state will appear: waiting stages would wait forever.
         if running == 0 and elsewhere == 0:
             break
         try:
             stage, error = ended.get(timeout=seconds_between_looks)
-        except queue.Empty:
+        except queue.Empty:  # nothing has ended, but a running stage may have deposited a state that others wait for
             continue
         running -= 1
         if error is not None:

@@ -1,4 +1,4 @@
-"""How fast a worker can be: the peak of its matrix products, measured."""
+"""Measured peak of a worker's matrix products, the reference for its utilisation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ROUNDS = 5
 
 
 def matrix_peak(device: torch.device, *, bf16: bool) -> float:
-    """FLOP/s of the fastest of some large matrix products on this worker, with the threads it has; takes about 0.2 s.
+    """Measure the FLOP/s of the fastest of some large matrix products with this worker's threads, in about 0.2 s.
 
     Args:
-        bf16: measure bfloat16 products, else float32.
+        bf16: whether to measure bfloat16 products rather than float32.
     """
     backend = backend_of(device)
     kind = torch.bfloat16 if bf16 else torch.float32
@@ -25,19 +25,21 @@ def matrix_peak(device: torch.device, *, bf16: bool) -> float:
         left, right = (torch.ones(shape, dtype=kind, device=device) for shape in ((rows, inner), (inner, columns)))
         out = torch.empty(rows, columns, dtype=kind, device=device)
         for _ in range(ROUNDS):
+            # Kernels on an accelerator run asynchronously: without waiting, the clock would measure only their launch.
             backend.synchronize()
             started = time.perf_counter()
             torch.mm(left, right, out=out)
             backend.synchronize()
+            # The fastest of several rounds: the first one warms up, and others may be disturbed.
             best = max(best, 2 * rows * inner * columns / (time.perf_counter() - started))
     return best
 
 
 def this_machine(*, bf16: bool) -> Device:
-    """This machine's GPU, or its processor with all cores, and the peak that it reaches now; takes about 0.2 s.
+    """Return this machine's GPU, or its processor with all cores, with its measured peak. Takes about 0.2 s.
 
     Args:
-        bf16: as `matrix_peak`'s.
+        bf16: as in `matrix_peak`.
     """
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     device, title = torch.device(kind), backend_of(kind).title()

@@ -1,13 +1,13 @@
-"""Which pretraining states the store holds, and the metrics of how they came about.
+"""Pretraining states in the store, and the metrics of their training.
 
-    states/KEY/    state.safetensors, step.json (see `checkpoints`), and for a named model `model/`, its Hugging Face folder
-                   state.json       what it was made of, and the state that it was trained from
-                   metrics.jsonl    one line a step since that state
+    states/KEY/    state.safetensors, step.json (see `checkpoints`); for a named model also `model/` (Hugging Face)
+                   state.json       how it was made, and the state that it was trained from
+                   metrics.jsonl    one line per step since that state
                    checksums.json   size and SHA-256 of each of these files, written last
 
-A checkpoint of a running stage is a folder of the same files: `runs/KEY/ray_train/ATTEMPT/checkpoint_TIME/`.
+A checkpoint of a running stage is a folder with the same files: `runs/KEY/ray_train/ATTEMPT/checkpoint_TIME/`.
 
-Nothing here needs torch, so a finished study is recognised in no time.
+This module does not need torch, so a finished study is recognised almost instantly.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from mlmclm.storage.files import read_json, whole_folder
 
 
 def state_folder(store: Path, key: str) -> Path:
-    """Where a state with this key lies, or will."""
+    """Return the folder of the state with this key, whether it exists or not."""
     return store / "states" / key
 
 
 def exists(store: Path, key: str) -> bool:
-    """Whether the state is there with every file at its full size; `damage` also reads them."""
+    """Return whether the state is there and all files have their full size. `damage` can also verify checksums."""
     return damage(state_folder(store, key), read=False) is None
 
 
 def set_aside(store: Path, key: str) -> Path:
-    """Renames a state that is not whole, so that it can be made again; returns where it is now."""
+    """Rename a damaged state, so that it can be made again; return its new path."""
     return checksums.set_aside(state_folder(store, key))
 
 
 def link(source: Path, target: Path) -> None:
-    """The files of a whole state as another folder, hard-linked."""
+    """Hard-link the files of an intact state into another folder."""
     with whole_folder(target) as folder:
+        # The checksums list what belongs to a state, which excludes files that were added later.
         for name in (*read_json(source / CHECKSUMS), CHECKSUMS):
             os.link(source / name, folder / name)
 
 
 def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of a run's checkpoints, the furthest first; -1 for a step that can't be read."""
+    """Return (step, folder) of a run's checkpoints, the furthest first. The step is -1 if it cannot be read."""
     found = []
     for folder in run_folder.glob("ray_train/*/checkpoint_[0-9]*"):
         try:
@@ -60,7 +61,10 @@ def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
 
 
 def prune_checkpoints(run_folder: Path, keep: int) -> None:
-    """Deletes what earlier attempts at a run left, but for its `keep` furthest checkpoints; only while nothing runs there."""
+    """Delete what earlier attempts at a run left, except its `keep` furthest intact checkpoints.
+
+    Call this only while the run is not active.
+    """
     kept = [folder for _, folder in checkpoints(run_folder) if damage(folder, read=False) is None][:keep]
     for attempt in run_folder.glob("ray_train/*"):
         for folder in attempt.glob("*"):
@@ -71,16 +75,16 @@ def prune_checkpoints(run_folder: Path, keep: int) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line that a crash cut short is left out.
+    """Read the records of a metrics file, without a last line that a crash cut short.
 
     Raises:
-        UserError: another line is damaged.
+        UserError: if any other line is damaged.
     """
     if not path.is_file():
         return []
     records = []
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        if line.endswith(b"\n"):
+        if line.endswith(b"\n"):  # else it is being written, or was when its writer died
             try:
                 record = json.loads(line)
                 records.append({**record, "step": int(record["step"])})
@@ -92,10 +96,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return what a state or a checkpoint was made of (`state.json`); its metrics are looked at too.
+    """Read how a state or checkpoint was made (`state.json`), after verifying that file and the metrics.
 
     Raises:
-        UserError: they are not what was written.
+        UserError: if the checksum of either file differs.
     """
     found = damage(folder, names=("state.json", "metrics.jsonl"))
     if found is not None:
@@ -108,12 +112,12 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def curve(store: Path, key: str) -> list[dict[str, Any]]:
-    """All metrics from initialisation to a state, through the states that it was trained from."""
+    """Return all metrics from initialisation to a state, through the states that it was trained from."""
     return folder_curve(store, state_folder(store, key))
 
 
 def folder_curve(store: Path, folder: Path) -> list[dict[str, Any]]:
-    """`curve` of a state or a checkpoint in its folder."""
+    """Return the `curve` of the state or checkpoint in a folder."""
     description = describe(folder)
     before = curve(store, description["parent"]) if description.get("parent") else []
     reached = max((record["step"] for record in before), default=0)

@@ -1,4 +1,4 @@
-"""Metrics of optimiser steps: measured on each worker, and every few steps summed over all of them."""
+"""Metrics of optimiser steps, measured on each worker and combined over all workers every few steps."""
 
 from __future__ import annotations
 
@@ -22,63 +22,63 @@ if TYPE_CHECKING:
 
 
 class StepMetrics(NamedTuple):
-    """Metrics of one step over all workers, by their names in `metrics.jsonl`.
+    """Metrics of one step over all workers. Fields have the same names in `metrics.jsonl`.
 
-    The last four are of all steps that were summed together.
+    The last four cover all steps that were combined in one `StepMeter.take`.
     """
 
     step: int
-    """From 1."""
+    """Step, counted from 1."""
     loss: float
-    """Mean of the labelled tokens, in nats."""
+    """Mean loss per labelled token, in nats."""
     learning_rate: float
     gradient_norm: float
-    """Before clipping; -1 where the gradient isn't finite, as DeepSpeed says it."""
+    """Norm of the gradient before clipping; -1 if the gradient is not finite, as DeepSpeed reports it."""
     labelled: int
     step_seconds: float
-    """From the end of the step before. Looking at losses and validating are not in it, the copy of a state to be written is."""
+    """Seconds since the end of the step before. Excludes combining metrics and validation; includes copying a state."""
     tokens_per_second: float
     utilisation: float
-    """Model FLOPs over the measured matrix peak."""
+    """Model FLOP/s as a share of the measured peak of matrix products."""
     memory: int
-    """Peak of the fullest worker, in bytes."""
+    """Highest peak memory of any worker, in bytes."""
     data_wait: float
-    """Share of the time that was spent waiting for batches."""
+    """Share of the time spent waiting for batches."""
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient are finite."""
+        """True if both loss and gradient are finite."""
         return bool(np.isfinite(self.loss)) and 0 <= self.gradient_norm < np.inf
 
 
 class _Step(NamedTuple):
-    """A step on this worker, before anything is exchanged."""
+    """Measurements of one step on this worker, before they are combined."""
 
     step: int
     loss: Tensor
-    """Sum over this worker's labelled tokens."""
+    """Summed loss of this worker's labelled tokens."""
     labelled: Tensor
-    """Labelled tokens of all workers."""
+    """Number of labelled tokens on all workers."""
     tokens: int
-    """Tokens of this worker."""
+    """Number of tokens on this worker."""
     norm: float
     waited: float
-    """Seconds for the batch."""
+    """Seconds spent waiting for the batch."""
     seconds: float
 
 
 class StepMeter:
-    """Measures the steps of a stage. Creating one and `take` are collective.
+    """Measures the steps of a stage. The constructor and `take` are collective.
 
     Args:
-        vocabulary: rows of the model's embedding.
+        vocabulary: number of rows in the model's embedding.
     """
 
     def __init__(self, job: StageJob, engine: Engine, vocabulary: int) -> None:
         self.job, self.engine, self.vocabulary = job, engine, vocabulary
         self._steps: list[_Step] = []
         self._documents: list[NDArray[np.int64]] = []
-        """Lengths of this worker's documents in these steps, where documents are isolated."""
+        """Lengths of this worker's documents in these steps, if documents are isolated."""
         self._since = time.perf_counter()
         peak = torch.tensor(matrix_peak(engine.device, bf16=job.recipe.precision != "fp32"), device=engine.device)
         distributed.all_reduce(peak)
@@ -91,13 +91,14 @@ class StepMeter:
         batches: Sequence[tuple[Tensor, Tensor]],
         waited: float,
     ) -> None:
-        """Notes a step; nothing is exchanged yet.
+        """Record a step, without any communication.
 
         Args:
-            outcome: what `Engine.step` returned.
-            batches: (input_ids, labels) of this worker's micro batches.
-            waited: seconds for the batch.
+            outcome: the result of `Engine.step`.
+            batches: (input_ids, labels) of this worker's micro-batches.
+            waited: seconds spent waiting for the batch.
         """
+        # The loss stays a tensor on the device: reading it here would wait for the accelerator in every step.
         now = time.perf_counter()
         self._steps.append(_Step(step, *outcome, waited, now - self._since))
         self._since = now
@@ -105,14 +106,16 @@ class StepMeter:
             self._documents += [document_lengths(ids.numpy(), self.engine.separator) for ids, _ in batches]
 
     def take(self) -> list[StepMetrics]:
-        """Return the metrics of the steps since the last call, at least one, and forget these steps."""
+        """Return the metrics over all workers of the steps since the last call (at least one); collective."""
         steps, world, device = self._steps, self.engine.world, self.engine.device
+        # One all-reduce for all steps, in fp64 to keep the digits of the sums.
         totals = torch.stack([each.loss for each in steps]).double()
         distributed.all_reduce(totals)
         losses = (totals / torch.stack([each.labelled for each in steps]).to(totals)).tolist()
         memory = torch.tensor(self.engine.backend.peak_memory(), device=device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
-        # The sum above waits for the slowest worker, and for what an accelerator still has to do.
+        # Read the clock only now: the all-reduce above waits for the slowest worker and for queued work on the
+        # accelerator.
         seconds = sum(each.seconds for each in steps) + time.perf_counter() - self._since
         tokens_per_second = sum(each.tokens for each in steps) * world / seconds
         utilisation = self._flops() / seconds / self._peak
@@ -127,11 +130,11 @@ class StepMeter:
         ]  # fmt: skip
 
     def resume(self) -> None:
-        """Starts the clock of the next step now: what happened since the last one is not part of it."""
+        """Restart the clock of the next step, so that it excludes what has happened since the last one."""
         self._since = time.perf_counter()
 
     def _flops(self) -> int:
-        """The model's, of the noted steps on all workers."""
+        """Return the model FLOPs of the recorded steps on all workers."""
         return training_flops(
             self.job.shape,
             tokens=sum(each.tokens for each in self._steps) * self.engine.world,

@@ -1,7 +1,7 @@
-"""A worker of one stage: from a state, through the steps of one objective, leaving states behind.
+"""A worker of one stage: load a state, train with one objective, and deposit states along the way.
 
-Read top to bottom. Nothing here depends on when or how often it was interrupted: batches, masks and learning rates are functions
-of the step, and the state taken up is the last one that is whole.
+Read top to bottom. The result does not depend on interruptions: batches, masks and learning rates are functions of the
+step, and training resumes from the last intact state.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from mlmclm.pretraining.step_metrics import StepMeter
 from mlmclm.storage.files import whole_folder, write_atomic
 
 FLUSH_EVERY = 10
-"""Steps between two looks at the losses: each is an all-reduce and, on an accelerator, a wait."""
+"""Steps between readings of the metrics. Each costs an all-reduce and makes the host wait for the accelerator."""
 VALIDATION_STEP = 2**31
-"""The step whose masks the validation blocks get; no training step reaches it."""
+"""Step number that determines the masks of validation blocks. No training step reaches it."""
 
 
 def train_stage(job: StageJob) -> None:
-    """One worker's whole part of a stage; every worker of the group calls it."""
+    """Run one worker's whole share of a stage; collective."""
     recipe = job.recipe
+    # Gloo means CPU workers, whose kernels are compiled once per machine. Do it before anything is timed.
     if distributed.get_backend() == "gloo":
         prepare([job.model_shape()], job.note)
     model, state = _begin(job, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
@@ -63,30 +64,31 @@ def train_stage(job: StageJob) -> None:
 
 
 def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
-    """Takes the steps of a stage and tells the callbacks of each; collective."""
+    """Run the training loop of a stage and its callbacks; collective."""
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
     label = Labelling(job.objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed, engine.separator)
     for callback in callbacks:
         callback.on_start()
     for step in range(stage.start, job.last):
-        done = step + 1
+        done = step + 1  # batches and masks count steps from 0; rates, metrics and states count those that are done
         waited = time.perf_counter()
         batches = _micro_batches(job.train, recipe, engine, label, step)
         waited = time.perf_counter() - waited
         outcome = engine.step(batches, job.objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
-        # A state is kept only once the losses that led to it are known to be finite.
+        # Read the metrics before a state is kept, so that only states with finite losses behind them are written.
         if done % FLUSH_EVERY == 0 or job.keeps(done):
             metrics = meter.take()
             for callback in callbacks:
                 callback.on_metrics(metrics)
-            meter.resume()
+            meter.resume()  # callbacks and validation must not count as time of the next step
         if not stage.stopped and (done % recipe.evaluate_every == 0 or done == job.last):
             held_out = _validation_batches(job.validation, recipe, engine, label)
             found = engine.evaluate(held_out, causal=job.objective.causal)
             for callback in callbacks:
                 callback.on_validation(done, found.loss, found.accuracy)
             meter.resume()
+        # Before `on_step_end`, which would write the state. All workers stop here at the same step.
         if stage.stopped:
             break
         for callback in callbacks:
@@ -96,21 +98,21 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
 
 
 def first_model(job: StageJob) -> PreTrainedModel:
-    """The model before its first step, fp32, on the CPU."""
+    """Return the model before its first step, in fp32 on the CPU."""
     if job.initial is not None:
         return begin(*read_written(open_initial(Path(job.store), job.initial).folder))
     return build(_random_config(job), job.recipe.seed)
 
 
 def hollow_model(job: StageJob) -> PreTrainedModel:
-    """`first_model` without weights (`build.hollow`)."""
+    """Return `first_model` without weights (`build.hollow`)."""
     if job.initial is not None:
         return begin(written_config(open_initial(Path(job.store), job.initial).folder), None)
     return hollow(_random_config(job))
 
 
 def write_beginning(job: StageJob, folder: Path) -> None:
-    """Writes the state before the first step, in place of what an earlier attempt left."""
+    """Write the state before the first step, replacing what an earlier attempt left."""
     shutil.rmtree(folder, ignore_errors=True)
     with whole_folder(folder) as temporary:
         checkpoints.write_tensors(temporary, checkpoints.fresh(weights_of(first_model(job))))
@@ -121,31 +123,37 @@ def _random_config(job: StageJob) -> PreTrainedConfig:
 
 
 def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
-    """The model and the furthest whole state that the stage can go on from, None if that is the model itself; rank 0 chooses
-    for all.
+    """Return the model and the furthest intact state that the stage can resume from; collective.
+
+    The state is None if the stage starts at the model's own initial weights.
 
     Args:
-        divided: the workers share the weights out (ZeRO 3), so none of them should hold all: the model is hollow, and a process
-            that is none of the workers writes the weights that a stage begins with.
+        divided: whether the workers partition the weights (ZeRO 3), so that none of them should hold all. The model
+            then has no weights, and a process apart from the workers writes a stage's initial weights.
     """
+    # Rank 0 chooses for all: workers that looked for themselves could see a shared file system at different moments.
     chosen = None
     if distributed.get_rank() == 0:
         chosen = _latest_folder(job)
         if chosen is None and divided:
             chosen = str(Path(job.run_folder) / "beginning")
+            # No CPU is reserved, since the workers may hold them all. The process ends after the call, which frees
+            # its memory.
             write = ray.remote(num_cpus=0, max_calls=1)(write_beginning)
             ray.get(write.remote(job, Path(chosen)))
     chosen = broadcast_from_rank_zero(chosen)
+    # Random weights would only be overwritten by those of a state.
     model = hollow_model(job) if divided or chosen is not None else first_model(job)
     return model, None if chosen is None else checkpoints.read_tensors(Path(chosen))
 
 
 def _latest_folder(job: StageJob) -> str | None:
-    """The furthest whole one of this run's checkpoints, its deposits, and the state that it starts from; None for the
-    initialisation. What isn't whole is noted.
+    """Return the folder of the furthest intact state: a checkpoint, a deposit, or the stage's starting state.
+
+    Returns None if the stage starts from the initialisation. Damaged folders are reported to the user.
 
     Raises:
-        UserError: the state that the stage starts from isn't whole.
+        UserError: if the state that the stage starts from is damaged.
     """
     store, end = Path(job.store), job.next_deposit()
     found = states.checkpoints(Path(job.run_folder))
@@ -153,7 +161,7 @@ def _latest_folder(job: StageJob) -> str | None:
     for _, folder in sorted((item for item in found if job.start < item[0] < end), reverse=True):
         damage = states.damage(folder)
         if damage is None:
-            # The run's own file has no checksum, and lines of steps behind this one.
+            # The run's own log has no checksum and may have lines of later steps. Go on from the copy in the state.
             write_atomic(job.metrics_path, (folder / "metrics.jsonl").read_bytes())
             return str(folder)
         job.note(f"{folder} is not used: {damage}; the furthest whole one before it is.")
@@ -169,7 +177,8 @@ def _latest_folder(job: StageJob) -> str | None:
 def _micro_batches(
     blocks: Blocks, recipe: Recipe, engine: Engine, label: Labelling, step: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """This worker's part of the global batch of a step, as (input_ids, labels) of [micro, length] each."""
+    """Return this worker's share of a step's global batch, as (input_ids, labels) of [micro, length] each."""
+    # The batch and its masks are defined for the global batch, so any number of workers trains on the same data.
     share = recipe.batch // engine.world
     mine = np.arange(engine.rank * share, (engine.rank + 1) * share)  # rows of the global batch
     _, tokens = step_tokens(blocks, recipe.batch, recipe.seed, step, mine)
@@ -183,8 +192,12 @@ def _micro_batches(
 def _validation_batches(
     blocks: Blocks, recipe: Recipe, engine: Engine, label: Labelling
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """This worker's part of the validation blocks; a worker that has fewer gets unlabelled rows in their place."""
+    """Yield this worker's share of the validation blocks, as (input_ids, labels).
+
+    If the blocks do not divide evenly, unlabelled rows fill up the share.
+    """
     count = min(recipe.evaluation_blocks, len(blocks))
+    # Every worker needs the same number of batches, because evaluation is collective.
     share = -(-count // engine.world)
     for start in range(0, share, engine.micro):
         rows = np.arange(start, min(start + engine.micro, share)) * engine.world + engine.rank

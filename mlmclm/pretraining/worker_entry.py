@@ -1,6 +1,6 @@
-"""The function that Ray Train starts in a stage's workers.
+"""The training function that Ray Train starts in a stage's workers.
 
-Ray's controller process loads this module too, so it imports torch and DeepSpeed only once it is called.
+Ray Train's controller process loads this module too, so torch and DeepSpeed are imported only when the function runs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from mlmclm.pretraining.job import StageJob
 
 
 def run_in_worker(config: dict[str, Any]) -> None:
-    """Ray Train's training function; `config["job"]` is the `StageJob`."""
+    """Run a stage in a worker; `config["job"]` is the `StageJob`."""
     job: StageJob = config["job"]
-    os.environ["DS_ACCELERATOR"] = job.device  # DeepSpeed would take a GPU that it sees, reserved or not
+    # By default DeepSpeed uses any GPU that it sees, reserved or not. It reads this variable when it is imported.
+    os.environ["DS_ACCELERATOR"] = job.device
 
     from mlmclm.pretraining.worker import train_stage
 

@@ -1,6 +1,6 @@
-"""The interface of a callback: work around the steps of a stage that is not training itself.
+"""The interface of a callback: work that a stage does around its training steps.
 
-To add a callback, add a file with a subclass of `Callback` to this folder. Nothing else names it.
+To add a callback, add a file with a subclass of `Callback` to this folder. Nothing else needs to name it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunningStage:
-    """A stage in one of its workers."""
+    """A running stage, as seen by one of its workers."""
 
     job: StageJob
     engine: Engine
     start: int
-    """Step of the state that training goes on from."""
+    """Step of the state from which training continues."""
     stopped: bool = False
-    """Ends the stage once the other callbacks have been told. The workers wait for each other in every step, so a callback that
-    sets it must set it on all of them at the same step."""
+    """Set to True to end the stage after the remaining callbacks have run. The workers meet in a collective in every
+    step, so a callback must set it on all workers at the same step."""
 
 
 class Callback:
-    """Base of the callbacks. Each hook does nothing by default; steps are counted from 1.
+    """Base class of the callbacks. Hooks do nothing by default. Steps are counted from 1.
 
-    The order of callbacks is that of their files' names. None may rely on it.
+    Callbacks run in the order of their file names, but must not rely on it.
 
     Class attributes:
-        everywhere: whether every worker has one, and not only rank 0. One that communicates between workers must be everywhere.
+        everywhere: whether every worker runs the callback, rather than rank 0 only. Needed if it uses collectives.
     """
 
     everywhere: ClassVar[bool] = False
@@ -45,27 +45,27 @@ class Callback:
         self.stage = stage
 
     def on_start(self) -> None:
-        """Called before the first step."""
+        """Handle the start of the stage, before its first step."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        """Called every few steps, and before each state that is kept.
+        """Handle new metrics; called every few steps and before each state that is kept.
 
         Args:
-            metrics: of the steps since the last call, at least one, over all workers.
+            metrics: metrics over all workers for each step since the last call, at least one.
         """
 
     def on_validation(self, step: int, loss: float, accuracy: float) -> None:
-        """Called when the validation blocks were evaluated behind a step (`engine.Evaluation`)."""
+        """Handle the result of a validation after a step (see `engine.Evaluation`)."""
 
     def on_step_end(self, step: int) -> None:
-        """Called behind each step, unless the stage was stopped at it."""
+        """Handle the end of a step; not called for the step at which the stage is stopped."""
 
     def on_end(self) -> None:
-        """Called when the last step is done or the stage was stopped, and not if it fails."""
+        """Handle the end of the stage, after its last step or when it is stopped; not called if it fails."""
 
 
 def callbacks_of(stage: RunningStage) -> list[Callback]:
-    """Return the callbacks of this worker: one of every class in this folder, or on other ranks than 0 of those `everywhere`."""
+    """Create this worker's callbacks: all in this folder on rank 0, those marked `everywhere` on other ranks."""
     return [
         kind(stage)
         for kind in classes_in("mlmclm.pretraining.callbacks")

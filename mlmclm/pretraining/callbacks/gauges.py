@@ -1,4 +1,4 @@
-"""Live metrics of a stage, for Prometheus and the dashboards."""
+"""Live metrics of a stage for Prometheus and the dashboards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlmclm.tracking.metrics import counter, gauge
 
 
 class Gauges(Callback):
-    """Exports the metrics of the last step, and of the last validation (`tracking.metrics`)."""
+    """Exports the metrics of the latest step and the latest validation (`tracking.metrics`)."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         last, recipe = metrics[-1], self.stage.job.recipe
@@ -26,6 +26,7 @@ class Gauges(Callback):
             memory_bytes=last.memory,
             data_wait=last.data_wait,
         )
+        # A gauge shows the latest step only; the counter must count every step since the last call.
         tokens = len(metrics) * recipe.batch * recipe.block_length
         counter("mlmclm_pretraining_tokens_total").inc(tokens, tags=self._labels())
 

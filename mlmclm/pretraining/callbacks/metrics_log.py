@@ -1,4 +1,4 @@
-"""Metrics as lines of a file, which the driver reads while the stage runs."""
+"""A file of metrics as JSON lines, which the driver reads while the stage runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from mlmclm.pretraining.step_metrics import StepMetrics
 
 
 class MetricsLog(Callback):
-    """Writes a line a step and a line a validation (`StageJob.metrics_path`), of finite losses only."""
+    """Writes a line per step and per validation to `StageJob.metrics_path`, up to the first that is not finite."""
 
     def on_start(self) -> None:
-        # An attempt that was killed may have written steps behind the state that this one goes on from.
+        # A killed attempt may have logged steps after the checkpoint that this one resumes from. They will run again.
         path = self.stage.job.metrics_path
         known = [record for record in states.read_metrics(path) if record["step"] <= self.stage.start]
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write(known, mode="w")
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
+        # JSON has no NaN or infinity, and steps after a divergence mean nothing.
         finite = takewhile(lambda row: row.finite, metrics)
         self._write([row._asdict() | {"time": time.time()} for row in finite])
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a running stage, and the states that it leaves in the store."""
+"""Checkpoints of a running stage, and the states that it deposits in the store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mlmclm.tracking.system import system_facts
 
 
 class StateWriter(Callback):
-    """Writes states while training goes on, one at a time, and reports each to Ray Train when it is whole.
+    """Writes states in the background, one at a time, and reports each to Ray Train when it is complete.
 
-    A write that fails ends the run: Ray Train raises its error, and so does the next write or the end.
+    A failed write ends the run: Ray Train raises its error, and so do the next write and the end of the stage.
     """
 
-    everywhere = True  # a state is gathered from all workers, and all report it
+    everywhere = True  # gathering a state is a collective, and Ray Train wants a report from every worker
 
     def __init__(self, stage: RunningStage) -> None:
         super().__init__(stage)
@@ -28,6 +28,7 @@ class StateWriter(Callback):
 
     def on_step_end(self, step: int) -> None:
         if self.stage.job.keeps(step):
+            # One write at a time: each holds a copy of the whole state in rank 0's host memory.
             self._wait()
             self._write(step, dict(self.stage.job.deposits).get(step))
 
@@ -35,32 +36,38 @@ class StateWriter(Callback):
         self._wait()
 
     def _wait(self) -> None:
-        """Until what is being written is whole."""
+        """Wait until the current write is complete; raise its error if it failed."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
 
     def _write(self, step: int, key: str | None) -> None:
-        """Copies the state to the host's memory and begins to write it; collective.
+        """Copy the state to host memory and start writing it; collective.
 
         Args:
-            key: where the plan wants this state, its key: it is deposited in the store too, before it is reported.
+            key: key of the state if the plan needs it. It is then deposited in the store as well, before it is
+                reported.
         """
         job = self.stage.job
         state = self.stage.engine.state(step)
         if state is None:
+            # Only rank 0 gets the state, but `report` is a barrier that every worker must join.
             ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
             return
         description = self._description(step)
+        # Writing straight into Ray Train's storage saves the copy that it would make of a finished checkpoint.
         folder = Path(ray.train.get_context().get_storage().experiment_fs_path)
         writing: Future[None] = Future()
 
+        # Ray Train calls this from a thread of its own, under the name that it has chosen for the checkpoint.
         def put(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
             try:
+                # The log goes on while this thread runs, so it may hold later steps by now.
                 rows = [row for row in states.read_metrics(job.metrics_path) if row["step"] <= step]
                 if key is None:
                     checkpoints.write_folder(folder / name, state, description, rows)
                 else:
+                    # Hard links: the checkpoint is another name for the deposited files and takes no more space.
                     states.link(checkpoints.deposit(Path(job.store), key, state, description, rows), folder / name)
             except BaseException as error:
                 writing.set_exception(error)
@@ -71,14 +78,15 @@ class StateWriter(Callback):
         self._writing = writing
         ray.train.report(
             {"step": step},
-            checkpoint=ray.train.Checkpoint.from_directory(folder),  # where `put` makes the real one
+            checkpoint=ray.train.Checkpoint.from_directory(folder),  # a placeholder: `put` makes the real one in it
             checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
             checkpoint_upload_fn=put,
+            # The "local checkpoint" is the whole run folder.
             delete_local_checkpoint_after_upload=False,
         )
 
     def _description(self, step: int) -> dict[str, Any]:
-        """Return what a state was made of (`state.json`)."""
+        """Describe how this state was made, for `state.json`."""
         job, engine = self.stage.job, self.stage.engine
         return {
             "size": job.size,

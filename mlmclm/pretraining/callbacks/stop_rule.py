@@ -1,4 +1,4 @@
-"""The end of a stage that has diverged."""
+"""Early stop of a stage that has diverged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mlmclm.storage.files import write_json
 
 
 class StopRule(Callback):
-    """Stops the stage where a loss or a gradient is no longer finite, and notes the step (`StageJob.stop_path`)."""
+    """Stops the stage if a loss or gradient is not finite, and records the step in `StageJob.stop_path`."""
 
-    everywhere = True
+    everywhere = True  # losses and gradient norms are the same on all workers, so all stop at the same step
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         wrong = next((row for row in metrics if not row.finite), None)
