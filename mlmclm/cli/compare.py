@@ -1,4 +1,4 @@
-"""`mlmclm compare`: two models, or two cells, on the same test examples."""
+"""`mlmclm compare`: compare two models, or two cells, on the same test examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("compare")(compare)
 
 
@@ -77,7 +77,8 @@ def compare(
         for number, (name, (main, ones, others)) in enumerate(sides.items(), 1):
             rates = _rates("first", ones) | _rates("second", others)
             pair = paired(ones, others, metric=metric or main, observer=lambda count: bar.update(bar.done + count))
-            bar.update(2 * RESAMPLES * number)  # McNemar's test takes none
+            # McNemar's test draws no permutations, so the observer stops short of this task's share.
+            bar.update(2 * RESAMPLES * number)
             rows.append({"task": name, **asdict(pair), **rates})
     if as_json:
         print_json({"first": first, "second": second, "tasks": rows, "left_out": left_out})
@@ -86,13 +87,13 @@ def compare(
 
 
 def _rates(side: str, cells: Sequence[KeptExamples]) -> dict[str, Any]:
-    """A side's learning rate, None where seeds have different ones, and that of each seed in order."""
+    """Return a side's learning rate (None where its seeds use different ones), and the rate of each seed in order."""
     rates = [cell.result["learning_rate"] for cell in cells]
     return {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
 
 
 def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Sides:
-    """The sides that two keys name."""
+    """Return the two sides that these cell keys name."""
     results = []
     for key in (first, second):
         result = ledger.find(key)
@@ -111,8 +112,14 @@ def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Si
 def _of_models(
     first: str, second: str, file: Path, tasks: Sequence[str], rule: str | None, place: Place, ledger: Ledger
 ) -> tuple[Sides, dict[str, str]]:
-    """By task its main score and the cells of both models at their best learning rates, of the seeds that both have; and the
-    tasks that are left out, with the reason."""
+    """Return both models' cells at their best learning rates, and the tasks that are left out.
+
+    The first mapping gives each task's main score and the cells of each model, for the seeds that both models have. The
+    second gives the reason why a task is left out.
+
+    Raises:
+        UserError: a model or task is unknown, or no task has cells to compare.
+    """
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.errors import for_each
     from mlmclm.study.opened import open_study
@@ -131,6 +138,7 @@ def _of_models(
     left_out: dict[str, str] = {}
     for task in tasks or space.tasks:
         pair = [chosen.get((name, task), {}) for name in names]
+        # The tests are paired, so a seed counts only if both models have it.
         common = sorted(pair[0].keys() & pair[1].keys())
         if not common:
             left_out[task] = "the models have no scored cells of the same seed at their best learning rates"

@@ -1,4 +1,4 @@
-"""`mlmclm data`: the corpus and the tasks of a study, prepared and described."""
+"""`mlmclm data`: prepare and describe the corpus and the tasks of a study."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mlmclm.cli import data_order, data_verify, options
 
 
 class _PrepareByDefault(TyperGroup):
-    """`mlmclm data FILE` is `mlmclm data prepare FILE`."""
+    """A command group in which `mlmclm data FILE` means `mlmclm data prepare FILE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the command in front of words that begin with none; a shell that completes a word wants them as they are."""
+        """Insert `prepare` if the first word is no command; shell completion needs the words unchanged."""
         if not ctx.resilient_parsing and (not args or args[0] not in (*self.commands, "--help")):
             args = ["prepare", *args]
         return super().parse_args(ctx, args)
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb and its own."""
+    """Register the command group."""
     verbs = typer.Typer(cls=_PrepareByDefault, rich_markup_mode="markdown")
     verbs.command("prepare")(data)
     verbs.command("order")(data_order.order)

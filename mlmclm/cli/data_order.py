@@ -1,4 +1,4 @@
-"""`mlmclm data order`: which rows and tokens each step saw."""
+"""`mlmclm data order`: show which rows and tokens each step saw."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def order(
     wanted = _range(steps, study, model)
     prepared = prepare(study, options.place(store, data))
     batches = _batches(prepared, wanted, model, labels)
-    spoken()
+    spoken()  # from here on there is output, so the line about slow start-up is no longer due
     if to is not None:
         export(batches, to)
         rows = len(wanted) * study.recipe.batch
@@ -83,7 +83,11 @@ def order(
 
 
 def _range(text: str, study: StudyFile, model: str | None) -> range:
-    """The steps that are asked for, if there are such."""
+    """Parse `--steps`.
+
+    Raises:
+        UserError: the range is malformed, or goes beyond the model's last step.
+    """
     from mlmclm.errors import UserError
 
     match = re.fullmatch(r"(\d+):(\d+)", text)
@@ -106,7 +110,7 @@ def _batches(prepared: PreparedStudy, steps: range, model: str | None, labels: b
 
 
 def _print(prepared: PreparedStudy, batches: Iterator[Seen]) -> None:
-    """One line a row: its place, and the beginning of its text."""
+    """Print one line per row: its step, row and block, its first token ids, and their text."""
     from mlmclm.corpora.tokenizer import load_text_tokenizer
 
     tokenizer = load_text_tokenizer(prepared.corpus.tokenizer)

@@ -1,4 +1,4 @@
-"""`mlmclm data verify`: whether a prepared corpus is still what was written."""
+"""`mlmclm data verify`: check that a prepared corpus is still what was written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def verify(
     data: options.Data = None,
     as_json: options.Json = False,
 ) -> None:
-    """Reads all shards of a study's corpus and holds them against the checksums of its index; names those that are not whole.
+    """Reads all shards of a study's corpus and compares them with the checksums of its index; names damaged ones.
 
     Commands that open a corpus look at the sizes of the shards only, which takes no time; training reads each shard that it uses.
 

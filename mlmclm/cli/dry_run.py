@@ -1,4 +1,4 @@
-"""Dry runs: the parts of a study that would be computed now."""
+"""Dry runs: show which parts of a study would be computed now."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from mlmclm.study.sweep import study_space
 
 
 def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool = True) -> None:
-    """Prints which parts of a study are there and which would be computed; checks names, space and tasks on the way."""
+    """Print which parts of a study exist and which would be computed.
+
+    Model names, the search space and the tasks are checked on the way.
+    """
     space = study_space(study, place.task_dirs)
     plan = make_plan(study.parsed, study.recipe)
     prepared = find_prepared(study, place)
@@ -36,6 +39,7 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
         there, named = _cells_there(prepared)
         found["cells_to_compute"] = found["cells"] - there
         if space.start_from:
+            # A cell has no key until its start is chosen, so these cannot be looked up in the ledger.
             unnamed = len(study.models) * sum(map(space.cells_of, space.start_from))
             found["cells_waiting"] = unnamed - named
             found["start_from"] = space.start_from
@@ -70,8 +74,11 @@ def _stage(plan: Plan, index: int, prepared: PreparedStudy | None) -> dict[str, 
 
 
 def _cells_there(prepared: PreparedStudy | None) -> tuple[int, int]:
-    """Cells of the study that have a result, and cells whose start from another is known or diverged, as far as all of its
-    models are exported and its tasks prepared."""
+    """Count the cells that have a result, and the cells whose start is settled.
+
+    The second count is of cells that start from another cell. Their start is settled once it is chosen, or once every
+    candidate has diverged. Both counts are 0 until all models are exported and all tasks prepared.
+    """
     if prepared is None:
         return 0, 0
     from mlmclm.study.opened import find_models, find_tasks
@@ -79,6 +86,7 @@ def _cells_there(prepared: PreparedStudy | None) -> tuple[int, int]:
     from mlmclm.sweeps.ledger import Ledger
 
     space = study_space(prepared.study, prepared.place.task_dirs)
+    # A cell's key contains hashes of its model and data, so nothing can be looked up before all of them exist.
     models = [model for model in find_models(prepared).values() if model is not None]
     if len(models) < len(prepared.plan.models):
         return 0, 0

@@ -1,4 +1,4 @@
-"""`mlmclm export`: any state of a store as a Hugging Face folder, and on to the hub."""
+"""`mlmclm export`: export any state in a store as a Hugging Face folder, and upload it to the Hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.cli import options
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("export")(export)
 
 
@@ -56,6 +56,7 @@ def export(
     if push_to_hub is not None:
         from mlmclm.models.hub import check_access, check_repository
 
+        # Checked first, so that a wrong name or missing access fails before the folder is written.
         check_repository(push_to_hub)
         if not dry_run:
             check_access()

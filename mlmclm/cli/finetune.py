@@ -1,4 +1,4 @@
-"""`mlmclm finetune`: one cell of a grid by itself, without Ray."""
+"""`mlmclm finetune`: compute a single cell of a grid, without Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_PROTOCOL = "standard"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("finetune")(finetune)
 
 
@@ -132,7 +132,7 @@ def finetune(
         task_data=task_data,
         protocol=settings,
         learning_rate=learning_rate,
-        seed=Seeds(*streams).simplest(),
+        seed=Seeds(*streams).simplest(),  # as a sweep writes it, so that the cell has the same key
         declaration=declared.measured_by(chosen.metrics),
         start=Start(cell_key(source), source.task) if source else None,
         recut=recut,
@@ -140,8 +140,10 @@ def finetune(
     if dry_run:
         _show_plan(cell, ledger, as_json=as_json)
         return
+    # The encoder to start from is only needed if the cell has to be computed.
     if source is not None and ledger.find(cell_key(cell)) is None:
         _keep(source, store=place.store, data_root=place.data_root)
+    # A sweep, or another command like this one, may be computing the same cell.
     with ledger.claimed(
         cell_key(cell), lambda other: say(f"{cell_name(cell)}: waiting for {other}, which computes it")
     ):
@@ -155,13 +157,13 @@ def finetune(
 
 
 def _changes(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
-    """Return the settings that the options change."""
+    """Return the protocol settings that the options change."""
     changes: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"--set {pair}: write KEY=VALUE, such as epochs=2.")
-        changes[name] = None if value == "null" else value
+        changes[name] = None if value == "null" else value  # as YAML reads it
     if causal is not None:
         changes["attention"] = "causal" if causal else "bidirectional"
     if pooling is not None:
@@ -170,7 +172,7 @@ def _changes(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) 
 
 
 def _protocols(protocol: str | None, space: str | None) -> TaskProtocols:
-    """The protocol or the space that is asked for."""
+    """Return the protocol or search space that the options name, or the default protocol."""
     from mlmclm.sweeps.protocols import find_protocol
     from mlmclm.sweeps.space import find_space
 
@@ -182,10 +184,13 @@ def _protocols(protocol: str | None, space: str | None) -> TaskProtocols:
 def _source(
     start_from: str | None, wanted: str | None, model: SweepModel, ledger: Ledger, task_dirs: Sequence[Path]
 ) -> Cell | None:
-    """The cell to start from, by its result; None for the model's own weights.
+    """Return the cell to start from, rebuilt from its result; None for the model's own weights.
 
     Args:
-        wanted: the task that the protocol starts from.
+        wanted: the task whose best cell the protocol starts from, if any.
+
+    Raises:
+        UserError: `--start-from` is missing, or names a cell that cannot be started from.
     """
     from mlmclm.finetuning.cell import Cell, cell_key
     from mlmclm.finetuning.protocol import Protocol
@@ -220,15 +225,16 @@ def _source(
         learning_rate=result["learning_rate"],
         seed=read_seed(result["seed"]),
         declaration=get_task(result["task"], task_dirs),
-        recut="pair_truncation" in result["protocol"],
+        recut="pair_truncation" in result["protocol"],  # recorded only where it changed the examples
     )
+    # A key hashes everything that can change a result, so a different one means that another engine computed it.
     if cell_key(cell) != key:
         raise UserError(f"--start-from {key}: another version of mlmclm computed it (engine {result.get('engine')}).")
     return cell
 
 
 def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
-    """Keeps the encoder of the cell to start from, where it isn't kept yet."""
+    """Compute and keep the encoder of the cell to start from, unless it is kept already."""
     import torch
 
     from mlmclm.finetuning.cell import CELL_THREADS, cell_key
@@ -254,7 +260,7 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
 
 
 def _settings(found: TaskProtocols, task: str, folder: Path, changes: dict[str, Any]) -> Protocol:
-    """The protocol of the cell, at the model's context."""
+    """Return the cell's protocol with the options applied, and with lengths resolved for the model's context."""
     from mlmclm.configuration import parse
     from mlmclm.finetuning.protocol import Protocol, overridden
     from mlmclm.models.folder import context_of
@@ -277,8 +283,10 @@ def _settings(found: TaskProtocols, task: str, folder: Path, changes: dict[str, 
 def _task_data(
     task: Task, folder: Path, settings: Protocol, store: Path, data_root: Path | None, *, dry_run: bool
 ) -> tuple[str, bool]:
-    """The fingerprint of the task's data, and whether `pair_truncation` changes its examples. The data are tokenised too, but for a
-    dry run."""
+    """Return the fingerprint of the task's data, and whether `pair_truncation` changes its examples.
+
+    The tokenised data are written to the store, except in a dry run.
+    """
     from mlmclm.models.folder import check_length
     from mlmclm.progress import bars
     from mlmclm.tasks.load import load_task
@@ -290,13 +298,14 @@ def _task_data(
     there = find_data(data, folder, settings, store)
     if there is not None and (settings.pooling != "bos" or there.starts):
         return data.fingerprint, there.recut
-    # Only now, because it imports torch, which a cell that is there does without.
+    # Imported late because it loads torch, which isn't needed if the data are tokenised already.
     from mlmclm.tasks.prepare_task import prepare_data
 
     if not dry_run:
         return data.fingerprint, prepare_data(data, folder, settings, store).recut
     if task.pair_template is None or not settings.cuts_longest:
         return data.fingerprint, False
+    # Whether truncation changes any pair is known only after tokenising; a dry run throws the tokens away.
     with tempfile.TemporaryDirectory() as nowhere:
         return data.fingerprint, prepare_data(data, folder, settings, Path(nowhere)).recut
 
@@ -310,6 +319,7 @@ def _compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
     from mlmclm.progress import Bar, say_once
     from mlmclm.sweeps.cells import cell_name
 
+    # As in a sweep: the number of threads sets the order of sums, so another number would change the scores.
     torch.set_num_threads(CELL_THREADS)
     if not torch.cuda.is_available():
         prepare(shapes_of([cell]), say_once)
@@ -322,7 +332,7 @@ def _compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
             on_examples=ledger.write_examples,
         )
         if result["status"] != "ok":
-            bar.total = bar.done  # it ended there
+            bar.total = bar.done  # a diverged run ends early
         return result
 
 
@@ -366,7 +376,7 @@ def _show(cell: Cell, result: dict[str, Any], ledger: Any, *, computed: bool, as
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.ledger import named
 
-    result = named(result, cell)
+    result = named(result, cell)  # it may have been filed under another name of the same weights
     path, examples = ledger.path(result["key"]), ledger.examples_path(result["key"])
     kept = examples.is_file()
     if as_json:

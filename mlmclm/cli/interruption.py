@@ -1,4 +1,4 @@
-"""SIGTERM ends a command as Ctrl-C does: a `KeyboardInterrupt` in the main thread, whereupon everything that is open closes."""
+"""Handle SIGTERM like Ctrl-C: raise `KeyboardInterrupt` in the main thread, so that everything open is closed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 import typer.core
 
 SECONDS_TO_CLOSE = 30.0
-"""For this time after a SIGTERM others are ignored."""
+"""Seconds after a SIGTERM during which further ones are ignored."""
 
 
 class Interrupted(BaseException):
-    """A `KeyboardInterrupt` that has left a verb. Typer would end the process at the original, before our message."""
+    """A `KeyboardInterrupt` that a command raised. Typer would end the process at the original, before our message."""
 
 
 class Verbs(typer.core.TyperGroup):
-    """The group of all verbs; raises `Interrupted` where one of them is interrupted."""
+    """The group of all commands; raises `Interrupted` if one of them is interrupted."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the verb that was asked for."""
+        """Run the requested command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -32,34 +32,36 @@ class Verbs(typer.core.TyperGroup):
 
 
 class Received:
-    """The signal that ended the command; SIGINT as long as no other has come."""
+    """The signal that ended the command: SIGTERM if one has come, else SIGINT."""
 
     signal = signal.SIGINT
     at = 0.0
-    """When it came, for SIGTERM; by the monotonic clock."""
+    """Monotonic time at which SIGTERM came."""
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells have it: 130 or 143."""
+        """128 plus the signal's number, as in shells: 130 or 143."""
         return 128 + self.signal
 
 
 @contextmanager
 def sigterm_like_ctrl_c() -> Iterator[Received]:
-    """Has SIGTERM raise `KeyboardInterrupt` for the time of the block; does nothing outside the main thread.
+    """Raise `KeyboardInterrupt` on SIGTERM inside the block; do nothing outside the main thread.
 
-    The exception is Python's own because Ray passes no other from a signal handler through its C++ code: it aborts.
+    It has to be Python's own exception: Ray aborts if a signal handler raises any other one inside its C++ code.
     """
     received, owner = Received(), os.getpid()
 
     def interrupt(number: int, _: object) -> None:
-        if os.getpid() != owner:  # a forked child, which has nothing to close
+        if os.getpid() != owner:  # a forked child inherits this handler but has nothing to close
             os._exit(128 + number)
-        # A second one does not interrupt the closing; but Python drops an exception that meets a destructor.
+        # A repeated SIGTERM must not interrupt the closing. After a while it raises again, because Python drops an
+        # exception that is raised inside a destructor, so the first may have been lost.
         if received.signal != signal.SIGTERM or time.monotonic() - received.at > SECONDS_TO_CLOSE:
             received.signal, received.at = signal.SIGTERM, time.monotonic()
             raise KeyboardInterrupt
 
+    # Python allows signal handlers to be set in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield received
         return

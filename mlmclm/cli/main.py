@@ -1,4 +1,4 @@
-"""The command `mlmclm`: one verb a file, and one place where errors become messages and exit codes."""
+"""The command `mlmclm`: registers every command, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 
+# Set before anything imports Ray or tokenizers: report no usage, and start no threads that a fork would break.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -47,9 +48,9 @@ def common(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command line; exits with 0, 1 (the environment's fault), 2 (the user's mistake), 130 (Ctrl-C) or 143 (SIGTERM)."""
+    """Run a command line; exit with 0, 1 (environment fault), 2 (user error), 130 (Ctrl-C) or 143 (SIGTERM)."""
     words = sys.argv[1:] if arguments is None else arguments
-    # `--debug` is accepted anywhere, since it is typed after something went wrong.
+    # `--debug` is accepted anywhere, since people add it at the end after something went wrong.
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     with sigterm_like_ctrl_c() as received:

@@ -1,4 +1,4 @@
-"""Options that several verbs take."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -63,7 +63,11 @@ DEFAULT_STORE = Path("store")
 
 
 def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = None) -> Place:
-    """The `Place` of the options; a missing data folder is an error here, before anything is computed."""
+    """Return the `Place` that the options describe.
+
+    Raises:
+        UserError: the data folder doesn't exist.
+    """
     from mlmclm.errors import UserError
 
     if data is not None and not data.is_dir():
@@ -73,7 +77,11 @@ def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = Non
 
 
 def by_rule(space: Space, rule: str | None) -> Space:
-    """The space with the rule of `--rule` in place of its own, where one is given; another word is a `UserError`."""
+    """Return the space with the rule that `--rule` gives, if any, in place of its own.
+
+    Raises:
+        UserError: there is no such rule.
+    """
     from mlmclm.analysis.selection import check_rule
 
     return space if rule is None else space.model_copy(update={"rule": check_rule(rule)})

@@ -1,4 +1,4 @@
-"""Results of the verbs, on standard output; messages and progress go to standard error (`mlmclm.progress`)."""
+"""Printing of results to standard output; messages and progress go to standard error (`mlmclm.progress`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.text import Text
 from mlmclm.progress import spoken
 
 ENDLESS = 100_000
-"""Columns of a console on which nothing is ever wrapped."""
+"""Console width at which nothing is ever wrapped."""
 
 
 def show(text: str = "", *, style: str | None = None) -> None:
-    """Prints text as it is: nothing is wrapped, and brackets in paths and names are no markup."""
+    """Print text as it is, without wrapping it or reading brackets in paths and names as markup."""
     spoken()
     Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(text, style=style)
 
@@ -33,21 +33,23 @@ def show_table(
     drop: Sequence[str] = (),
     lines: box.Box = box.HEAVY_HEAD,
 ) -> None:
-    """Prints a table whose names are never cut.
+    """Print a table in which names are never cut.
 
-    In a terminal that is too narrow, columns are left out, and it says which. In a file or a pipe all are there.
+    On a terminal that is too narrow, columns are dropped and a note names them. A file or a pipe gets all columns.
 
     Args:
-        columns: headers. A column of its own kind may be wrapped; one given by its header never is.
-        drop: headers of columns that may be left out, the least important first.
-        title: stands above the table.
+        columns: headers. A column given by its header alone is never wrapped; a `Column` may be.
+        drop: headers of columns that may be dropped, the least important first.
+        title: text above the table.
         lines: the table's frame.
     """
     spoken()
     headers = [column if isinstance(column, str) else str(column.header) for column in columns]
     console = Console(highlight=False, markup=False, emoji=False)
+    # Measured on an endless console, because rich caps what a table needs at the console's own width.
     endless = Console(width=ENDLESS, markup=False, emoji=False)
     dropped: list[str] = []
+    # Drop columns one at a time until the table fits the terminal.
     while True:
         table = Table(title=title, title_justify="left", box=lines)
         kept = [number for number, header in enumerate(headers) if header not in dropped]
@@ -75,6 +77,6 @@ def show_table(
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON object."""
+    """Print one JSON object."""
     spoken()
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))

@@ -1,4 +1,4 @@
-"""`mlmclm plan`: the stages behind model names, which steps they share, and what they cost."""
+"""`mlmclm plan`: show the training stages behind model names, the steps they share, and their cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_DEVICE = "h100"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("plan")(plan)
 
 
@@ -119,6 +119,7 @@ def plan(
 def _this_machine(recipe: Recipe) -> Device:
     from mlmclm.progress import say
 
+    # Said before the import, which loads torch.
     say("measuring this machine (--device names another)")
     from mlmclm.pretraining.speed import this_machine
 
@@ -126,7 +127,7 @@ def _this_machine(recipe: Recipe) -> Device:
 
 
 def _shapes(initial: dict[str, str], beside: Path | None) -> dict[str, Size]:
-    """Return the shapes of models to continue from, by their configurations alone."""
+    """Return the shapes of the models to continue from, read from their configurations alone."""
     if not initial:
         return {}
     from mlmclm.pretraining.initial import source_sizes
@@ -135,7 +136,7 @@ def _shapes(initial: dict[str, str], beside: Path | None) -> dict[str, Size]:
 
 
 def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:
-    """A plan and its costs as plain values."""
+    """Return a plan and its costs as plain values."""
     from mlmclm.models.sizes import parameters
 
     cost, alone = pricing.plan(made), pricing.states(made.alone)
@@ -231,12 +232,12 @@ def _show(made: Plan, pricing: Pricing) -> None:
 
 
 def _sizes(made: Plan) -> list[str]:
-    """The sizes of a plan's models, in their order."""
+    """Return the sizes of a plan's models, each once, in order."""
     return list(dict.fromkeys(name.size for name in made.models))
 
 
 def _whose(size: str, pricing: Pricing) -> str:
-    """Where a size's vocabulary is from."""
+    """Say where a size's vocabulary comes from."""
     from mlmclm.models.sizes import TITLES
 
     shape = pricing.sizes[size]
@@ -246,13 +247,13 @@ def _whose(size: str, pricing: Pricing) -> str:
 
 
 def _cells(cost: Cost) -> tuple[str, str, str]:
-    """Tokens, FLOPs and time, as three cells."""
+    """Format tokens, FLOPs and time as three table cells."""
     tokens = f"{cost.tokens / 1e9:,.1f} B" if cost.tokens >= 1e9 else f"{cost.tokens / 1e6:,.1f} M"
     return tokens, f"{cost.flops:.2e}", _time(cost.device_hours)
 
 
 def _time(hours: float) -> str:
-    """In the largest unit of which there is at least one."""
+    """Format a duration in the largest unit of which there is at least one."""
     amount, unit = next(
         ((hours * each, unit) for each, unit in ((1, "h"), (60, "min")) if hours * each >= 1), (3600 * hours, "s")
     )
@@ -260,6 +261,6 @@ def _time(hours: float) -> str:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """List the first names, and say how many more there are."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

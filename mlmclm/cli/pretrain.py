@@ -1,4 +1,4 @@
-"""`mlmclm pretrain`: trains the models of a study."""
+"""`mlmclm pretrain`: train the models of a study."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("pretrain")(pretrain_models)
 
 
@@ -47,7 +47,7 @@ def pretrain_models(
     if models:
         where = str(file) if suite is None else f"--suite {suite}"
         chosen = tuple(study.model_of(name, where=where) for name in models)
-        kept = study.baseline if study.baseline in chosen else None
+        kept = study.baseline if study.baseline in chosen else None  # a baseline must be one of the models
         study = study.model_copy(update={"models": chosen, "baseline": kept})
     if dry_run:
         show_dry_run(study, place, as_json=as_json, sweep=False)
@@ -62,10 +62,13 @@ def pretrain_models(
 
 
 def with_suite(study: StudyFile, suite: str) -> StudyFile:
-    """The study with the models of a suite, by name or path, and the suite's fields of the recipe.
+    """Return the study with a suite's models, and with the recipe fields that the suite sets.
+
+    Args:
+        suite: name or path of the suite.
 
     Raises:
-        UserError: no such suite, or one that is wrong or doesn't fit the study's recipe.
+        UserError: the suite doesn't exist, is invalid, or doesn't fit the study's recipe.
     """
     from mlmclm.plans.suite import find_suite
 

@@ -1,4 +1,4 @@
-"""`mlmclm report`: tables and report from the results that are there."""
+"""`mlmclm report`: write tables and a report from the results so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("report")(report)
 
 
@@ -86,16 +86,16 @@ def report(
 
 
 def _writable(folder: Path) -> bool:
-    """Whether a file can be written to a folder, which need not be there yet."""
+    """Return whether a file can be written to a folder, which need not exist yet."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
     return os.access(there, os.W_OK)
 
 
 def _write_predictions(analysis: Analysis, results: list[dict[str, Any]], ledger: Ledger, folder: Path) -> None:
-    """One file for each cell at a chosen learning rate.
+    """Write one file for each cell at a chosen learning rate.
 
     Raises:
-        UserError: cells without predictions, all of them.
+        UserError: some cells have no predictions; the message names all of them.
     """
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.errors import for_each
@@ -118,6 +118,6 @@ def _write_predictions(analysis: Analysis, results: list[dict[str, Any]], ledger
 
 
 def _name(seeds: Seeds) -> str:
-    """A seed in a file's name: s0, or h0-o1-d0 where its streams have their own."""
+    """Format a seed for a file name: `s0`, or `h0-o1-d0` where the streams have seeds of their own."""
     simplest = seeds.simplest()
     return f"s{simplest}" if isinstance(simplest, int) else str(simplest)

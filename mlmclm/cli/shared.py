@@ -1,4 +1,4 @@
-"""Work on a study: no other process does any on it meanwhile, and all its phases share one Ray session and one tracking."""
+"""Work on a study: one process at a time, whose phases all share one Ray session and one MLflow tracker."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """A prepared study that this process works on; its methods are the phases that follow."""
+    """A prepared study that this process works on; its methods are the remaining phases."""
 
     prepared: PreparedStudy
     tracking: StudyTracking
     session: Session
 
     def pretrain(self) -> list[SweepModel]:
-        """Trains what is missing of the models and exports all of them."""
+        """Train the missing stages and export all models."""
         from mlmclm.study.pretrain import pretrain
 
-        if self.prepared.unfinished():
+        if self.prepared.unfinished():  # else Ray need not start
             self.session()
             pretrain(self.prepared, self.tracking.stage_lines(self.prepared))
         models = export_models(self.prepared)
@@ -48,16 +48,17 @@ class Work:
     def sweep(
         self, space: Space, models: list[SweepModel], tasks: dict[str, PreparedTask], *, command: str, as_json: bool
     ) -> None:
-        """Fine-tunes the models over the search space, and reports.
+        """Fine-tune the models over the search space, and write the report.
 
         Args:
-            command: that computes the study again, for the report.
+            command: the command that computes the study again, which the report shows.
         """
         from mlmclm.cli.study_report import write_study_report
         from mlmclm.study.sweep import plan_sweep, sweep
 
         prepared, place = self.prepared, self.prepared.place
         self.tracking.sweep_begins(prepared, space)
+        # A function, because a sweep plans again once the results that choose starting weights are there.
         plan = partial(plan_sweep, space, models, tasks, place)
         outcome = sweep(prepared, space, plan, session=self.session, on_result=self.tracking.cell)
         folder = place.study_folder(prepared.study)
@@ -68,15 +69,15 @@ class Work:
 
 @contextmanager
 def work_on(study: StudyFile, place: Place, address: str | None) -> Iterator[Work]:
-    """Prepares a study and keeps other processes from it for the time of a block.
+    """Prepare a study, and lock it against other processes for the duration of the block.
 
-    What killed processes left half made in the store is removed first.
+    Unfinished files that killed processes left in the store are removed first.
 
     Args:
-        address: of a Ray cluster, as `--ray` gives it.
+        address: a Ray cluster's address, as `--ray` gives it.
 
     Raises:
-        UserError: another process works on it, or what `prepare` raises.
+        UserError: another process is working on the study. Besides, whatever `prepare` raises.
     """
     from mlmclm.study.tracking import StudyTracking
 
@@ -88,14 +89,14 @@ def work_on(study: StudyFile, place: Place, address: str | None) -> Iterator[Wor
 
 @contextmanager
 def prepared_for(study: StudyFile, place: Place, address: str | None) -> Iterator[tuple[PreparedStudy, Session]]:
-    """Prepares a study, and yields with it a function that opens a Ray session.
+    """Prepare a study, and yield it with a function that opens a Ray session.
 
-    The session is opened at the first call and left open until the block ends. The address of a cluster is looked at now, before
-    anything is prepared; raises as `check_cluster`.
+    The first call opens the session, which stays open until the block ends. A cluster's address is checked
+    (`check_cluster`) before anything is prepared.
     """
     from mlmclm.service.ray_cluster import check_cluster
 
-    # Named by `--ray`, the surrounding Ray job or RAY_ADDRESS.
+    # The running cluster that `--ray`, the surrounding Ray job or RAY_ADDRESS names, if any.
     running = cluster_address(address)
     if running is not None:
         check_cluster(running)
@@ -108,8 +109,9 @@ def prepared_for(study: StudyFile, place: Place, address: str | None) -> Iterato
                 say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
                 _open_session(stack, place, address)
                 opened = True
-            return nullcontext()
+            return nullcontext()  # whose end leaves the session open for the next phase
 
+        # Without a running cluster, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
         yield prepare(study, place, session=session if running is not None else None), session
 
 

@@ -1,4 +1,4 @@
-"""`mlmclm study`: the whole way from a study file to its report."""
+"""`mlmclm study`: run a whole study, from its file to its report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("study")(study)
 
 
@@ -45,6 +45,6 @@ def study(
         return
     space = study_space(loaded, place.task_dirs)
     with work_on(loaded, place, ray) as work:
-        tasks = prepare_tasks(work.prepared, space)  # before anything is trained: data that are wrong cost no time
+        tasks = prepare_tasks(work.prepared, space)  # before training, so that bad data cost no time
         models = work.pretrain()
         work.sweep(space, models, tasks, command=command_of(file, data, task_dir), as_json=as_json)

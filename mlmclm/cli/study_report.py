@@ -1,4 +1,4 @@
-"""The report of a study: written, told to MLflow, and printed."""
+"""The report of a study: written to files, logged to MLflow, and printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def command_of(file: Path, data: Path | None, task_dirs: Sequence[Path] | None) -> str:
-    """The command line that a report names to compute its study again."""
+    """Return the command that computes the study again, as the report shows it."""
     words = ["mlmclm study", str(file), *([f"--data {data}"] if data is not None else [])]
     return " ".join([*words, *(f"--task-dir {folder}" for folder in task_dirs or ())])
 
@@ -35,10 +35,10 @@ def write_study_report(
     folder: Path | None,
     as_json: bool = False,
 ) -> Analysis:
-    """Analyses results, writes tables and report, tells MLflow, and prints what was found.
+    """Analyse the results, write tables and report, log them to MLflow, and print the findings.
 
     Args:
-        folder: where to write; None writes nothing, and MLflow gets no files.
+        folder: where to write. With None nothing is written, and MLflow gets no files.
 
     Returns:
         The analysis.
@@ -72,7 +72,7 @@ def write_study_report(
 
 
 def show_best(analysis: Analysis) -> None:
-    """The model-by-task table."""
+    """Print the model-by-task table."""
     from mlmclm.analysis.results import records
     from mlmclm.reports import text
 

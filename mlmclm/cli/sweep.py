@@ -1,4 +1,4 @@
-"""`mlmclm sweep`: fine-tunes models over a grid of learning rate x seed x task."""
+"""`mlmclm sweep`: fine-tune models over a grid of learning rate x seed x task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlmclm.cli import options
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("sweep")(sweep_study)
 
 

@@ -1,4 +1,4 @@
-"""`mlmclm tasks`: which tasks there are, and what a model would be given of one."""
+"""`mlmclm tasks`: list the tasks, or show one as a model would be given it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 400
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb and its own."""
+    """Register the command group."""
     verbs = typer.Typer(rich_markup_mode="markdown")
     verbs.callback(invoke_without_command=True)(tasks)
     verbs.command("check")(check)
@@ -33,6 +33,7 @@ def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: opt
     from mlmclm.tasks.registry import broken_files, find_tasks
 
     if context.invoked_subcommand is not None:
+        # An option in front of the subcommand belongs to the group and would be ignored without a word.
         for option, name in (("task_dir", "--task-dir"), ("as_json", "--json")):
             source = context.get_parameter_source(option)
             if source is not None and source.name == "COMMANDLINE":

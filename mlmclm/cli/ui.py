@@ -1,4 +1,4 @@
-"""`mlmclm ui`: the MLflow server on a store."""
+"""`mlmclm ui`: serve a store's MLflow records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlmclm.cli import options
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Register the command."""
     app.command("ui")(ui)
 
 

@@ -1,7 +1,7 @@
-"""The way of a study from its file to its report, a file a phase.
+"""The phases of a study, from its file to its report, one module per phase.
 
     prepare -> pretrain -> model_folders -> sweep -> report
 
-Each phase looks at the store first and does only what is missing there: a study that was killed goes on where it stopped, and a
-finished one costs seconds. Nothing heavy (torch, Ray) is imported before something is missing.
+Each phase first looks in the store and does only what is missing there. A study that was killed resumes where it
+stopped, and a finished one takes seconds. Heavy libraries (torch, Ray) are not imported until something is missing.
 """

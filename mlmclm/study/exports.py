@@ -1,4 +1,4 @@
-"""Any state of a store as a Hugging Face folder: deposited ones, and the checkpoints of a stage that isn't finished."""
+"""Export of any state in a store as a Hugging Face folder: saved states, and checkpoints of unfinished stages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from mlmclm.storage.files import read_json
 
 @dataclass(frozen=True)
 class Found:
-    """A state on the way of a model."""
+    """A state that a model passes through in its training, as found in a store."""
 
     name: ModelName
-    """Name of these weights: the model's, with the step where it isn't the last."""
+    """Name of these weights: the model's, with the step appended unless it is the last."""
     state: State
     folder: Path
     recipe: Recipe
@@ -36,7 +36,10 @@ class Found:
 
 
 def sizes_in(store: Path) -> list[str]:
-    """The sizes that a store's models can have: those that there are, and its studies' names for models to continue from."""
+    """Return the sizes that a store's models can have.
+
+    These are the built-in ones, and the names that the store's studies gave to models to continue from.
+    """
     own = {description["size"] for _, description in _described(store) if description.get("initial") is not None}
     return [*SIZES, *sorted(own - SIZES.keys())]
 
@@ -49,15 +52,15 @@ def find_state(
     fingerprint: str | None = None,
     initial: str | None = None,
 ) -> Found:
-    """The state of a model at a step, or the furthest that there is; one that isn't whole is said and passed over.
+    """Return a model's state at a step, or the furthest one; a damaged state is reported and skipped.
 
     Args:
-        step: optimiser steps; None for the model's last, or where it isn't there, the furthest on its way.
-        fingerprint: of the study (`plans.plan.fingerprint`); None for the only one in the store that has the model.
-        initial: key of what the study's model begins with, if that is a given model.
+        step: optimiser steps; None for the furthest state up to the model's last step.
+        fingerprint: the study's (`plans.plan.fingerprint`); None for the only study in the store that has the model.
+        initial: key of the given model that the study's model continues from, if any; goes with `fingerprint`.
 
     Raises:
-        UserError: there is none, or there are several of different studies.
+        UserError: there is no intact state, or several studies have one.
     """
     every = [
         found
@@ -82,7 +85,7 @@ def find_state(
 
 
 def _described(store: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """All states and checkpoints with what they were made of, deposited ones first."""
+    """Yield all states and checkpoints, each with its `state.json`; saved states come first."""
     folders = [path for path in sorted((store / "states").glob("*")) if re.fullmatch("[0-9a-f]{64}", path.name)]
     for run in sorted((store / "runs").glob("*")):
         folders += [folder for _, folder in states.checkpoints(run)]
@@ -90,20 +93,21 @@ def _described(store: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         try:
             description: dict[str, Any] = read_json(folder / "state.json")
         except UserError:
-            continue  # damaged, or without steps
+            continue  # damaged, or the folder of an untrained model, which has no state.json
         if "size" in description:
             yield folder, description
 
 
 def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
-    """States whose history is a part of the model's, deposited ones first."""
+    """Yield the states whose history is a prefix of the model's; saved states come first."""
     for folder, description in _described(store):
         try:
             recipe, step = Recipe.model_validate(description["recipe"]), int(description["step"])
         except (ValidationError, KeyError):
-            continue  # of another version
+            continue  # written by another version
         if description["size"] != name.size or not 0 < step <= name.steps:
             continue
+        # The right size and step are not enough: the steps up to there must be the model's own.
         at = replace(name, checkpoint=step) if step < name.phases[-1].until else name
         state = history(at, recipe, description.get("initial"))
         if description["legs"] == [leg.identity() for leg in state.legs]:
@@ -111,10 +115,10 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
 
 
 def export_state(found: Found, store: Path, target: Path) -> None:
-    """Writes the Hugging Face folder of a state, with its card; the decoder too where the last step was causal.
+    """Write a state as a Hugging Face folder with a model card; add the decoder if the last step was causal.
 
     Raises:
-        UserError: the folder is there already, or the state's corpus is not in the store.
+        UserError: the target folder is not empty, or the state's corpus is not in the store.
     """
     from mlmclm.corpora.prepared_corpus import open_corpus
     from mlmclm.models.export import export_folder

@@ -1,6 +1,6 @@
-"""Facts that a study's report and model cards give beside the scores.
+"""Facts that a study's report and model cards show beside the scores.
 
-None of it depends on when, where or how fast anything ran, but for `StudyFacts.provenance`, which says just that.
+None of them depends on when, where or how fast anything ran, except `StudyFacts.provenance`, which records just that.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from mlmclm.tasks.prepared_task import PreparedTask
 
 SAMPLED_BLOCKS = 1024
-"""Blocks of a corpus whose documents stand for all where FLOPs are counted."""
+"""Number of corpus blocks whose documents stand for all documents when FLOPs are counted."""
 
 
 def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
-    """Return the facts of a model's card; nothing of it depends on when or where it was trained."""
+    """Return the facts for a model's card; none of them depends on when or where the model was trained."""
     study = prepared.study
     return state_facts(
         name,
@@ -56,10 +56,16 @@ def state_facts(
     trained: list[dict[str, Any]],
     initial: InitialModel | None = None,
 ) -> dict[str, Any]:
-    """`card_facts` of any state: `trained` are its metrics from the first step on, `source` is the corpus's."""
+    """Return the facts for the card of any state, as `card_facts` does for a study's model.
+
+    Args:
+        source: where the corpus comes from.
+        trained: the state's metrics from the first step on.
+        initial: the given model that the state continues from, if any.
+    """
     objective = name.last_objective
     size = shape(name.size, initial)
-    vocabulary = size.vocabulary or corpus.vocabulary
+    vocabulary = size.vocabulary or corpus.vocabulary  # a given model keeps its own
     validation = [record["validation_loss"] for record in trained if "validation_loss" in record]
     return {
         "name": str(name),
@@ -87,12 +93,13 @@ def state_facts(
 
 
 def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
-    """One line a phase of a model's plan."""
+    """Yield one line for each phase of a model's training."""
     start, decay_steps = 0, 0 if recipe.decay == "constant" else recipe.decay_steps
     for index, phase in enumerate(name.phases):
         stop = min(phase.until, name.steps)
         if start >= stop:
             return
+        # The last phase and `dec` phases end in a decay, but an intermediate checkpoint may stop before it begins.
         decayed = (
             (phase.decayed or index == len(name.phases) - 1) and decay_steps > 0 and stop > phase.until - decay_steps
         )
@@ -102,13 +109,16 @@ def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
 
 
 def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: PreparedCorpus) -> int:
-    """Model FLOPs of a state's whole history here (`plans.costs.leg_flops`)."""
+    """Return the model FLOPs of all legs of a state (`plans.costs.leg_flops`).
+
+    The earlier training of a model that it continues from is not included.
+    """
     documents = _some_documents(corpus) if recipe.isolate_documents else None
     return sum(leg_flops(size, leg, recipe, vocabulary, documents) for leg in state.legs)
 
 
 def _some_documents(corpus: PreparedCorpus) -> NDArray[np.int64]:
-    """Lengths of the documents in blocks from all over the training part."""
+    """Return the lengths of the documents in blocks sampled evenly from the training part."""
     rows = np.linspace(0, len(corpus.train) - 1, min(len(corpus.train), SAMPLED_BLOCKS)).astype(np.int64)
     return document_lengths(corpus.train.take(rows), special_ids(corpus.tokenizer)["eos"])
 
@@ -120,10 +130,11 @@ def study_facts(
     results: Sequence[dict[str, Any]],
     command: str,
 ) -> StudyFacts:
-    """Return what the report says beside the results.
+    """Return the facts that the report shows beside the results.
 
     Args:
-        results: of all cells; only what they say of how they were computed is used.
+        results: the results of all cells; only their records of how they were computed are used.
+        command: the command that computes the study again.
     """
     from mlmclm.tasks.registry import get_task
 
@@ -156,7 +167,7 @@ def study_facts(
         },
         provenance=provenance(
             [work for stage in prepared.plan.stages if (work := stage_work(*prepared.trained(stage))) is not None],
-            # Two names of the same weights share their cells.
+            # By key, because two names of the same weights share their cells and the work counts once.
             [cell_work(result) for result in {result["key"]: result for result in results}.values()],
             corpus=corpus.key,
             tasks={name: task.task_data for name, task in tasks.items()},
@@ -165,7 +176,7 @@ def study_facts(
 
 
 def _rows(task: PreparedTask) -> dict[str, int]:
-    """Rows of each of a task's tables."""
+    """Return the number of rows in each of a task's tables."""
     return {name: int(rows) for name, rows in read_json(task.folder / "meta.json")["rows"].items()}
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders of a study's models: made, looked up, and made again where they are damaged."""
+"""Hugging Face folders of a study's models: export, lookup, and renewed export of damaged ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 
 def export_models(prepared: PreparedStudy) -> list[SweepModel]:
-    """A Hugging Face folder for every model of the study, linked from the study's folder; returns what a sweep takes.
+    """Export every model of the study to a Hugging Face folder, and link it from the study's folder.
+
+    Folders that exist and are intact are left alone.
+
+    Returns:
+        The models, as a sweep takes them.
 
     Raises:
         UserError: a model isn't trained yet.
@@ -30,6 +35,7 @@ def export_models(prepared: PreparedStudy) -> list[SweepModel]:
     models = []
     for name in prepared.plan.models:
         folder = prepared.model_folder(name)
+        # Studies share states, so another process may be exporting the same model.
         make_once(
             prepared.place.store,
             f"models-{folder.parent.name}",
@@ -37,10 +43,10 @@ def export_models(prepared: PreparedStudy) -> list[SweepModel]:
             there=partial(_is_exported, folder),
             make=partial(_export_again, prepared, name, folder),
         )
-        if not noted(folder):
+        if not noted(folder):  # only an earlier version exported folders without checksums
             _mend(folder, prepared)
         link = prepared.place.study_folder(prepared.study) / "models" / str(name)
-        target = Path(os.path.relpath(folder.resolve(), link.parent.resolve()))  # a store may be moved
+        target = Path(os.path.relpath(folder.resolve(), link.parent.resolve()))  # relative: a store may be moved
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink() or link.readlink() != target:
             link.unlink(missing_ok=True)
@@ -56,7 +62,7 @@ def _is_exported(folder: Path) -> bool:
 
 
 def _export_again(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
-    """Exports a model, in place of a folder that is damaged."""
+    """Export a model; if there is a damaged folder, rename it first."""
     from mlmclm.models.notes import damage_of_export
 
     found = damage_of_export(folder)
@@ -66,7 +72,7 @@ def _export_again(prepared: PreparedStudy, name: ModelName, folder: Path) -> Non
 
 
 def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
-    """A model that `export_models` has exported."""
+    """Return a model that `export_models` has exported."""
     from mlmclm.sweeps.cells import SweepModel
 
     folder = prepared.model_folder(name)
@@ -74,7 +80,7 @@ def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
 
 
 def _mend(folder: Path, prepared: PreparedStudy) -> None:
-    """Brings a folder that an earlier version exported up to date; the hashes of model and tokenizer stay."""
+    """Update a folder that an earlier version exported, without changing the hashes of model and tokenizer."""
     from mlmclm.models.exported_tokenizer import mend_tokenizer
     from mlmclm.models.notes import CONTEXT, add_notes, read_notes
 
@@ -85,7 +91,7 @@ def _mend(folder: Path, prepared: PreparedStudy) -> None:
 
 
 def _remembered(folder: Path) -> str:
-    """The hash of a model folder of the store, computed once and kept beside it."""
+    """Return the hash of a model folder in the store; it is computed once and kept in a file beside the folder."""
     from mlmclm.models.notes import read_remembered
 
     path = folder.with_name(f"{folder.name}.weights.json")
@@ -100,10 +106,10 @@ def _remembered(folder: Path) -> str:
 
 
 def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
-    """Reads the folders of these models, from which cells are about to be computed, and exports again what is damaged.
+    """Verify the folders of models from which cells are about to be computed, and export damaged ones again.
 
     Raises:
-        UserError: what is exported again is another model to its cells.
+        UserError: the new export has another hash, so its cells would have other keys.
     """
     from mlmclm.models.folder import weights_hash
     from mlmclm.models.notes import note_written
@@ -124,7 +130,7 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
                 f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed anew."
             )
         if not noted(folder):
-            note_written(folder)  # of an earlier version; the hash that it noted is right
+            note_written(folder)  # exported by an earlier version, and still what that version hashed
 
 
 def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
@@ -139,6 +145,7 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
     recipe, state = prepared.study.recipe, prepared.target(name)
     key, initial = state.key(prepared.fingerprint), prepared.initial.get(name.size)
     config = first_config(name.size, initial, prepared.corpus.tokenizer, recipe.block_length)
+    # The weights of a trained state, of a given model as it is, or of a fresh initialisation.
     if state.legs:
         if not states.exists(prepared.place.store, key):
             raise UserError(f"model {str(name)!r} is not trained yet: run `mlmclm pretrain` on this study first.")

@@ -1,4 +1,4 @@
-"""A study as it is in the store, for the verbs that compute nothing: `report`, `compare` and dry runs."""
+"""A study as found in the store, for commands that compute nothing: `report`, `compare` and dry runs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Stored:
-    """The parts of a study that its results are analysed with."""
+    """The parts of a study that the analysis of its results needs."""
 
     prepared: PreparedStudy
     tasks: dict[str, PreparedTask]
     results: list[dict[str, Any]]
-    """Results of the cells that have one; at least one."""
+    """Results of the cells that have one; never empty."""
 
 
 def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stored:
-    """Return a study of which corpus, models, tasks and some results are in the store; nothing is made.
+    """Return a study whose corpus, models and tasks, and at least one result, are in the store.
 
     Args:
-        file: the study file, for what is to be run where something is missing.
+        file: the study file, which errors name in the command to run.
 
     Raises:
-        UserError: something is missing; it says what to run.
+        UserError: something is missing; the message says what to run.
     """
     from mlmclm.sweeps.ledger import Ledger
 
@@ -57,7 +57,7 @@ def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stor
 
 
 def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
-    """Return what `export_models` would without any work, by the models' names; None for those that are not there."""
+    """Return the models that are exported already, by name; None for each of the others."""
     return {
         str(name): exported_model(prepared, name) if (prepared.model_folder(name) / "config.json").is_file() else None
         for name in prepared.plan.models
@@ -65,7 +65,7 @@ def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
 
 
 def find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask | None]:
-    """Return what `prepare_tasks` would without any work but reading; None for those that are not there."""
+    """Return the tasks that are prepared already, by name; None for each of the others."""
     from mlmclm.tasks.prepared_task import find_task
     from mlmclm.tasks.registry import get_task
 
@@ -79,7 +79,11 @@ def find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask 
 
 
 def _all_there(found: Mapping[str, Item | None], what: str, kind: str) -> dict[str, Item]:
-    """All of them; a UserError that says so of each that is missing."""
+    """Return all items.
+
+    Raises:
+        UserError: some are missing; the message names each of them.
+    """
     missing = [name for name, item in found.items() if item is None]
     if missing:
         raise UserError("\n".join(f"{kind} {name!r} {what}" for name in missing))

@@ -1,4 +1,4 @@
-"""Where a study works."""
+"""The folders that a study works in."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a study works: the store it keeps everything in, and the folder that stands in for the hub."""
+    """The folders of a study: the store, which keeps everything, and `data_root`, which stands in for the hub."""
 
     store: Path
     data_root: Path | None = None
     task_dirs: tuple[Path, ...] = ()
-    """Folders of the user's own declarations of tasks."""
+    """Folders with the user's own task declarations."""
 
     def study_folder(self, study: StudyFile) -> Path:
-        """The study's own folder: report, tables, links to models."""
+        """Return the study's own folder, which holds its report, tables and links to models."""
         return self.store / "studies" / study.name

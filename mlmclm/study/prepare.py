@@ -1,4 +1,4 @@
-"""Preparing a study: its corpus, tokenizer, models to continue from, and plan."""
+"""Preparation of a study: its corpus, tokenizer, models to continue from, and plan."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from mlmclm.study.study_file import StudyFile
 def prepare(
     study: StudyFile, place: Place, *, session: Callable[[], AbstractContextManager[Any]] | None = None
 ) -> PreparedStudy:
-    """Reads, tokenises and packs the corpus where that isn't done yet, and makes the plan.
+    """Read, tokenise and pack the corpus unless that is done, and make the plan.
 
     Args:
-        session: a Ray session to tokenise in, for which `corpus.workers` then is the only judge; None where there is no
-            cluster but one of this machine's own.
+        session: opens a session on a running Ray cluster; `corpus.workers` decides whether the corpus is tokenised
+            there. None if there is no cluster, in which case `corpus.workers: ray` starts one on this machine.
 
     Raises:
-        UserError: anything that is wrong with the corpus, the tokenizer, a model's name or a model to continue from.
+        UserError: something is wrong with the corpus, the tokenizer, a model's name or a model to continue from.
     """
-    plan = make_plan(study.parsed, study.recipe)  # before any work: a wrong name costs nothing
+    plan = make_plan(study.parsed, study.recipe)  # first, so that a wrong name fails before any work
     beginning = prepare_initial(_wanted(study, place))
     with bars() as progress:
         corpus = prepare_corpus(
@@ -64,17 +64,17 @@ def prepare(
 
 
 def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedStudy | None:
-    """Return what `prepare` would without any work, or None where there is some to do; raises what it raises.
+    """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would.
 
     Args:
-        damaged: also where the work is to make lost shards of the corpus again.
+        damaged: accept a corpus that has lost shards.
     """
     beginning, corpus = _find(study, place, damaged=damaged)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
 
 
 def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None:
-    """Raises what `prepare` would raise of the models to continue from, without any work on them."""
+    """Check the models to continue from as `prepare` would, and raise the same errors, but do no work on them."""
     if study.initial:
         check_initial(_wanted(study, place), masked=_masks(plan))
 
@@ -84,7 +84,7 @@ def _masks(plan: Plan) -> bool:
 
 
 def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | None:
-    """A study's corpus where it is prepared, even if files of it are missing or short."""
+    """Return a study's prepared corpus, even if files are missing or truncated; None if it isn't prepared."""
     return _find(study, place, damaged=True)[1]
 
 
@@ -101,7 +101,7 @@ def _wanted(study: StudyFile, place: Place) -> Wanted:
 
 
 def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
-    """The study's tokenizer, its path from here."""
+    """Return the study's tokenizer with its path resolved."""
     tokenizer = study.tokenizer
     if tokenizer is None or tokenizer.path is None:
         return tokenizer
@@ -133,6 +133,7 @@ def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning |
 def _prepared(
     study: StudyFile, place: Place, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]
 ) -> PreparedStudy:
+    # The keys of given models, known only now, are part of the keys of the states that continue from them.
     plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()})
     key = fingerprint(
         study.recipe, corpus.key, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial)
@@ -141,7 +142,7 @@ def _prepared(
 
 
 def _padded_with_eos(study: StudyFile, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]) -> bool:
-    """Whether the pad token of one of the study's models is EOS."""
+    """Return whether any of the study's models uses EOS as its pad token."""
     ids = special_ids(corpus.tokenizer)
     begun = [initial.get(size) for size in {name.size for name in study.parsed}]
     pads = [

@@ -27,32 +27,35 @@ class PreparedStudy:
     plan: Plan
     fingerprint: str
     initial: Mapping[str, InitialModel] = field(default_factory=dict)
-    """Models that sizes begin with, for those that don't begin with random weights."""
+    """Given models to continue from, by size; all other sizes begin with random weights."""
 
     def target(self, name: ModelName) -> State:
-        """The state that a model of the study is."""
+        """Return the state that is a model of the study."""
         return self.plan.targets[self.plan.models.index(name)]
 
     def model_folder(self, name: ModelName) -> Path:
-        """Where a model's Hugging Face folder lies, or will."""
+        """Return the path of a model's Hugging Face folder, whether or not it exists."""
         return states.state_folder(self.place.store, self.target(name).key(self.fingerprint)) / "model"
 
     def curve(self, name: ModelName) -> list[dict[str, Any]]:
-        """A trained model's metrics from its first step on, one record a step; empty for an untrained one."""
+        """Return a trained model's metrics from its first step on, one record a step; an empty list if untrained."""
         state = self.target(name)
         return states.curve(self.place.store, state.key(self.fingerprint)) if state.legs else []
 
     def trained(self, stage: Stage) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """A finished stage's own metrics, one record a step, and the machine and software that it ended on (`system_facts`)."""
+        """Return a finished stage's own metrics, one record a step, and its `system_facts`.
+
+        These describe the machine and the software on which the stage ended.
+        """
         key = stage.end.key(self.fingerprint)
         rows = states.curve(self.place.store, key)
         system = states.describe(states.state_folder(self.place.store, key)).get("system", {})
         return [row for row in rows if row["step"] > stage.start.step], system
 
     def missing(self, stage: Stage) -> tuple[State, tuple[State, ...]]:
-        """Return the state from which a stage goes on, and the states that it still has to make."""
+        """Return the state from which a stage resumes, and the states that it still has to make."""
         return missing_states(stage, self.place.store, self.fingerprint)
 
     def unfinished(self) -> list[Stage]:
-        """Return the stages of which something is missing, in the order in which they can run."""
+        """Return the stages with missing states, in an order in which they can run."""
         return [stage for stage in self.plan.stages if self.missing(stage)[1]]

@@ -1,4 +1,4 @@
-"""Pretraining the models of a study: the stages that are missing, side by side."""
+"""Pretraining of a study's models: runs the missing stages, side by side where there is room."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from mlmclm.storage.claims import Claims
 from mlmclm.study.prepared_study import PreparedStudy
 
 OnRecords = Callable[[Stage, list[dict[str, Any]]], None]
-"""Called with a running stage and the lines of metrics that it has written since the last call."""
+"""Called with a running stage and the metrics that it has written since the last call."""
 
 
 def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> int:
-    """Trains the missing stages in the current Ray session, as many at once as it has room for or can get; returns how many
-    there were.
+    """Train the missing stages in the current Ray session, as many at once as the cluster can hold or scale up to.
+
+    Returns:
+        The number of stages that were missing.
 
     Raises:
-        UserError: the cluster can never hold a stage's workers (`placement.check_workers`), or what `run_stage` raises.
+        UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Besides, whatever
+            `run_stage` raises.
     """
     from mlmclm.service.cluster import cluster_view, waits_said
 
     store, recipe = prepared.place.store, prepared.study.recipe
     claims = Claims(store)
+    # What counts as unfinished goes by file sizes; this also verifies the checksums of states to start from.
     set_aside_damaged(prepared.plan.stages, store, prepared.fingerprint)
     unfinished = prepared.unfinished()
     if not unfinished:
         return 0
     view = cluster_view()
-    device = choose_device(recipe.device, view())  # once for all stages, whatever nodes come and go
+    device = choose_device(recipe.device, view())  # chosen once: all stages use the same, even if nodes come and go
     check_workers(recipe.workers, recipe.device, device, view())
 
     def train(stage: Stage) -> None:
@@ -43,9 +47,11 @@ def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> in
 
     def ready(stage: Stage) -> bool:
         start = prepared.missing(stage)[0]
+        # A start without legs is the initialisation, which needs no earlier stage.
         return not start.legs or states.exists(store, start.key(prepared.fingerprint))
 
     def held(stage: Stage) -> str | None:
+        # Another study on this store may be training the same states.
         names = stage_claims(stage, store, prepared.fingerprint)
         return next((other for other in map(claims.holder, names) if other is not None), None)
 
@@ -58,7 +64,7 @@ def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> in
 
 
 def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device, on_records: OnRecords | None) -> None:
-    """Trains one stage, and shows how far it is."""
+    """Train one stage, and show its progress."""
     start, missing = prepared.missing(stage)
     if not missing:
         say(f"{title}: another process has trained it")
@@ -69,7 +75,7 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device, on
         bar.start_at(start.step * tokens_a_step)
 
         def follow(records: list[dict[str, Any]]) -> None:
-            trained = [record for record in records if "loss" in record]
+            trained = [record for record in records if "loss" in record]  # the others are validation records
             if trained:
                 last = trained[-1]
                 note = f"loss {last['loss']:.3f}, {last['tokens_per_second']:,.0f} tokens/s"

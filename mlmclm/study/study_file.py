@@ -1,4 +1,4 @@
-"""The study file: one YAML that says which models are pretrained on what, and over which grid they are fine-tuned."""
+"""The study file: YAML that says which models are pretrained on what, and over which grid they are fine-tuned."""
 
 from __future__ import annotations
 
@@ -19,37 +19,43 @@ from mlmclm.plans.recipe import Recipe
 class StudyFile(Frozen):
     """A study; see `examples/quickstart.yaml` for a commented one.
 
-    Of what it reads, paths are relative to the study file, and where nothing is there, to the working directory.
+    Input paths are relative to the study file or, if nothing is found there, to the working directory.
     """
 
     name: str
-    """Names the report's folder and the MLflow experiment."""
+    """Name of the report's folder and of the MLflow experiment."""
     initial: dict[str, str] = Field(default_factory=dict)
-    """Models to continue from: the name that stands for one in the models' names in place of a size, and its folder or name on the
-    Hugging Face hub (OWNER/NAME, or OWNER/NAME@REVISION). NAME-untrained is the model as it is given."""
+    """Models to continue from, by the name that replaces a size in the models' names.
+
+    The value is a folder, or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). A model called
+    SIZE-untrained, with such a name as its size, is the given model itself.
+    """
     models: tuple[str, ...] = Field(min_length=1)
-    """Names after the grammar, such as 2m-clm-150-mlm40-600; SIZE-untrained is a freshly initialised model."""
+    """Model names (`plans.names`), such as 2m-clm-150-mlm40-600; SIZE-untrained is a freshly initialised model."""
     baseline: str | None = None
-    """The model that the others are compared with; one of `models`."""
+    """The model, one of `models`, that the others are compared with."""
     corpus: CorpusConfig
     tokenizer: TokenizerConfig | None = None
-    """Left out where there are models to continue from: it is theirs."""
+    """May be left out if there are models to continue from; theirs is used then."""
     recipe: Recipe
     space: str
-    """A search space: the name of a file in tune_spaces/, or the path of one."""
+    """Search space: the name of a file in tune_spaces/, or the path of any other file."""
     tasks: tuple[str, ...] | None = None
-    """In place of the search space's tasks."""
+    """Tasks to use in place of the search space's."""
     tracking: str | None = None
-    """Address of an MLflow server; by default that of MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows."""
+    """Address of an MLflow server.
+
+    The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows.
+    """
     _folder: Path | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
-        """Takes up where the file lies."""
+        """Remember the study file's folder."""
         self._folder = (context or {}).get("folder")
 
     @property
     def folder(self) -> Path | None:
-        """The study file's folder; None for a study that comes of no file."""
+        """The study file's folder; None for a study that was not loaded from a file."""
         return self._folder
 
     @field_validator("name")
@@ -74,6 +80,7 @@ class StudyFile(Frozen):
     @field_validator("tokenizer")
     @classmethod
     def _needed(cls, value: TokenizerConfig | None, info: ValidationInfo) -> TokenizerConfig | None:
+        # Pydantic leaves out an `initial` that failed its own validation; that error is enough.
         if value is None and not info.data.get("initial", True):
             raise ValueError("it is missing; only models to continue from bring their own")
         return value
@@ -93,14 +100,14 @@ class StudyFile(Frozen):
 
     @property
     def parsed(self) -> tuple[ModelName, ...]:
-        """The models' plans."""
+        """The models' names, parsed."""
         return tuple(parse(name, self.sizes) for name in self.models)
 
     def model_of(self, name: str, *, where: str) -> str:
-        """Return the name of one of the study's models as the study has it.
+        """Return the name of one of the study's models as the study spells it.
 
         Raises:
-            UserError: none of them has it; the message starts with `where`.
+            UserError: the study has no such model; the message starts with `where`.
         """
         name = self.spelled(name)
         if name not in self.models:
@@ -108,15 +115,18 @@ class StudyFile(Frozen):
         return name
 
     def spelled(self, name: str) -> str:
-        """A model's name with steps in place of shares (`1m-clm-25%-mlm40-1k` is `1m-clm-250-mlm40-1k`); any other as it is."""
+        """Return a model's name with steps in place of shares; a name without shares is returned unchanged.
+
+        For example, `1m-clm-25%-mlm40-1k` becomes `1m-clm-250-mlm40-1k`.
+        """
         return str(parse(name, self.sizes)) if "%" in name else name
 
 
 def load_study(path: Path) -> StudyFile:
-    """Reads and checks a study file.
+    """Read and check a study file.
 
     Raises:
-        UserError: the file, key, value and what is allowed.
+        UserError: it is invalid; the message names the file, the key, the value and what is allowed.
     """
     study = load_config(StudyFile, path, context={"folder": path.parent})
     try:
@@ -124,6 +134,7 @@ def load_study(path: Path) -> StudyFile:
         baseline = None if study.baseline is None else study.spelled(study.baseline)
     except MlmclmError as error:
         raise UserError(f"{path}: models: {error}") from error
+    # Checked again after parsing, because a name with shares and one with steps can be the same model.
     names = tuple(map(str, parsed))
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
-    """The study's search space, with the study's own tasks in place of the space's where it names some.
+    """Return the study's search space, with the study's own tasks in place of the space's if it names any.
 
     Raises:
-        UserError: an unknown space or task, or a sequence longer than the models are trained for.
+        UserError: the space or a task is unknown, or a task's sequences are longer than the models are trained for.
     """
     from mlmclm.sweeps.space import find_space
     from mlmclm.tasks.registry import get_task
@@ -49,10 +49,10 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
 
 
 def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
-    """Loads, checks and tokenises every task of a space, before anything is trained.
+    """Load, check and tokenise every task of a space, before anything is trained.
 
     Raises:
-        UserError: what is wrong with the data, of all tasks at once.
+        UserError: something is wrong with the data; one message covers all tasks.
     """
     from mlmclm.tasks.prepare_task import prepare_task
     from mlmclm.tasks.registry import get_task
@@ -73,8 +73,10 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
 
 
 def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], place: Place) -> Planned:
-    """The cells of the study's grid that can be named from the results that are there, in the order in which workers take
-    them, and those that wait."""
+    """Return the cells of the study's grid in the order in which workers take them, and count those that must wait.
+
+    A cell waits until the results that choose its starting weights are there; only then is its key known.
+    """
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.starts import plan_cells
     from mlmclm.tasks.registry import get_task
@@ -93,17 +95,18 @@ def sweep(
     session: Callable[[], AbstractContextManager[Any]],
     on_result: Callable[[dict[str, Any]], None] | None = None,
 ) -> SweepOutcome:
-    """Computes the missing cells; opens a Ray session only if there are any.
+    """Compute the missing cells; open a Ray session only if there are any.
 
     Args:
-        plan: `plan_sweep` of this study.
+        plan: calls `plan_sweep` for this study.
 
     Raises:
-        MlmclmError: some cells failed; all others are kept.
+        MlmclmError: some cells failed; the results of all others are kept.
     """
     from mlmclm.sweeps.layers import run_layers
     from mlmclm.sweeps.ledger import Ledger
 
+    # Verifying a model reads its whole folder, so only models with missing cells are verified.
     restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
     outcome = run_layers(
         plan,
@@ -122,7 +125,7 @@ def sweep(
 
 
 def analyse_study(prepared: PreparedStudy, space: Space, results: Sequence[dict[str, Any]]) -> Analysis:
-    """All tables of the study; cells that have no result yet count as missing."""
+    """Return all tables of the study; cells without a result count as missing."""
     from mlmclm.analysis.analyse import analyse
     from mlmclm.analysis.results import Grid
 

@@ -1,4 +1,4 @@
-"""Tracking of a study in MLflow: stages while they run, cells as they finish, the sweep and its groups at the end."""
+"""MLflow tracking of a study: stages while they run, cells as they finish, the sweep and its groups at the end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
 SECONDS_TO_FINISH = 120.0
-"""How long the end of a study waits for MLflow; what is left then is written by the next run."""
+"""Seconds that the end of a study waits for MLflow; the next run of the study writes what is left."""
 
 
 class StudyTracking:
-    """A study's tracker. An address that doesn't answer is an error at once, before anything is computed; one that stops
-    answering later costs the study nothing."""
+    """MLflow tracking of one study.
+
+    A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
+    doesn't make the study fail.
+    """
 
     def __init__(self, study: StudyFile, place: Place) -> None:
         from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
@@ -38,7 +41,7 @@ class StudyTracking:
         self.study = study
         address, source = chosen_address(study.tracking, place.store, os.environ)
         self.elsewhere: str | None = None
-        """Where the runs are shown, if not in the store's own database."""
+        """Address of the server that shows the runs; None if they are in the store's own database."""
         if address != default_address(place.store):
             self.elsewhere = without_password(address)
             try:
@@ -50,7 +53,7 @@ class StudyTracking:
         self._tracker = Tracker(place.store, study.name, address=address, close_seconds=SECONDS_TO_FINISH)
         self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # stages that run side by side report from threads of their own
 
     def __enter__(self) -> Self:
         return self
@@ -61,10 +64,11 @@ class StudyTracking:
         self._tracker.__exit__(kind, error, trace)
 
     def stage_lines(self, prepared: PreparedStudy) -> Callable[[Stage, list[dict[str, Any]]], None]:
-        """A function that takes the lines of a running stage and keeps its run in MLflow up to date."""
+        """Return a function that takes new metrics of a running stage and updates the stage's MLflow run."""
 
         def take(stage: Stage, rows: list[dict[str, Any]]) -> None:
             key = stage.end.key(prepared.fingerprint)
+            # A record holds the whole curve of a run, so keep every line seen so far.
             with self._lock:
                 self._rows[key] += rows
                 everything = _last_of_each_step(self._rows[key])
@@ -73,25 +77,28 @@ class StudyTracking:
         return take
 
     def pretrained(self, prepared: PreparedStudy) -> None:
-        """All finished stages, from the store's own metrics."""
+        """Record all finished stages, from the metrics in the store."""
         for stage in prepared.plan.stages:
             rows, system = prepared.trained(stage)
             self._tracker.put(self._stage(prepared, stage, rows, system))
 
     def sweep_begins(self, prepared: PreparedStudy, space: Space) -> None:
-        """The sweep and its groups, so that cells find their parents."""
+        """Record the sweep and its groups, so that cells find their parent runs."""
         self._tracker.put(self._sweep(space, running=True))
         for model in self.study.models:
             for task in space.tasks:
                 self._tracker.put(group_record(self.study.name, model, task, status="RUNNING"))
 
     def cell(self, result: dict[str, Any]) -> None:
-        """A cell that has a result."""
+        """Record a cell's result."""
         self._results[result["model"], result["task"]].append(result)
         self._tracker.put(cell_record(self.study.name, result))
 
     def reported(self, space: Space, analysis: Analysis, paths: dict[str, Path], provenance: Mapping[str, str]) -> None:
-        """The analysis: numbers of every (model, task), and at the sweep the report's files and where its numbers come from."""
+        """Record the analysis: the metrics of every (model, task), and the report's files and provenance.
+
+        Files and provenance belong to the sweep's run.
+        """
         from mlmclm.analysis.results import records
         from mlmclm.analysis.summary import task_metrics
 
@@ -140,7 +147,7 @@ class StudyTracking:
     def _stage(
         self, prepared: PreparedStudy, stage: Stage, rows: list[dict[str, Any]], system: dict[str, Any] | None = None
     ) -> RunRecord:
-        """The run of a stage, which has ended where `system` is given."""
+        """Return the record of a stage; the stage is finished if `system` is given."""
         return stage_record(
             self.study.name,
             stage=stage.end.key(prepared.fingerprint),
@@ -162,6 +169,9 @@ class StudyTracking:
 
 
 def _last_of_each_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A restarted worker writes some steps again; its lines take the place of the earlier ones."""
+    """Return the last training and the last validation record of each step.
+
+    A restarted worker repeats steps, and its records replace the earlier ones.
+    """
     latest = {(row["step"], "validation_loss" in row): row for row in rows}
     return [latest[key] for key in sorted(latest)]

@@ -1,2 +1,1 @@
-"""The grid of model x task x learning rate x seed: its space, its cells, the ledger of results, and the Ray Tune
-run."""
+"""Sweeps over a grid of model x task x learning rate x seed: space, cells, ledger of results, and Ray Tune run."""

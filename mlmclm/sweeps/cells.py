@@ -1,4 +1,4 @@
-"""From a space, models and tasks to the list of cells, in the order in which workers' caches are hit most."""
+"""Expansion of a space, models and tasks into a list of cells, in the order that makes the most of workers' caches."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def expand(
     starts: Mapping[tuple[str, str], Start] | None = None,
     recut: Collection[str] = (),
 ) -> list[Cell]:
-    """All cells of a sweep: model by model, task by task, then the grid's points, learning rates and seeds; no cell twice.
+    """Return all cells of a sweep, each once: by model, then by task, grid point, learning rate and seed.
 
     Args:
         space: the axes and protocols.
         models: the models, in the order of the report.
         task_data: task name -> fingerprint of its data, for every task of the space.
-        declarations: of tasks that are not installed.
-        starts: by the names of a model and of the task that others start from; cells whose start isn't here are left out.
-        recut: tasks with `Prepared.recut`.
+        declarations: task name -> declaration, for tasks that workers may not have installed.
+        starts: (model, task that others start from) -> start; cells whose start isn't here are left out.
+        recut: the tasks whose prepared data have `recut` set (`PreparedTask.recut`).
     """
+    # Model and task vary slowest, because a worker drops its cached weights and data when the model changes.
     cells = [
         Cell(
             model=model.name,
@@ -66,7 +67,7 @@ def expand(
 
 
 def unique_by_key(cells: Iterable[Cell]) -> dict[str, Cell]:
-    """Key -> the first cell with it, in order: two names of the same weights are computed once."""
+    """Map each key to the first cell that has it, in order; so two names of the same weights are computed once."""
     unique: dict[str, Cell] = {}
     for cell in cells:
         unique.setdefault(cell_key(cell), cell)
@@ -74,14 +75,16 @@ def unique_by_key(cells: Iterable[Cell]) -> dict[str, Cell]:
 
 
 def learning_rate_label(learning_rate: float) -> str:
-    """Shortest exact scientific form, exponent of two digits: `1e-03`, `3.5e-04`."""
+    """Format a learning rate to at most seven digits, without trailing zeros: `1e-03`, `3.5e-04`."""
     mantissa, exponent = f"{learning_rate:.6e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
 
 
 def cell_name(cell: Cell) -> str:
-    """Return the cell's name in logs, in Ray and in MLflow: `2m-clm-600/pydocs-qa/lr1e-03/s0`, or `.../h0-o1-d0`
-    where the streams have seeds of their own; in a grid with its point, `.../lr1e-03/epochs2/s0`."""
+    """Return the cell's name in logs, in Ray and in MLflow, such as `2m-clm-600/pydocs-qa/lr1e-03/s0`.
+
+    It ends in `/h0-o1-d0` if the streams have seeds of their own. A grid adds the point: `.../lr1e-03/epochs2/s0`.
+    """
     seed = Seeds.of(cell.seed).simplest()
     label = f"s{seed}" if isinstance(seed, int) else str(seed)
     point = f"/{cell.setting.replace(', ', '-').replace(' ', '')}" if cell.setting else ""

@@ -1,4 +1,4 @@
-"""A model by its folder, or by the name that a study of the store gave it."""
+"""Lookup of a model by its folder, or by the name that a study in the store gave it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mlmclm.sweeps.cells import SweepModel
 
 
 def find_model(model: str, store: Path) -> SweepModel:
-    """The model of a folder, or of a name in `store/studies/*/models/`; `STUDY/NAME` is that of one study.
+    """Return the model in a folder, or of a name in `store/studies/*/models/`; `STUDY/NAME` picks one study's.
 
     Raises:
-        UserError: there is none (with the nearest name), or several studies have different ones of that name.
+        UserError: there is no such model (the message has the nearest name), or several studies have different models
+            of that name.
     """
     folder = Path(model)
     if folder.is_dir():
@@ -39,7 +40,10 @@ def find_model(model: str, store: Path) -> SweepModel:
 
 
 def _warn(folder: Path) -> None:
-    """Names a folder that an earlier version exported. Fine-tuning here never asks its tokenizer to add tokens."""
+    """Warn about a folder that an earlier version exported.
+
+    A warning is enough, because fine-tuning here never asks the tokenizer to add tokens.
+    """
     notes = read_notes(folder)
     if CONTEXT in notes and TOKENIZER not in notes:
         say(

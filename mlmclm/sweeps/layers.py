@@ -1,6 +1,6 @@
-"""A sweep whose cells may start from the best cell of another task: the other tasks' cells first, then those.
+"""Sweeps in two layers: cells that start from a model, then cells that start from the best cell of another task.
 
-What starts a cell is chosen from results, so a sweep that was stopped anywhere goes on when it is run again.
+The cells to start from are chosen from results, so a sweep resumes when it is run again, wherever it was stopped.
 """
 
 from __future__ import annotations
@@ -28,36 +28,42 @@ def run_layers(
     name: str = "sweep",
     **options: Any,
 ) -> SweepOutcome:
-    """Computes the missing cells of a sweep: those that start from a model, then the encoders that others start from and that
-    aren't kept yet, then these others.
+    """Compute the missing cells of a sweep, layer by layer.
+
+    First come the cells that start from a model, then the encoders that other cells start from and that aren't kept
+    yet, then those other cells.
 
     Args:
-        plan: what can be named from the results that are there now; called again behind the first layer.
-        options: of `run_sweep`, for all layers.
+        plan: returns what can be planned from the present results; called again after the first layer.
+        options: passed to `run_sweep` for every layer.
     """
     planned = plan()
     for task, count in planned.waiting.items():
         say(f"{count:,} cells wait for the best {task} cell of their model")
     first = [cell for cell in planned.cells if cell.start is None]
     outcome = run_sweep(first, store=store, on_result=on_result, name=name, **options)
-    if outcome.not_run:
+    if outcome.not_run:  # a fault of the machine, which the second layer would meet too
         return outcome
+    # The results of the first layer decide what the second one starts from.
     planned = plan()
     for pair, count in planned.stranded.items():
         say(f"{count:,} cells have nothing to start from and are left out: every cell of {pair} diverged")
     second = [cell for cell in planned.cells if cell.start is not None]
     if not second:
         return outcome
+    # Cells that have a result need no encoder to start from any more.
     needed = {cell.start.key for cell in Ledger(store).missing(second) if cell.start is not None}
     _keep([planned.sources[key] for key in planned.sources if key in needed], store=store, name=name, options=options)
     return _together(outcome, run_sweep(second, store=store, on_result=on_result, name=name, **options))
 
 
 def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[str, Any]) -> None:
-    """Trains these cells again to keep their encoders, unless that is done.
+    """Train these cells again to keep their encoders, unless these are kept already.
+
+    A sweep keeps scores but no weights, and which encoders are needed is known only after it.
 
     Raises:
-        MlmclmError: one failed.
+        MlmclmError: a cell failed, or a kept result cannot be found.
     """
     for source in sources:
         set_aside_damaged(kept_folder(store, cell_key(source)))

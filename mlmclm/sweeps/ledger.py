@@ -1,11 +1,12 @@
-"""The ledger: one immutable file a finished cell, `store/cells/<first two digits of the key>/<key>.json`.
+"""The ledger: one immutable file per finished cell, `store/cells/<first two digits of the key>/<key>.json`.
 
-A file is written whole or not at all, by the worker that computed the cell, which holds a claim on it meanwhile (`claims`), so
-that of several processes one computes it. What is there is never computed again. Beside it
-lies `<key>.parquet`, what each example of the test split got; it is written first, so a result is never without its examples,
-unless a version that kept none filed it. A result holds its own checksum and that of its examples.
+A worker holds a claim on a cell (`claims`) while it computes it, so that only one of several processes does. It then
+writes the cell's file, completely or not at all. A cell with a result is never computed again.
 
-A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not give the same one again.
+Beside the result lies `<key>.parquet`, with the outcome of each example of the test split. It is written first, so only
+a result from a version that kept no examples can lack it. A result contains its own checksum and that of its examples.
+
+A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not reproduce it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from mlmclm.sweeps.cells import unique_by_key
 SCHEMA = 1
 NEEDED = ("key", "task", "learning_rate", "seed", "status", "scores")
 EXAMPLES = "examples_sha256"
-"""Entry of a result's file: SHA-256 of its examples' file."""
+"""Entry of a result file: SHA-256 of its examples file."""
 
 
 class Ledger:
-    """The results of one store, and the claims of those who compute them."""
+    """The results in one store, and the claims of the processes that compute them."""
 
     part = "cells"
 
@@ -41,30 +42,35 @@ class Ledger:
         self.claims = Claims(store)
 
     def claim(self, key: str) -> str:
-        """The name of the claim that whoever computes the cell with this key holds."""
+        """Return the name of the claim to hold while computing the cell with this key."""
         return f"{self.part}-{key}"
 
     def claimed(self, key: str, waiting: Callable[[str], None]) -> AbstractContextManager[None]:
-        """The claim on a cell for the time of a block, after whoever computes it now; none is needed where its result is
-        there. `waiting` as in `Claims.wait`."""
+        """Hold the claim on a cell inside the block, after waiting for any other holder.
+
+        No claim is taken if the result is there.
+
+        Args:
+            waiting: called once with the other holder, as in `Claims.wait`.
+        """
         return self.claims.wait(lambda: [] if self.path(key).exists() else [self.claim(key)], waiting)
 
     def path(self, key: str) -> Path:
-        """Where the result of the cell with this key is, or will be."""
+        """Return the path of the result with this key, whether or not it exists."""
         return self.folder / key[:2] / f"{key}.json"
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The result with this key, or None where the cell has not been computed.
+        """Return the result with this key, or None if the cell has not been computed.
 
         Raises:
-            UserError: the file is there but is not a whole result of this cell.
-            EnvironmentFault: it cannot be read.
+            UserError: the file is damaged, or holds the result of another cell.
+            EnvironmentFault: the file cannot be read.
         """
         found = self._read(key)
         return None if found is None else {name: value for name, value in found.items() if name != EXAMPLES}
 
     def _read(self, key: str) -> dict[str, Any] | None:
-        """The content of a result's file, without its checksum."""
+        """Return the content of a result file without its checksum."""
         path = self.path(key)
         try:
             content = path.read_bytes()
@@ -89,17 +95,17 @@ class Ledger:
         return result
 
     def _seal(self, path: Path, result: dict[str, Any]) -> None:
-        """Gives a result that an earlier version filed its checksum, where its examples bear its scores out.
+        """Add a checksum to a result that an earlier version filed, if its examples confirm its scores.
 
         Raises:
-            UserError: they are of other scores.
+            UserError: the examples belong to other scores.
         """
         about = about_of(self.examples_path(result["key"]))
         if about is None:
             return
         if (about["key"], about["scores"]) != (result["key"], (result["scores"] or {}).get(SPLIT)):
             raise _damaged(path, f"its scores are not those of {path.with_suffix('.parquet').name} beside it")
-        with suppress(EnvironmentFault):  # a store that this user may only read
+        with suppress(EnvironmentFault):  # the store may be read-only for this user
             self._file(path, result)
 
     def _file(self, path: Path, result: dict[str, Any]) -> None:
@@ -108,7 +114,7 @@ class Ledger:
         write_atomic(path, canonical_json(sealed({**result, **sums})) + "\n")
 
     def write(self, result: dict[str, Any]) -> None:
-        """Files a result under its key; one that is there already stays, for equal keys mean equal results.
+        """File a result under its key; an existing one stays, because equal keys mean equal results.
 
         Raises:
             EnvironmentFault: the disk is full or not writable; nothing is left behind.
@@ -118,11 +124,11 @@ class Ledger:
             self._file(path, result)
 
     def examples_path(self, key: str) -> Path:
-        """Where the examples of the cell with this key are, or will be."""
+        """Return the path of the examples of the cell with this key, whether or not it exists."""
         return self.path(key).with_suffix(".parquet")
 
     def write_examples(self, result: dict[str, Any], content: bytes) -> None:
-        """Files the examples of a result that is filed next; those of one that is there already stay.
+        """File the examples of a result that is about to be filed; those of an existing result stay.
 
         Raises:
             EnvironmentFault: the disk is full or not writable; nothing is left behind.
@@ -131,13 +137,13 @@ class Ledger:
             write_atomic(self.examples_path(result["key"]), content)
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
-        """Return what each example of the test split got in a cell.
+        """Return the outcome of each example of the test split in a cell.
 
         Args:
-            result: the cell's, from this ledger.
+            result: the cell's result from this ledger.
 
         Raises:
-            UserError: it diverged, an earlier version filed it without examples, or these are damaged.
+            UserError: the cell diverged, an earlier version filed it without examples, or the examples are damaged.
         """
         if result["status"] != "ok":
             raise UserError(
@@ -146,10 +152,12 @@ class Ledger:
         return from_parquet(self.examples_path(result["key"]), result, (self._read(result["key"]) or {}).get(EXAMPLES))
 
     def complete(self, cell: Cell, compute: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
-        """A cell's result, computed and filed where it isn't there; and whether it was computed now. Call it with the claim.
+        """Return a cell's result, which is computed and filed if it is missing, and whether it was computed now.
+
+        The caller must hold the claim on the cell.
 
         Raises:
-            UserError: the file that is there is damaged.
+            UserError: the existing file is damaged.
             EnvironmentFault: the disk is full or not writable.
         """
         key = cell_key(cell)
@@ -157,17 +165,18 @@ class Ledger:
         if found is not None:
             return found, False
         self.write(compute(cell))
+        # Read back, because a result that another process filed meanwhile stays and is the one that counts.
         filed = self.find(key)
         if filed is None:
             raise EnvironmentFault(f"{self.path(key)}: written, but not there. Was it removed?")
         return filed, True
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """The cells without a result, each key once, in order. Damaged files are found when they are read."""
+        """Return the cells without a result file, one per key, in order; damaged files are found when they are read."""
         return [cell for key, cell in unique_by_key(cells).items() if not self.path(key).exists()]
 
     def results(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
-        """The results of those of the cells that have one, in order, each under the name that its cell gives the model.
+        """Return the results of the cells that have one, in order, each under the names of its cell (`named`).
 
         Raises:
             UserError: a file is damaged.
@@ -177,16 +186,18 @@ class Ledger:
         return [named(result, cell) for cell, result in found if result is not None]
 
     def find_all(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
-        """`find` of each key; all files that are damaged are named at once."""
+        """Call `find` for each key; one error names all damaged files."""
         return for_each(keys, self.find)
 
 
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
-    """A result under the cell's names of model and setting and with its task's main metric: a key ignores these, so another
-    study may have filed it, or the same before its choice of metrics was changed.
+    """Return a result under the cell's names of model and setting, and with its task's main metric.
+
+    A key ignores these three, so the result may have been filed by another study, or by this one before it changed its
+    choice of metrics.
 
     Raises:
-        UserError: a version that didn't compute the metric filed the result.
+        UserError: the result was filed by a version that didn't compute the metric.
     """
     own = {"model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
     if cell.declaration is None:

@@ -1,4 +1,4 @@
-"""Outcome of a sweep, and one line for the error of a cell."""
+"""Outcome of a sweep, and a one-line description of a cell's error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mlmclm.sweeps.cells import cell_name
 class SweepOutcome:
     """Results of a sweep, and the cells that have none.
 
-    `results` are in the order of the cells, those without a result left out; `computed` counts the cells computed now,
-    `reused` those whose result was there; `failed` lists the cells that raised, with the error, and `not_run` those
-    that were never tried because the machine's fault would have met them all.
+    `results` are in the order of the cells, without gaps for those that have no result. `computed` counts the cells
+    that were computed now, `reused` those that already had a result. `failed` lists the cells that raised, with the
+    error. `not_run` lists those that were never tried, because a fault of the machine would have hit them all.
     """
 
     results: list[dict[str, Any]]
@@ -26,7 +26,12 @@ class SweepOutcome:
     not_run: list[Cell] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raises one error for all failed cells: a `UserError` where each failed for the user's input, else a fault."""
+        """Raise one error for all failed cells.
+
+        Raises:
+            UserError: every failed cell failed because of the user's input.
+            EnvironmentFault: some cells failed for another reason.
+        """
         if not self.failed:
             return
         names = [cell_name(cell) for cell, _ in self.failed]
@@ -42,7 +47,7 @@ class SweepOutcome:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error in one line; for the error of a Ray task, describe what was raised in the task."""
+    """Describe an error in one line; for the error of a Ray task, describe what the task raised."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, MlmclmError):
         return str(cause)

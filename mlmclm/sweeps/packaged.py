@@ -1,4 +1,4 @@
-"""The YAML files that come with the package: search spaces, and protocols beside them."""
+"""The YAML files that come with the package: search spaces and protocols."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.storage.files import first_there, places_of
 
 PACKAGED = "mlmclm.tune_spaces"
-"""Where the wheel puts the checkout's top-level folder `tune_spaces/`."""
+"""The package in which the wheel installs the checkout's top-level folder `tune_spaces/`."""
 
 
 def spaces_folder() -> Path:
-    """The folder of the packaged spaces: inside the installed package, or `tune_spaces/` of the checkout."""
+    """Return the folder of the packaged spaces: inside the installed package, or `tune_spaces/` of the checkout.
+
+    Raises:
+        UserError: neither is there.
+    """
     found = importlib.util.find_spec(PACKAGED)
     for location in (found.submodule_search_locations or []) if found else []:
         if Path(location).is_dir():
@@ -25,18 +29,21 @@ def spaces_folder() -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of a folder's YAML files, sorted."""
+    """Return the names of a folder's YAML files, sorted."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def packaged_or_own(kind: str, name_or_path: str | Path, folder: Path, beside: Path | None = None) -> Path:
-    """The file of a packaged name (`quickstart`), or of a path: whatever ends in .yaml or .yml, or has a folder in it.
+    """Return the file of a packaged name (`quickstart`) or of a path.
+
+    Whatever ends in .yaml or .yml, or contains a folder, is a path.
 
     Args:
-        beside: the folder of the file that names it, where a path is looked up first (`files.places_of`).
+        beside: the folder of the file that gives the name; paths are looked up there first (`files.places_of`).
 
     Raises:
-        UserError: no such name; the message has the nearest and all allowed. No such file; the message has where it was looked for.
+        UserError: there is no such name (the message has the nearest one and all that are allowed), or no such file
+            (the message says where it was looked for).
     """
     text = str(name_or_path)
     if text.endswith((".yaml", ".yml")) or len(Path(text).parts) > 1:

@@ -1,7 +1,7 @@
-"""Protocols as files: how cells are fine-tuned, and over which learning rates and seeds, without saying on which tasks.
+"""Protocol files: how cells are fine-tuned, and over which learning rates and seeds, but not on which tasks.
 
 A protocol is a YAML file, either one of the packaged ones (`tune_spaces/protocols/NAME.yaml`) or the user's own. A search
-space names one, `protocol: study`, or overrides some of its settings, `protocol: {base: study, batch_size: 16}`.
+space names one (`protocol: study`), and may override some of its settings (`protocol: {base: study, batch_size: 16}`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mlmclm.tasks.settings import TaskSettings
 
 
 def without_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values, each of which is listed once.
+    """Return the values unchanged.
 
     Raises:
-        ValueError: one is there twice.
+        ValueError: a value is listed more than once.
     """
     twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
     if twice:
@@ -37,8 +37,9 @@ def without_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def seed_product(streams: Any) -> Any:
-    """The combinations of a mapping of lists, `{head: [0], order: [0, 1, 2], dropout: [0]}`, the last stream fastest;
-    anything else as it is.
+    """Expand lists of seeds for each stream, `{head: [0], order: [0, 1, 2], dropout: [0]}`, into all combinations.
+
+    The last stream varies fastest. Anything that isn't a mapping is returned unchanged.
 
     Raises:
         ValueError: a stream is unknown or missing, or isn't a list.
@@ -69,31 +70,36 @@ SeedList = Annotated[
 
 
 Axes = dict[str, Annotated[tuple[Any, ...], Field(min_length=1), AfterValidator(without_duplicates)]]
-"""Values of some of a protocol's settings, all combinations of which are meant."""
+"""Values to try for some of a protocol's settings, in all combinations."""
 
 FIXED = frozenset((*TaskSettings().encoding(), "special_tokens", "pair_truncation", "length_share"))
-"""Settings that are no axes: a task's examples are tokenised once."""
+"""Settings that cannot be axes, because a task's examples are tokenised only once."""
 
 
 class TaskProtocols(Frozen):
-    """A protocol, and what of it is different for single tasks: `per_task: {conll2003: {epochs: 1, max_steps: null}}`.
+    """A protocol with its overrides for single tasks: `per_task: {conll2003: {epochs: 1, max_steps: null}}`.
 
-    `grid: {weight_decay: [1.0e-6, 1.0e-5], epochs: [1, 2, 3]}` tries all combinations of these settings beside the learning
-    rates; `task_grids: {qnli: {epochs: [2, 5, 10]}}` has other values, or other settings, for single tasks.
+    `grid: {weight_decay: [1.0e-6, 1.0e-5], epochs: [1, 2, 3]}` tries all combinations of these settings at each
+    learning rate. `task_grids: {qnli: {epochs: [2, 5, 10]}}` gives single tasks other values, or further settings.
     """
 
     protocol: Protocol
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
     start_from: dict[str, str] = Field(default_factory=dict)
-    """`{rte: mnli}`: RTE's cells begin with the encoder of the model's best MNLI cell (`mlmclm/sweeps/starts.py` has the rule),
-    and with a head of their own."""
+    """Task -> the task whose best cell it starts from.
+
+    With `{rte: mnli}`, RTE's cells begin with the encoder of the model's best MNLI cell (`mlmclm/sweeps/starts.py` has
+    the rule) and with a head of their own.
+    """
     grid: Axes = Field(default_factory=dict)
     task_grids: dict[str, Axes] = Field(default_factory=dict)
     metrics: MetricFamily = "standard"
-    """Which score of a task chooses the learning rate and is reported. Every result holds all of them, so that another choice
-    computes nothing again."""
+    """Which score of a task chooses the learning rate and is reported.
+
+    Every result holds all scores, so no cell is computed again when this changes.
+    """
     rule: Rule = "mean"
-    """How the best learning rate is chosen: all seeds take the one with the highest mean, or each takes its own (`per_seed`)."""
+    """How the best learning rate is chosen: the highest mean over seeds (`mean`), or each seed's own (`per_seed`)."""
 
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:
@@ -116,6 +122,7 @@ class TaskProtocols(Frozen):
                 if axis not in Protocol.model_fields or axis in FIXED:
                     allowed = [name for name in Protocol.model_fields if name not in FIXED]
                     raise ValueError(str(unknown("axis", axis, allowed, where=key)))
+        # Every protocol is built here once, so that a bad value is refused when the file is read.
         try:
             _points(self.protocol, self.grid, "grid")
             for task in {**self.per_task, **self.task_grids}:
@@ -125,19 +132,19 @@ class TaskProtocols(Frozen):
                             f"per_task.{task}: {axis} is an axis of the grid; give its values in task_grids"
                         )
                 self.settings_for(task)
-        except UserError as error:  # pydantic adds the file's name to a ValueError only
+        except UserError as error:  # only a ValueError gets the file's name from pydantic
             raise ValueError(str(error)) from error
         return self
 
     def _known_tasks(self) -> tuple[str, ...]:
-        """The tasks that `per_task` may name."""
+        """Return the tasks that `per_task` may name."""
         return tuple(task_names())
 
     def protocol_for(self, task: str) -> Protocol:
-        """The protocol of one task: the common one with the task's overrides.
+        """Return the protocol of one task: the common one with the task's overrides.
 
         Raises:
-            UserError: an override names a key that a protocol doesn't have, or a value that it doesn't allow.
+            UserError: an override has a key that a protocol doesn't have, or a value that isn't allowed.
         """
         overrides = self.per_task.get(task)
         if not overrides:
@@ -145,8 +152,9 @@ class TaskProtocols(Frozen):
         return parse(Protocol, overridden(self.protocol.model_dump(), overrides), where=f"per_task.{task}")
 
     def settings_for(self, task: str) -> dict[str, Protocol]:
-        """A task's protocol at each point of its grid, the last axis fastest, by what sets it apart: `weight decay 1e-06,
-        epochs 2`. Without a grid there is one, by the empty text.
+        """Return a task's protocol at each point of its grid, by the point's name: `weight decay 1e-06, epochs 2`.
+
+        The last axis varies fastest. Without a grid there is one protocol, whose name is the empty string.
 
         Raises:
             UserError: a value isn't allowed.
@@ -155,7 +163,7 @@ class TaskProtocols(Frozen):
         return _points(self.protocol_for(task), self.axes_of(task), where)
 
     def axes_of(self, task: str) -> dict[str, tuple[Any, ...]]:
-        """The axes of a task's grid with their values."""
+        """Return the axes of a task's grid with their values."""
         return {**self.grid, **self.task_grids.get(task, {})}
 
 
@@ -172,7 +180,7 @@ def _text(value: Any) -> str:
 
 
 class ProtocolFile(TaskProtocols):
-    """A protocol with the learning rates and seeds that go with it, where a space gives none."""
+    """A protocol file, which may also give learning rates and seeds for spaces that have none."""
 
     description: str = ""
     learning_rates: LearningRates | None = None
@@ -180,32 +188,33 @@ class ProtocolFile(TaskProtocols):
 
 
 def protocol_names() -> list[str]:
-    """The names of the packaged protocols, sorted."""
+    """Return the names of the packaged protocols, sorted."""
     return names_in(spaces_folder() / "protocols")
 
 
 def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> ProtocolFile:
-    """The protocol of a packaged name (`study`) or of a YAML file.
+    """Return the protocol of a packaged name (`study`) or of a YAML file.
 
     Args:
-        beside: the folder of the search space that names it, where a path is looked up first.
+        beside: the folder of the search space that names it; paths are looked up there first.
 
     Raises:
-        UserError: no such name (with the nearest one) or file, an unknown key, or a value that is not allowed.
+        UserError: there is no such name (the message has the nearest one) or file, a key is unknown, or a value is not
+            allowed.
     """
     return load_config(ProtocolFile, packaged_or_own("protocol", name_or_path, spaces_folder() / "protocols", beside))
 
 
 def with_protocol(space: Any, beside: Path | None = None) -> Any:
-    """A space's values with those of the protocol that it names; others as they are.
+    """Merge the protocol that a space names into the space's values; return a space that names none unchanged.
 
-    The space's own learning rates, seeds and settings come before the protocol's, and so do its settings for a task.
+    The space's own learning rates, seeds and settings, including those for single tasks, take precedence.
 
     Args:
         beside: the folder of the space's file.
 
     Raises:
-        ValueError: the protocol isn't there or is wrong.
+        ValueError: the protocol is missing or invalid.
     """
     given = space.get("protocol") if isinstance(space, dict) else None
     if isinstance(given, str):
@@ -222,8 +231,9 @@ def with_protocol(space: Any, beside: Path | None = None) -> Any:
         raise ValueError(f"protocol: {error}") from error
     own, tasks = space.get("per_task", {}), space.get("tasks") or ()
     if not isinstance(own, dict) or not all(isinstance(item, dict) for item in own.values()):
-        per_task = own  # refused later, with its place
+        per_task = own  # validation will refuse it and say where it is
     else:
+        # Overrides for tasks that the space doesn't have would be refused as unknown tasks.
         inherited = {task: item for task, item in base.per_task.items() if task in tasks}
         per_task = inherited | {task: overridden(inherited.get(task, {}), item) for task, item in own.items()}
     grids = {} if "grid" in space else {"grid": base.grid, "task_grids": _task_grids(base, space)}
@@ -233,6 +243,7 @@ def with_protocol(space: Any, beside: Path | None = None) -> Any:
                 f"protocol.{axis}: it is an axis of the grid of protocol {name!r}; give a grid of your own"
             )
     starts = {task: source for task, source in base.start_from.items() if task in tasks}
+    # Later entries win below: first the protocol's values, then the space's own, then those merged from both.
     axes = {"learning_rates": base.learning_rates, "seeds": base.seeds}
     return {
         **{key: value for key, value in axes.items() if value is not None},
@@ -247,8 +258,8 @@ def with_protocol(space: Any, beside: Path | None = None) -> Any:
 
 
 def _task_grids(base: ProtocolFile, space: Mapping[str, Any]) -> Any:
-    """The protocol's grids of the space's tasks, with the space's own in place of them."""
+    """Return the protocol's grids for the space's tasks, replaced by the space's own where it has some."""
     own = space.get("task_grids", {})
     if not isinstance(own, dict):
-        return own  # refused later, with its place
+        return own  # validation will refuse it and say where it is
     return {task: axes for task, axes in base.task_grids.items() if task in (space.get("tasks") or ())} | own

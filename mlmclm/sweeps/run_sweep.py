@@ -1,7 +1,7 @@
-"""Runs the missing cells of a sweep as Ray Tune trials, and returns the results of all.
+"""Runs the missing cells of a sweep as Ray Tune trials.
 
-The ledger decides what is missing, so a sweep that was stopped, however it was stopped, goes on when it is run again;
-Tune's own experiment state is neither needed nor kept.
+The ledger decides what is missing, so a sweep resumes when it is run again, however it was stopped. Tune's own
+experiment state is neither needed nor kept.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from mlmclm.sweeps.table import SweepTable
 OnResult = Callable[[dict[str, Any]], None]
 
 TUNE_ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of every trial: a third of the time
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the driver at once: there is no state to save
-    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # the experiment's state grows with the trials and is never read
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a crash is one line of ours, and its traceback is in the outcome
-    "TUNE_WARN_THRESHOLD_S": "60",
-    "RAY_AIR_NEW_OUTPUT": "0",  # the newer output engine prints a table whatever the verbosity
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # per-trial CSV, JSON and TensorBoard files took a third of the time
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C may end the driver at once, since there is no state to save
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # seconds: the state grows with the trials and is never read
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # `Watch` reports a crash in one line, and the outcome has the traceback
+    "TUNE_WARN_THRESHOLD_S": "60",  # by default Tune warns of every step of its loop that takes half a second
+    "RAY_AIR_NEW_OUTPUT": "0",  # the newer output engine prints a table at any verbosity
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # workers stay in their working directory
 }
 
 
@@ -59,32 +59,37 @@ def run_sweep(
     worker: type[Any] | None = None,
     ledger: Ledger | None = None,
 ) -> SweepOutcome:
-    """Computes the cells that have no result yet; equal keys are computed once.
+    """Compute the cells that have no result yet; cells with equal keys are computed once.
 
     Args:
         cells: the cells, in the order in which workers should take them.
-        store: the store; with several machines it is shared between them.
+        store: the store; if there are several machines, they share it.
         data_root: folder of local data sets, or None.
-        cpus_per_cell, gpus_per_cell: what a running cell reserves; fractions of a GPU are allowed. A cell with none runs on the CPU.
-        device: decides on the GPUs where `gpus_per_cell` is None: one for `cuda`, none for `cpu`, and for `auto` one where the cluster
-            has or can get any.
-        max_concurrent: at most so many cells at once; None for as many as fit the cluster.
-        max_failures: how often a cell that crashed is run again; an error that would come again is not.
-        progress: whether to show it: a bar on a terminal, else lines.
-        on_result: called in this thread with each result once it is known, those of earlier runs first, in `cells`'
-            order.
-        session: opened only where something is missing; must leave Ray initialised.
+        cpus_per_cell, gpus_per_cell: what a running cell reserves. Fractions of a GPU are allowed; a cell without any
+            GPU runs on the CPU.
+        device: decides on GPUs if `gpus_per_cell` is None: one per cell for `cuda`, none for `cpu`; for `auto`, one if
+            the cluster has any or can get any.
+        max_concurrent: the most cells to run at once; None for as many as fit the cluster.
+        max_failures: how often a crashed cell is retried; an error that would recur is not.
+        progress: whether to show progress: a bar on a terminal, else lines.
+        on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
+            order of `cells`.
+        session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
         name: name of the Tune experiment.
         worker: a subclass of `SweepWorker` to use in its place.
-        ledger: where its results are; by default the store's.
+        ledger: the ledger that holds the results; by default the store's.
+
+    Returns:
+        The results of all cells, new and old, and the cells without one. Errors of cells are there too, not raised; see
+        `SweepOutcome.check`.
 
     Raises:
         UserError: a result file of the ledger is damaged, or the cluster can never hold a cell (`placement.check_place`).
-            What fails in a cell is in the outcome, see `SweepOutcome.check`.
     """
-    # Tune resolves relative paths against each trial's own folder.
+    # A worker need not have the driver's working directory.
     store = store.resolve()
     ledger = ledger or Ledger(store)
+    # Cells of two names for the same weights have one key: computed once, announced under each name.
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         names_of[cell_key(cell)].append(cell)
@@ -155,9 +160,12 @@ def _run_trials(
     name: str,
     worker: type[Any] | None,
 ) -> tuple[dict[str, Exception], int]:
-    """One Tune experiment over the missing cells, and another one for those that other processes claimed and left; returns the
-    errors of those that failed, by key, and how many were computed here."""
-    # Imported here because a run without missing cells should not wait for Ray and PyTorch.
+    """Run the missing cells as a Tune experiment, and again those that other processes claimed but left undone.
+
+    Returns:
+        The errors of the cells that failed, by key, and the number of cells computed here.
+    """
+    # Imported here, so that a run without missing cells doesn't wait for Ray and PyTorch.
     import ray
     from ray import tune
 
@@ -172,35 +180,39 @@ def _run_trials(
     resources = bundle(view())
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
+    # Compile the CPU kernels once now, rather than in the workers that will start on this machine.
     if not resources.get("GPU") and computes_here():
         prepare(shapes_of(missing.values()), say_once)
     fault, errors, computed, rounds = StopOnFault(), dict[str, Exception](), 0, 0
     left = dict(missing)
     with (
+        # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
         swept_folder(store, ".tune-") as storage,
         progress,
         waits_said("fine-tuning", view, all_of_them=True),
         _environment(TUNE_ENVIRONMENT),
+        # `Watch` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
     ):
         while left and not fault.set:
             rounds += 1
             watch = Watch(left, progress, on_done, fault, max_failures)
+            # This puts the cells into Ray's object store once, so that a trial's config only needs a key.
             trainable = tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root)
-            # The Ray dashboard lists actors by this name, which Tune leaves at "with_parameters.<locals>._Inner".
+            # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__
             tune.Tuner(
                 trainable,
                 param_space={
-                    "cell": tune.grid_search(list(left)),
+                    "cell": tune.grid_search(list(left)),  # one trial per cell, in this order
                     "resources": dict(resources),
                 },
                 tune_config=tune.TuneConfig(
-                    reuse_actors=True,
+                    reuse_actors=True,  # an actor's cache holds the model and the tokenised data for the next trial
                     max_concurrent_trials=max_concurrent,
                     trial_name_creator=lambda trial: cell_name(missing[trial.config["cell"]]),
-                    trial_dirname_creator=lambda trial: trial.trial_id,
+                    trial_dirname_creator=lambda trial: trial.trial_id,  # by default the long name of the trial
                 ),
                 run_config=tune.RunConfig(
                     name=f"{name}-{rounds}",
@@ -211,7 +223,7 @@ def _run_trials(
                     verbose=0,
                 ),
             ).fit()
-            if watch.broken is not None:
+            if watch.broken is not None:  # raised here, because Tune would wrap an error of its callback
                 raise watch.broken
             errors |= watch.errors
             computed += watch.computed
@@ -222,12 +234,16 @@ def _run_trials(
 def _left_by_others(
     taken: Mapping[str, Cell], ledger: Ledger, progress: SweepProgress, on_done: Callable[[str], str]
 ) -> dict[str, Cell]:
-    """Waits for cells that other processes compute, and announces their results; returns those without one as soon as nobody
-    computes one of them."""
+    """Wait for cells that other processes are computing, and announce their results.
+
+    Returns:
+        The cells still without a result, as soon as one of them is no longer claimed by any process.
+    """
     waiting, free, said = dict(taken), False, False
     while waiting and not free:
         for key, cell in list(waiting.items()):
-            other = ledger.claims.holder(ledger.claim(key))  # before the result, which is filed before a claim ends
+            # Asked before looking for the result: a result is filed before its claim ends, so none can be missed.
+            other = ledger.claims.holder(ledger.claim(key))
             if ledger.path(key).exists():
                 del waiting[key]
                 progress.started(cell)
@@ -246,7 +262,7 @@ def _left_by_others(
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for a while; what the user has set stays."""
+    """Set environment variables inside the block, except those that the user has set."""
     added = {key: value for key, value in values.items() if key not in os.environ}
     os.environ.update(added)
     try:
@@ -258,7 +274,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _level(name: str, level: int) -> Iterator[None]:
-    """Sets a logger's level for a while."""
+    """Set a logger's level inside the block."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(level)

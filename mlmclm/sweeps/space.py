@@ -1,4 +1,4 @@
-"""A search space: which learning rates, seeds and tasks a sweep covers, and by which protocol a cell is fine-tuned.
+"""A search space: the learning rates, seeds and tasks that a sweep covers, and the protocol for fine-tuning a cell.
 
 A space is a YAML file, either one of the packaged ones (`tune_spaces/NAME.yaml`) or the user's own.
 """
@@ -19,18 +19,19 @@ from mlmclm.sweeps.protocols import LearningRates, SeedList, TaskProtocols, with
 class Space(TaskProtocols):
     """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`, at each point of a task's `grid`.
 
-    A seed is one number for a cell's three streams of chance, or a mapping with one for each. `seeds` is a list of them, or
-    a list for each stream, whose combinations are meant: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
+    A seed is one number for a cell's three random streams, or a mapping with a number for each. `seeds` is a list of
+    seeds, or a mapping with a list for each stream, which stands for all combinations:
+    `{head: [0], order: [0, 1, 2], dropout: [0]}`.
 
-    `protocol` is a mapping, the name of a packaged protocol or the path of one (relative to the space's file, else to the working
-    directory), or a mapping with such a name as `base` and what is different;
-    a named one brings its learning rates and seeds where the space has none. `per_task` overrides keys of `protocol` for
-    single tasks, for instance `conll2003: {epochs: 1, max_steps: null}`.
+    `protocol` takes one of three forms: a mapping of settings; the name of a packaged protocol or the path of a
+    protocol file (relative to the space's file, else to the working directory); or a mapping with such a name as `base`
+    and the settings to change. A named protocol brings its learning rates and seeds if the space has none. `per_task`
+    overrides keys of `protocol` for single tasks, for instance `conll2003: {epochs: 1, max_steps: null}`.
 
-    `cpus_per_cell` and `gpus_per_cell` are what one running cell reserves of the cluster; a fraction of a GPU lets
-    several cells share it (its memory is then shared too, unguarded), and 0 runs cells on CPUs. Without `gpus_per_cell` a cell has a GPU
-    where the recipe's `device` says so: by default where the cluster has or can get any. `max_concurrent` bounds the number of cells at
-    once.
+    `cpus_per_cell` and `gpus_per_cell` are what one running cell reserves of the cluster. A fraction of a GPU lets
+    several cells share it; they then share its memory too, without any guard. With 0, cells run on CPUs. Without
+    `gpus_per_cell`, a cell has a GPU if the recipe's `device` says so: by default if the cluster has any or can get
+    any. `max_concurrent` is the most cells that run at once.
     """
 
     description: str = ""
@@ -58,29 +59,29 @@ class Space(TaskProtocols):
 
     @property
     def cells_a_model(self) -> int:
-        """How many cells each model has."""
+        """Number of cells per model."""
         return sum(map(self.cells_of, self.tasks))
 
     def cells_of(self, task: str) -> int:
-        """How many cells each model has on a task."""
+        """Return the number of cells per model on a task."""
         return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds)
 
     def common_settings(self) -> dict[str, Any]:
-        """Return the settings that all tasks share, without the grid's axes."""
+        """Return the settings that all tasks share, except the grid's axes."""
         return {name: value for name, value in self.protocol.identity().items() if name not in self.grid}
 
     def axes(self) -> dict[str, list[Any]]:
-        """The values of the grid's axes, for people: `weight_decay`, and a single task's own as `qnli: epochs`."""
+        """Return the grid's axes and values, for display: `weight_decay`, or `qnli: epochs` for one task's own."""
         own = {
             f"{task}: {axis}": list(values) for task, axes in self.task_grids.items() for axis, values in axes.items()
         }
         return {axis: list(values) for axis, values in self.grid.items()} | own
 
     def at_context(self, context: int) -> Space:
-        """The space for models of this context in tokens: lengths that are a share of it become numbers.
+        """Return the space for models of this context length in tokens; lengths given as shares of it become numbers.
 
         Raises:
-            UserError: the settings don't go with that length.
+            UserError: the settings don't fit that length.
         """
         shares = {task: self.protocol_for(task) for task, changes in self.per_task.items() if "length_share" in changes}
         lengths = {
@@ -93,25 +94,27 @@ class Space(TaskProtocols):
 
 
 def space_names() -> list[str]:
-    """The names of the packaged spaces, sorted."""
+    """Return the names of the packaged spaces, sorted."""
     return names_in(spaces_folder())
 
 
 def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None, *, beside: Path | None = None) -> Space:
-    """The space of a packaged name (`quickstart`) or of a YAML file.
+    """Return the space of a packaged name (`quickstart`) or of a YAML file.
 
     Args:
-        tasks: in place of the space's own, whose settings for other tasks are then left out.
-        beside: the folder of the study file that names it, where a path is looked up first.
+        tasks: tasks to use in place of the space's own; settings for other tasks are then dropped.
+        beside: the folder of the study file that names it; paths are looked up there first.
 
     Raises:
-        UserError: no such name (with the nearest one) or file, an unknown key, or a value that is not allowed.
+        UserError: there is no such name (the message has the nearest one) or file, a key is unknown, or a value is not
+            allowed.
     """
     path = packaged_or_own("search space", name_or_path, spaces_folder(), beside)
     context = {"folder": path.parent}
     space = load_config(Space, path, context=context)
     if tasks is None:
         return space
+    # Parsed again from the file, because what a named protocol contributes depends on the tasks.
     values = read_yaml(path)
     own = {
         key: {task: changes for task, changes in values[key].items() if task in tasks}

@@ -1,8 +1,8 @@
-"""Which fine-tuned weights cells start from where a space says `start_from: {rte: mnli}`.
+"""Choice of the fine-tuned weights that cells start from if a space says `start_from: {rte: mnli}`.
 
-The rule: of a model's cells on the other task the one with the best validation score, by that task's main metric; ties go to the
-lower learning rate, then the lower seed, then the earlier in the grid. It is chosen when all of them have a result; a diverged
-one can't be chosen.
+The rule: of a model's cells on the other task, take the one with the best validation score by that task's main metric.
+Ties go to the lower learning rate, then to the lower seed, then to the earlier point of the grid. The choice is made
+once all of these cells have a result. A diverged cell is never chosen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlmclm.tasks.declaration import Task
 
 
 class KeptWeights(Ledger):
-    """The kept encoders of one store, each by the result of the run that made it."""
+    """The kept encoders in one store, each filed under its cell's key with the result of the run that made it."""
 
     part = "tuned"
 
@@ -37,22 +37,22 @@ class KeptWeights(Ledger):
 
 @dataclass(frozen=True)
 class Planned:
-    """The cells of a sweep that can be named now, and those that start from a cell that isn't chosen yet."""
+    """The cells of a sweep that can be computed now, and counts of those whose start isn't chosen yet or can't be."""
 
     cells: list[Cell]
     sources: dict[str, Cell] = field(default_factory=dict)
-    """By key the chosen cells that others start from."""
+    """Key -> chosen cell that others start from."""
     waiting: dict[str, int] = field(default_factory=dict)
-    """By the task that they wait for, how many cells can't be named yet."""
+    """Task -> number of cells that wait for its best cell, without which they have no key yet."""
     stranded: dict[str, int] = field(default_factory=dict)
-    """By model and task (`m/mnli`), how many cells have nothing to start from, for all of those diverged."""
+    """Model and task (`m/mnli`) -> number of cells with nothing to start from, because all cells there diverged."""
 
 
 def best_cell(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The result that the rule above chooses; None where all diverged.
+    """Return the result that the module's rule chooses; None if all diverged.
 
     Args:
-        results: of one model on one task, with its main metric, in the order of the grid.
+        results: the results of one model on one task, with its main metric, in the order of the grid.
     """
     scored = [result for result in results if result["status"] == "ok"]
 
@@ -61,6 +61,7 @@ def best_cell(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         seed = result["seed"]
         return -score, result["learning_rate"], Seeds(**seed) if isinstance(seed, Mapping) else Seeds.of(seed)
 
+    # Of equals, `min` returns the first: the earlier point of the grid.
     return min(scored, key=standing, default=None)
 
 
@@ -72,7 +73,8 @@ def plan_cells(
     ledger: Ledger,
     recut: Collection[str] = (),
 ) -> Planned:
-    """All cells of a sweep whose start is known from the results that are there; arguments as those of `expand`."""
+    """Plan all cells of a sweep whose start is known from the present results; arguments as in `expand`."""
+    # Without `starts` this leaves out the cells that start from another one.
     first = expand(space, models, task_data, declarations, recut=recut)
     if not space.start_from:
         return Planned(first)

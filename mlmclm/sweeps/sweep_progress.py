@@ -1,4 +1,4 @@
-"""How far a sweep is: the table and the bar that a person follows, and the same as live metrics."""
+"""Progress of a sweep, as a table and a bar for people and as live metrics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mlmclm.tracking.metrics import counter, gauge, histogram
 
 
 class SweepProgress:
-    """Counts the cells of one run; shows them (`visible`) and exports them as metrics, which needs a Ray session.
+    """Counts the cells of one run, shows the counts, and exports them as metrics, which needs a Ray session.
 
     Args:
-        cells: those to be computed.
-        reused: how many cells have a result: part of the total that is shown.
-        table: of all cells, with the results that are there.
+        cells: the cells to compute.
+        reused: number of cells that have a result already; they are part of the total that is shown.
+        table: the table of all cells, with the present results.
         visible: whether to show anything.
     """
 
@@ -46,35 +46,41 @@ class SweepProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
+            # After a fault some cells were never tried, and the bar must not end as if all were done.
             self._bar.complete = self._reused + self._done >= (self._bar.total or 0)
         self._stack.__exit__(kind, error, trace)
 
     def started(self, cell: Cell) -> None:
-        """The cell has been given to a worker."""
+        """Note that a cell has been given to a worker."""
         self._running[cell.task] += 1
         self._table.started(cell)
         self._export(cell.task)
 
     def retried(self, cell: Cell, message: str) -> None:
-        """A running cell crashed and will run again."""
+        """Note that a running cell crashed and will run again."""
         counter("mlmclm_cell_retries_total").inc(tags={"task": cell.task})
         self.given_back(cell)
         self.note(message)
 
     def given_back(self, cell: Cell) -> None:
-        """A cell that was started does not run any more, here, and has no result yet."""
+        """Note that a started cell no longer runs here and has no result yet."""
         self._running[cell.task] -= 1
         self._table.stopped(cell)
         self._export(cell.task)
 
     def result(self, result: Mapping[str, Any]) -> None:
-        """There is a result under one of its names; a log says when it is the last one of its model and task."""
+        """Add a result under one of its names; in a log, print a line if it is the last one of its model and task."""
         line = self._table.add(result)
         if line is not None and not console.is_terminal:
             self.note(line)
 
     def finished(self, cell: Cell, status: str, seconds: float | None = None) -> None:
-        """A cell that was started is over: `ok`, `diverged`, `reused` or `failed`; `seconds` where it was computed."""
+        """Note that a started cell is over.
+
+        Args:
+            status: `ok`, `diverged`, `reused` or `failed`.
+            seconds: how long it took, if it was computed here.
+        """
         task = cell.task
         self._table.stopped(cell, failed=status == "failed")
         self._running[task] -= 1
@@ -90,12 +96,12 @@ class SweepProgress:
         self.tick()
 
     def tick(self) -> None:
-        """Shows the present state."""
+        """Update the bar."""
         if self._bar is not None:
             self._bar.update(self._reused + self._done, note=self._note(self._bar.rate()))
 
     def note(self, message: str) -> None:
-        """Shows a message beside the bar."""
+        """Show a message beside the bar."""
         if self._bar is not None:
             say(message)
 

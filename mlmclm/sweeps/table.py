@@ -1,4 +1,4 @@
-"""A sweep as a person watches it: models down, tasks across; elsewhere than on a terminal a line for each pair that is done."""
+"""Live table of a sweep, models down and tasks across; logs get a line for each finished pair instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlmclm.sweeps.cells import cell_name
 
 LINES_A_ROW = 2
 OTHER_LINES = 9
-"""Lines of a terminal that are no rows: headers, rules, the bar, messages."""
+"""Lines of a terminal that aren't rows of the table: headers, rules, the bar, messages."""
 RUNNING_SHOWN = 4
 ENDLESS = 10_000
 
@@ -36,7 +36,7 @@ class _Pair:
     diverged: int = 0
     failed: int = 0
     validation: dict[tuple[str, float], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Scores so far by setting and learning rate."""
+    """Validation scores so far, by setting and learning rate."""
 
     def __add__(self, other: _Pair) -> _Pair:
         names = ("cells", "done", "running", "diverged", "failed")
@@ -54,8 +54,8 @@ class _Pair:
         return ", ".join(parts)
 
     def best(self) -> str:
-        """The highest mean validation score so far, in points, and its learning rate; of two the smaller rate."""
-        # The thread that draws may come between the making of a list and its first score.
+        """Format the best mean validation score so far, in points, and its learning rate; ties go to the lower rate."""
+        # The drawing thread may run after a list is created and before its first score is added.
         means = {place: sum(scores) / len(scores) for place, scores in list(self.validation.items()) if scores}
         if not means:
             return ""
@@ -65,9 +65,9 @@ class _Pair:
 
 
 class SweepTable:
-    """All cells of a sweep as far as they are known; a rich renderable that fits the terminal it is drawn on.
+    """The present state of all cells of a sweep; a rich renderable that fits the terminal on which it is drawn.
 
-    Scores are of the validation split, by which learning rates are chosen; those of the test split wait for the report.
+    Scores are those of the validation split, on which learning rates are chosen. Test scores wait for the report.
     """
 
     def __init__(self, cells: Iterable[Cell]) -> None:
@@ -79,19 +79,19 @@ class SweepTable:
         self._running: dict[str, float] = {}
 
     def started(self, cell: Cell) -> None:
-        """A worker has taken the cell."""
+        """Note that a worker has taken the cell."""
         self._pairs[cell.model, cell.task].running += 1
         self._running[cell_name(cell)] = time.monotonic()
 
     def stopped(self, cell: Cell, *, failed: bool = False) -> None:
-        """A worker is through with the cell, well or not."""
+        """Note that a worker is done with the cell, whether it succeeded or not."""
         pair = self._pairs[cell.model, cell.task]
         pair.running -= 1
         pair.failed += failed
         self._running.pop(cell_name(cell), None)
 
     def add(self, result: Mapping[str, Any]) -> str | None:
-        """Takes a cell's result. Where it is the last one of its pair, returns a line that says how the pair came out."""
+        """Add a cell's result; if it is the last one of its model and task, return a line that sums them up."""
         model, task = result["model"], result["task"]
         pair = self._pairs[model, task]
         pair.done += 1
@@ -110,6 +110,7 @@ class SweepTable:
         room = max(1, (options.size.height - OTHER_LINES - min(len(self._running), RUNNING_SHOWN)) // LINES_A_ROW)
         models = self._models if len(self._models) <= room else self._most_telling(room)
         wide = self._table(models, self._tasks)
+        # Measured on an endless console, because rich caps what a table needs at the console's own width.
         measuring = Console(width=ENDLESS)
         if Measurement.get(measuring, measuring.options, wide).maximum <= options.max_width:
             yield wide
@@ -127,7 +128,7 @@ class SweepTable:
             yield Text(f"running: {len(longest) - RUNNING_SHOWN} more", style="dim")
 
     def _most_telling(self, count: int) -> list[str]:
-        """So many models in their order: those that run now, then those that are not done."""
+        """Choose `count` models, first those with running cells, then unfinished ones; keep the usual order."""
 
         def place(model: str) -> tuple[bool, bool]:
             total = self._total((model, task) for task in self._tasks)
@@ -140,7 +141,7 @@ class SweepTable:
         return sum((self._pairs[pair] for pair in pairs if pair in self._pairs), start=_Pair())
 
     def _table(self, models: list[str], tasks: list[str]) -> Table:
-        """Models by tasks; without tasks, each model's sum over them."""
+        """Build the table of models by tasks; without tasks, give each model's sum over all of them."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         table.add_column("model", no_wrap=True)
         for header in tasks or [f"{len(self._tasks)} tasks"]:

@@ -1,4 +1,4 @@
-"""The Ray Tune trainable: an actor that runs whole cells, one a trial, and files each result itself."""
+"""The Ray Tune trainable: an actor that computes one whole cell per trial and files the result itself."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from mlmclm.sweeps.starts import KeptWeights
 
 COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
 TAKEN = "taken"
-"""Another process computes the cell now: the driver waits for it, and this worker goes on with others."""
+"""Outcome if another process is computing the cell: the driver waits for it, and this worker moves on."""
 
 
 class SweepWorker(tune.Trainable):
-    """Runs one cell a trial; reused from trial to trial with its cache of weights and tokenised data.
+    """Computes one cell per trial; reused from trial to trial with its cache of weights and tokenised data.
 
-    A trial's config: `cell`, a cell's key, and `resources`, by Ray's names; a cell runs on the GPU if it has reserved one or a part
-    of one, else on the CPU. A trial is one step. An error that would
-    come again (bad input, a full disk) is the trial's outcome and is not retried; any other exception ends the actor,
-    and Tune retries the cell in a new one.
+    A trial's config holds `cell`, the cell's key, and `resources`, amounts by Ray's names. The cell runs on the GPU if
+    it reserves one or a fraction of one, else on the CPU. A trial is a single step.
+
+    An error that would recur (bad input, a full disk) is the trial's outcome and is not retried. Any other exception
+    ends the actor, and Tune retries the cell in a new one.
     """
 
     @classmethod
@@ -47,35 +48,37 @@ class SweepWorker(tune.Trainable):
         store: Path | None = None,
         data_root: Path | None = None,
     ) -> None:
-        """Called once an actor with the first trial's config; the rest comes by `tune.with_parameters`.
+        """Set up an actor for its first trial; the arguments after `config` come from `tune.with_parameters`.
 
         Args:
-            cells: the cells of all trials by key.
+            cells: the cells of all trials, by key.
             store, data_root: absolute paths.
         """
         if cells is None or store is None:
             raise TypeError("cells and store are needed: pass them by tune.with_parameters")
+        # The number of threads sets the order of sums, so another number would change the scores.
         torch.set_num_threads(CELL_THREADS)
         self._cells, self._store, self._data_root = cells, store, data_root
         self._cache: dict[Any, Any] = {}
         self._weights = ""
         self._device: Device = "cuda" if config["resources"].get("GPU") else "cpu"
+        # Compile kernels before any cell is timed; the driver has done so only for its own machine.
         if self._device == "cpu":
             prepare(shapes_of(cells.values()), print)
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Takes over the next trial; the cache is dropped when the model changes, so that only one is held."""
+        """Switch to the next trial; when the model changes, drop the cache, so that it holds only one."""
         self._cell = self._cells[new_config["cell"]]
         if self._cell.weights != self._weights:
             self._cache.clear()
             self._weights = self._cell.weights
-        return True
+        return True  # tells Tune that it can reuse this actor
 
     def step(self) -> dict[str, Any]:
-        """Computes the cell unless its result is there or another process computes it, files the result, and says which it was."""
+        """Compute and file the cell unless its result exists or another process computes it; report which it was."""
         name = cell_name(self._cell)
-        # The process title is what `top` and the dashboard's list of workers show.
+        # `top` and the dashboard's list of workers show the process title.
         setproctitle(f"ray::cell {name}")
         try:
             self._check_device()
@@ -89,6 +92,7 @@ class SweepWorker(tune.Trainable):
         return {"outcome": outcome, "backend": backend_of(self._device).name, "done": True}
 
     def _check_device(self) -> None:
+        # A GPU that torch cannot see would fail every cell here, so this stops the sweep instead of causing retries.
         if self._device == "cuda" and not torch.cuda.is_available():
             raise EnvironmentFault(no_gpu(platform.node()))
 
@@ -101,7 +105,7 @@ class SweepWorker(tune.Trainable):
         return COMPUTED if computed else REUSED
 
     def compute(self, cell: Cell) -> dict[str, Any]:
-        """The cell's result (see `run_cell`); its examples are filed before it."""
+        """Compute the cell's result (see `run_cell`), and file its examples."""
         return run_cell(
             cell,
             store=self._store,
@@ -112,17 +116,17 @@ class SweepWorker(tune.Trainable):
         )
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """A trial is one step: there is nothing to save."""
+        """Save nothing, since a trial is a single step."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """A trial that is retried starts again."""
+        """Load nothing, since a retried trial starts from the beginning."""
 
     def __repr__(self) -> str:
         return "SweepWorker"
 
 
 class KeepingWorker(SweepWorker):
-    """Computes cells again to keep their encoders, for others to start from."""
+    """Computes cells again to keep their encoders, for other cells to start from."""
 
     def _run(self) -> str:
         kept, key = KeptWeights(self._store), cell_key(self._cell)

@@ -1,4 +1,4 @@
-"""Callbacks of Tune in the driver: they count, announce results, note crashes, and stop on a fault of the machine."""
+"""Tune callbacks in the driver: count cells, announce results, report crashes, and stop on a fault of the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERR
 
 
 class StopOnFault(tune.Stopper):
-    """Ends the experiment once `set`: after a full disk every further cell would be computed for nothing."""
+    """Ends the experiment once `set` is true: with a full disk, every further cell would be computed in vain."""
 
     def __init__(self) -> None:
         self.set = False
@@ -32,10 +32,12 @@ class StopOnFault(tune.Stopper):
 
 
 class Watch(tune.Callback):
-    """Tune's callback in the driver. `errors` holds the failed cells' errors by key; `taken`, the cells that other processes
-    compute; `broken`, an error of the driver's own.
+    """Tune's callback in the driver.
 
-    Tune pickles its callbacks into a state that is never read, so this one pickles as nothing.
+    `errors` holds the errors of failed cells and `taken` the cells that other processes are computing, both by key.
+    `broken` is an error in the driver itself.
+
+    Tune pickles its callbacks into a state that is never read, so this one pickles to nothing.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Watch(tune.Callback):
             say_once(f"fine-tuning computes with the backend {result['backend']}")
         try:
             status = self._on_done(key)
-        except Exception as error:  # kept for the caller: Tune would wrap it in an error of its own
+        except Exception as error:  # kept for the caller, because Tune would wrap it in an error of its own
             self.broken = self.broken or error
             self._progress.given_back(cell)
             self._fault.set = True
@@ -98,11 +100,13 @@ class Watch(tune.Callback):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         cell = self._cells[trial.config["cell"]]
+        # Counted for the message only; Tune itself keeps to the limit (`FailureConfig`).
         self._crashes[trial.trial_id] += 1
         crash = f"crash {self._crashes[trial.trial_id]} of at most {self._max_failures + 1}"
         self._progress.retried(cell, f"{cell_name(cell)}: {crash}, will run again ({describe(_error_of(trial))})")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        # Called when Tune gives the trial up; before a retry it calls `on_trial_recover`.
         cell = self._cells[trial.config["cell"]]
         error = _error_of(trial)
         self.errors[trial.config["cell"]] = error
@@ -111,8 +115,10 @@ class Watch(tune.Callback):
 
 
 def _error_of(trial: Any) -> Exception:
-    """Return what ended a trial's last try. Tune's own accessor looks where the file is put at the end of the experiment
-    only."""
+    """Return the error that ended a trial's last attempt.
+
+    Tune's own accessor looks only where the file is put at the end of the experiment.
+    """
     path = Path(trial.pickled_error_file or "")
     if path.is_file():
         error = cloudpickle.loads(path.read_bytes())
