@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from mlmclm.cli import options
-
-if TYPE_CHECKING:
-    pass
 
 
 def register(app: typer.Typer) -> None:

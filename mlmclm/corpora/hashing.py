@@ -43,8 +43,9 @@ def unit_interval(words: UInt64) -> NDArray[np.float64]:
 
 def text_hash(text: str, *, purpose: str, seed: int) -> int:
     """Return a 64-bit hash of a text; another `purpose` or `seed` gives an independent one."""
-    # BLAKE2b takes a salt of at most 16 bytes.
-    salt = f"{purpose}:{seed}".encode()[:16]
+    salt = f"{purpose}:{seed}".encode()
+    if len(salt) > hashlib.blake2b.SALT_SIZE:  # cut off, it would be that of other seeds too
+        salt = hashlib.blake2b(salt, digest_size=hashlib.blake2b.SALT_SIZE).digest()
     # "surrogatepass": JSON can hold lone surrogates, which plain UTF-8 refuses.
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, salt=salt).digest(), "big"

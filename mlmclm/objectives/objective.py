@@ -125,6 +125,11 @@ def objectives() -> tuple[type[Objective], ...]:
     )
 
 
+def stems() -> frozenset[str]:
+    """The letters that the names of objectives begin with: `mlm` of `mlm40`."""
+    return frozenset(example.rstrip("0123456789") for kind in objectives() for example in kind.examples)
+
+
 def parse_objective(text: str, *, where: str) -> Objective:
     """Return the objective with this name.
 

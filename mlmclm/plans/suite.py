@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from mlmclm.configuration import Frozen, load_config, parse
 from mlmclm.errors import MlmclmError, unknown
 from mlmclm.models.sizes import SIZES
+from mlmclm.objectives.objective import stems
 from mlmclm.plans import names
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
@@ -56,7 +56,7 @@ class Suite(Frozen):
         Args:
             sizes: the known sizes; None if the name's size is already known to be valid.
         """
-        bare = re.match(r"(clm|mlm\d*|untrained)(-|$)", name) is not None
+        bare = name.partition("-")[0].rstrip("0123456789") in {*stems(), "untrained"}
         if bare and self.size is None:
             raise ValueError(f"models: {name!r} has no size: begin it with one, or give the suite a size")
         name = f"{self.size}-{name}" if bare else name

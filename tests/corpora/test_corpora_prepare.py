@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import json
 import re
 import statistics
@@ -424,3 +425,11 @@ def test_a_cache_goes_with_an_address() -> None:
 def test_ray_that_is_asked_for_but_not_there_is_an_error(lines: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no Ray session"):
         build(lines, tmp_path, workers_setting="ray")
+
+
+def test_every_digit_of_a_large_seed_counts() -> None:
+    """BLAKE2b's salt has 16 bytes, which `validation:` and five digits fill."""
+    seeds = [12345, 123456, 123457, 2**62]
+    assert len({text_hash("a text", purpose="validation", seed=seed) for seed in seeds}) == len(seeds)
+    own = hashlib.blake2b(b"a text", digest_size=8, salt=b"validation:7").digest()
+    assert text_hash("a text", purpose="validation", seed=7) == int.from_bytes(own, "big"), "as ever"

@@ -208,7 +208,7 @@ def test_the_result_has_the_agreed_form(place: Path) -> None:
     assert result["curve"][-1][0] == 8
     assert Protocol.model_validate(result["protocol"]) == SHORT
     assert set(result["cost"]) - {"commit"} == {
-        "seconds", "start_up", "train", "evaluate", "worker", "finished", "device", "versions",
+        "seconds", "start_up", "train", "evaluate", "worker", "finished", "device", "backend", "versions",
     }  # fmt: skip
     assert result["cost"]["versions"]["torch"] == torch.__version__
 

@@ -84,8 +84,16 @@ def test_the_published_recipe_takes_the_published_number_of_tokens() -> None:
 
 
 def test_a_suite_s_size_is_that_of_names_without_one(tmp_path: Path) -> None:
-    suite = find_suite(write(tmp_path, size="2m", models=["clm-100", "mlm40-100", "untrained", "1m-clm-100"]))
-    assert [str(name) for name in suite.parsed] == ["2m-clm-100", "2m-mlm40-100", "2m-untrained", "1m-clm-100"]
+    suite = find_suite(
+        write(tmp_path, size="2m", models=["clm-100", "mlm40-100", "mntp15-100", "untrained", "1m-clm-100"])
+    )
+    assert [str(name) for name in suite.parsed] == [
+        "2m-clm-100",
+        "2m-mlm40-100",
+        "2m-mntp15-100",
+        "2m-untrained",
+        "1m-clm-100",
+    ]
 
 
 def test_a_suite_s_recipe_changes_the_fields_that_it_names_only(tmp_path: Path) -> None:

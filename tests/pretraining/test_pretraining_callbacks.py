@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as distributed
 
+from mlmclm.backends.choice import backend_of
 from mlmclm.models.sizes import SIZES
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
 from mlmclm.pretraining.callbacks.gauges import Gauges
@@ -34,7 +35,7 @@ LAST = 25
 class FakeEngine:
     """One worker's engine without a model: its losses are given."""
 
-    world, micro, separator, device = 1, 8, None, torch.device("cpu")
+    world, micro, separator, device, backend = 1, 8, None, torch.device("cpu"), backend_of("cpu")
 
     def __init__(self, rank: int = 0, diverges_at: int = 10**9) -> None:
         self.rank, self.diverges_at = rank, diverges_at
