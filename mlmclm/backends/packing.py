@@ -24,8 +24,7 @@ ROUND_TOKENS = 64
 ROUND_LENGTH = 16
 """A group's padded length is a multiple of this."""
 ROUND_CHOSEN = 32
-"""Groups of chosen queries are padded to a multiple of this, the number of queries that `tile_attention` processes at
-once."""
+"""Groups of chosen queries are padded to a multiple of this, the number that `tile_attention` processes at once."""
 ROUND_SEQUENCES = 8
 """Groups hold a multiple of this many sequences (the last one what is left), so that shapes recur."""
 COST_OF_A_GROUP = 16_000
@@ -34,8 +33,10 @@ calls take about 0.1 ms in a layer's forward and backward pass, a score element 
 
 
 def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
-    """Return a bool [length, length] mask: True where a query (row) sees a key, which is closer than `window` and, if
-    causal, not later."""
+    """Return a bool [length, length] mask, True where a query (row) sees a key.
+
+    It sees keys closer than `window` and, if causal, not later.
+    """
     position = torch.arange(length, device=device)
     distance = position[:, None] - position
     return (distance < window) & (distance >= 0) if causal else distance.abs() < window
@@ -241,8 +242,10 @@ class Packing:
         return slots
 
     def places(self, heads: int) -> Tensor:
-        """Return int64 [T, heads]: each vector's place among the blocks' vectors, which are ordered by sequence, head
-        and position; -1 at padding."""
+        """Return int64 [T, heads]: each vector's place among the blocks' vectors; -1 at padding.
+
+        Blocks' vectors are ordered by sequence, head and position.
+        """
         if heads not in self._places:
             groups, token_of_slot = self._layout
             token = np.empty(len(token_of_slot) * heads, dtype=np.int64)  # token * heads + head of each place

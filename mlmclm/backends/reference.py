@@ -98,8 +98,14 @@ class Reference:
     def attention_of_one(
         query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, dropout: float, window: int | None
     ) -> Tensor:
-        """Compute one sequence's attention: [1, length, heads, head dimension] from [1, heads, length, head dimension]
-        each."""
+        """Compute attention of one sequence.
+
+        Args:
+            query, key, value: [1, heads, length, head dimension] each.
+
+        Returns:
+            [1, length, heads, head dimension].
+        """
         length = query.shape[2]
         seen = near(length, causal, window, query.device) if window is not None and window < length else None
         return functional.scaled_dot_product_attention(

@@ -45,8 +45,7 @@ def packed_attention(
     dropout: float,
     window: int | None,
 ) -> Tensor:
-    """Compute `Reference.packed_attention` with compiled loops, in the compute dtype, with a backward pass of its
-    own."""
+    """Compute `Reference.packed_attention` with compiled loops, in the compute dtype, with its own backward pass."""
     dtype = compute_type(query)
     # [T, heads, width], the order in which transformers' projections lie in memory, so nothing is copied here.
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
@@ -307,8 +306,8 @@ def _gather_up(sums: Tensor, part: Tensor, tile: Tile) -> None:
 def _blocks(
     group: Group, asked: Group, heads: int, key_heads: int, width: int, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a group's views: q [sequences * key heads, repeat * asked length, width]; k, v [sequences * key heads,
-    length, width].
+    """Return a group's views of q, [sequences * key heads, repeat * asked length, width], and of k and v, [sequences *
+    key heads, length, width].
 
     The query heads that share a key head are adjacent, so their positions form one longer matrix.
     """
@@ -328,8 +327,7 @@ def _queries(group: Group, heads: int, like: Tensor, rows: Tensor) -> Tensor:
 
 
 def _parts(weights: Tensor) -> list[slice]:
-    """Return slices of the first dimension of a group's weights, each of at most `SCORES_AT_ONCE` elements (or one
-    row)."""
+    """Return slices of the first dimension of `weights`, each of at most `SCORES_AT_ONCE` elements (or one row)."""
     rows = len(weights)
     step = max(1, SCORES_AT_ONCE // (weights.shape[1] * weights.shape[2]))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

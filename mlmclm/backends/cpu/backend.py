@@ -54,7 +54,7 @@ class Cpu(Reference):
         alike = length == key.shape[2]
         # torch.compile can't trace numba's loops.
         if mask is None and alike and not traced and attention.by_tiles(query, dropout):
-            # [1, heads, batch * length, width]: the batch laid end to end, without copying where transformers made it.
+            # [1, heads, batch * length, width]: the batch end to end, not copied if its memory has transformers' order.
             q, k, v = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value))
             packing = Packing.uniform(batch, length)
             attended = attention.packed_attention(q, k, v, packing, causal, scale, dropout, window)
@@ -170,8 +170,10 @@ def backends() -> list[Reference]:
 def _written_out(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
-    """Compute softmax(scale q k') v as two batched products; all are [batch, heads, length, width], with equal head
-    counts."""
+    """Compute softmax(scale q k') v as two batched products.
+
+    All tensors are [batch, heads, length, width], with equal numbers of heads.
+    """
     batch, heads, length, width = query.shape
     # Scaling the queries touches fewer values than scaling the scores.
     scores = torch.bmm(

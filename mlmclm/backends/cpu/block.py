@@ -49,8 +49,7 @@ class Shape:
         )
 
     def apart(self, queries: Tensor, others: Tensor) -> tuple[Heads, Heads, Heads]:
-        """Return query, key and value of separate queries [T', heads, width] and keys with values [T, 2 * key heads,
-        width]."""
+        """Return query, key and value: queries [T', heads, width], keys and values [T, 2 * key heads, width]."""
         return (
             Heads(queries, 0, self.heads),
             Heads(others, 0, self.key_heads),

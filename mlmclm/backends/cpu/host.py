@@ -54,8 +54,10 @@ class Host:
 
     @staticmethod
     def create() -> Host | None:
-        """Connect the process group's workers; return None on each if not all can map each other's memory.
-        Collective."""
+        """Connect the workers of the process group; collective.
+
+        The result is None on every worker if not all can map each other's memory.
+        """
         memories = _share(ROOMS)
         if memories is None:
             return None

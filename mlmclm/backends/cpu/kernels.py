@@ -137,7 +137,7 @@ _SHIFT = np.float32(3 << 22)
 
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
-"""For the loops: mixed with Python's integers, numba computes fp32 in float64."""
+"""Constants for the loops: numba computes fp32 mixed with Python's integers in float64."""
 
 
 def exp(value: Any) -> Any:
@@ -246,8 +246,8 @@ def _gated_backward(gate_up: Array, grad: Array, product: Array, grad_gate_up: A
 
 @lru_cache
 def _turning(half: int, heads: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return `to_blocks` and `from_blocks` for vectors of which 2 * `half` elements are rotated, compiled with these
-    numbers."""
+    """Return `to_blocks` and `from_blocks`, compiled for this number of heads, with 2 * `half` rotated elements
+    each."""
 
     @compiled(FAST)
     def to_blocks(index: Array, rows: Array, cos: Array, sin: Array, blocks: Array, first: int, scale: float) -> None:
@@ -401,8 +401,10 @@ def to_blocks(
 def from_blocks(
     blocks: Tensor, rows: Tensor, first: int, index: Tensor, scale: float, turn: tuple[Tensor, Tensor] | None
 ) -> None:
-    """Scatter blocks back: write a vector for each token and head into `rows`, rotated back and times `scale`; 0 where
-    the index is -1."""
+    """Scatter blocks back into `rows`, a vector for each token and head, rotated back and times `scale`.
+
+    Vectors whose index is -1 become 0.
+    """
     cos, sin = _angles(rows, turn)
     loop = _turning(cos.shape[1], index.shape[1])[1]
     _over_rows(loop, [index, rows, cos, sin], blocks, first, _scalar(blocks, scale))
@@ -485,7 +487,7 @@ def _over_rows(
 
 
 def over_threads(work: Callable[[int, int], None], count: int, elements: int) -> None:
-    """Call work(first, last) for ranges that cover `count`, on as many threads as torch has; on one if there are few
+    """Call work(first, last) for ranges that cover `count`, on as many threads as torch has; on one for few
     elements."""
     threads = torch.get_num_threads() if elements >= SMALL else 1
     step = max(1, -(-count // threads))

@@ -137,8 +137,10 @@ class CacheLocator:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get_source_stamp(self) -> str:
-        """Return a stamp that must match for cached code to be used. It includes the function's own file, which may not
-        be among `SOURCES`."""
+        """Return a stamp that must match for cached code to be used.
+
+        It includes the function's own file, which may not be among `SOURCES`.
+        """
         return _stamp() + hash_file(self._source)
 
     def get_disambiguator(self) -> str:

@@ -1,5 +1,6 @@
-"""Attention with tile instructions (`mlmclm.backends.cpu.tiles`), one head of a sequence at a time, so that scores
-never leave a core's cache.
+"""Attention with tile instructions (`mlmclm.backends.cpu.tiles`).
+
+It is computed one head of a sequence at a time, so that scores never leave a core's cache.
 
 Forward, SIDE queries at a time: compute their scores with all keys that they see, the softmax, and its product with the
 values. The logarithms of the softmax's denominators are kept.
@@ -49,8 +50,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @compiled(set())
 def _at(x: Array) -> Any:
-    """Return the address of an array, as a signed integer: numba would compute a mix of signed and unsigned in
-    float64."""
+    """Return an array's address as a signed integer: numba computes mixed signed and unsigned integers in float64."""
     return np.int64(x.ctypes.data)
 
 
@@ -65,8 +65,8 @@ def _scratch(rows: int, columns: int) -> Array:
 
 @compiled(set())
 def _whole(source: Array, room: Array) -> int:
-    """Return the address of a matrix padded with rows of zeros to the height of `room`, into which it is copied if it
-    is shorter."""
+    """Return the address of a matrix with rows of zeros added up to the height of `room`; if shorter, it is copied
+    there."""
     rows = source.shape[0]
     if rows == room.shape[0]:
         return _at(source)
@@ -103,8 +103,7 @@ def _seen(row: int, length: int, real: int, causal: bool, window: int) -> tuple[
 
 @compiled(SUMS)
 def _soften(scores: Array, rows: int, columns: int, weights: Array, shares: Array, normalisers: Array) -> None:
-    """Compute e^(score - largest) of each row as bfloat16, 1 / its sum, and the logarithm of the softmax's
-    denominator."""
+    """Compute e^(score - largest) of each row as bfloat16, 1 / its sum, and the logarithm of softmax's denominator."""
     for r in range(rows):
         row, weight = scores[r, :columns], weights[r, :columns]
         top = largest_of(row)
@@ -123,7 +122,7 @@ def _soften(scores: Array, rows: int, columns: int, weights: Array, shares: Arra
 def _slopes(
     scores: Array, grads: Array, normalisers: Array, dots: Array, weights: Array, slopes: Array
 ) -> None:  # fmt: skip
-    """Compute the softmax weights from scores, and the scores' gradients from the weights', as bfloat16; a row per
+    """Compute softmax's weights from scores, and the scores' gradients from the weights', as bfloat16; a row per
     key."""
     columns = normalisers.shape[0]
     for r in range(SIDE):
@@ -191,7 +190,7 @@ def _forward(
                     start, stop = _seen(r, length, real, causal, window)
                     weights[r - begin, : start - low] = 0
                     weights[r - begin, stop - low : high - low] = 0
-            # Rows left over from earlier queries.
+            # Clear rows that hold weights of earlier queries.
             weights[end - begin :] = 0
             multiply_panel(
                 _at(weights), weights.strides[0], 2 * SIDE,
@@ -351,8 +350,7 @@ def fits(dtype: torch.dtype, width: int) -> bool:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, causal: bool, window: int | None, out: Tensor, normalisers: Tensor
 ) -> None:
-    """Write softmax(q k') v into `out`, and the logarithms of softmax's denominators into `normalisers` [n, rows],
-    fp32.
+    """Write softmax(q k') v into `out`, and the logarithms of softmax's denominators into `normalisers`.
 
     Args:
         q, out: bfloat16 [n, rows, width]; row r is a query at position r modulo length.
@@ -360,6 +358,7 @@ def forward(
         keys: int64 [sequences], number of real keys in each; n is a multiple of the number of sequences.
         causal: hide later positions.
         window: hide positions at this distance or more.
+        normalisers: fp32 [n, rows].
     """
     arrays = [as_array(tensor) for tensor in (q, k, v, keys)]
     settings = (len(q) // len(keys), causal, ANY_DISTANCE if window is None else window, SHAPES)

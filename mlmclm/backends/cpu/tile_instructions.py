@@ -36,8 +36,7 @@ def available() -> bool:
 
 @lru_cache(maxsize=1)
 def _permitted() -> bool:
-    """Return whether numba compiles for tile instructions, this CPU has them, and the system lets the process use
-    them."""
+    """Return whether numba compiles for tile instructions, this CPU has them, and the system permits their use."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     features = binding.get_host_cpu_features()
@@ -70,8 +69,7 @@ def _address(builder: Any, value: Any, kind: Any = _I8) -> Any:
 
 
 def _instruction(name: str, tiles: int, addresses: int) -> Any:
-    """Return the code generator for an LLVM intrinsic on tiles: their numbers, then optionally an address and a
-    stride."""
+    """Return the code generator for an LLVM intrinsic on tiles: their numbers, maybe an address, maybe a stride."""
     kinds = [_I8] * tiles + [_I8.as_pointer(), _I64][:addresses]
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

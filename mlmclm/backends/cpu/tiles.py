@@ -76,8 +76,7 @@ def pack_rows(matrix: int, stride: int, depth: int, first: int, last: int, packe
 
 @compiled(set())
 def pack_left(matrix: int, stride: int, depth: int, first: int, last: int, packed: int) -> None:
-    """Pack a left-hand side that is stored transposed, [depth, rows]: SIDE rows after SIDE rows, and in them block
-    after block."""
+    """Pack a left-hand side stored transposed, [depth, rows]: SIDE rows after SIDE rows, in them block after block."""
     steps = depth // SIDE
     for j in range(steps):
         for i in range(first, last):
