@@ -1,12 +1,12 @@
-"""The one door to the hardware: attention, losses, fused blocks, optimizers and shared memory, chosen once for each device.
+"""Hardware backends: attention, losses, fused blocks, optimizers and shared memory, chosen once per device.
 
-| backend | device | computes by |
+| backend | device | computes with |
 |---|---|---|
 | `reference` | any | torch's operations |
-| `cpu` | CPU | loops that numba compiles, and memory that a machine's workers share |
+| `cpu` | CPU | loops compiled with numba, and memory shared by a machine's workers |
 | `cpu+amx` | CPU | the same, with matrix products by the tile instructions of Intel's CPUs |
-| `cuda` | NVIDIA GPU | torch's variable-length attention; otherwise as `reference` |
+| `cuda` | NVIDIA GPU | torch's variable-length attention; otherwise the same as `reference` |
 
-A backend is a subclass of `Reference` that overrides what it computes better; no caller looks at the type of a device. A device's best backend
-is taken unless `MLMCLM_BACKEND` names another.
+A backend is a subclass of `Reference` that overrides the operations it computes better. Callers never look at the type
+of a device. A device gets its best backend unless `MLMCLM_BACKEND` names another.
 """

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter, arXiv 1711.05101) with clipped gradients, for fine-tuning."""
+"""AdamW (Loshchilov and Hutter, arXiv 1711.05101) with gradient clipping, for fine-tuning."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor, nn
 
 
 class Settings(NamedTuple):
-    """AdamW's constants."""
+    """Hyperparameters of AdamW."""
 
     beta1: float
     beta2: float
     epsilon: float
     weight_decay: float
-    """As torch's: multiplied by the learning rate. It applies to matrices alone."""
+    """Multiplied by the learning rate, as in torch. Applied to matrices only."""
 
 
 class Optimizer(Protocol):
-    """What the loop of training needs."""
+    """The optimizer interface that the fine-tuning loop needs."""
 
     def norm(self) -> float:
-        """The joint norm of all gradients."""
+        """Return the joint norm of all gradients."""
 
     def step(self, rate: float, scale: float) -> None:
-        """Moves the weights by `scale` times their gradients at a learning rate, and forgets the gradients."""
+        """Update the weights with `scale` times their gradients at this learning rate, then discard the gradients."""
 
     def finish(self) -> None:
-        """Leaves every weight where the steps so far put it; none can follow."""
+        """Bring every weight up to date with the steps taken; no step may follow."""
 
 
 class TorchAdamW:
@@ -37,6 +37,7 @@ class TorchAdamW:
 
     def __init__(self, parameters: Sequence[nn.Parameter], settings: Settings) -> None:
         self.parameters = parameters
+        # Norms and biases get no weight decay, as is usual.
         matrices = [parameter for parameter in parameters if parameter.ndim > 1]
         vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
         groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": settings.weight_decay}]
@@ -52,6 +53,7 @@ class TorchAdamW:
 
     def step(self, rate: float, scale: float) -> None:
         if scale != 1:
+            # `scale` is the clipping factor, which the caller derives from `norm`.
             torch._foreach_mul_(self._gradients(), scale)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -66,6 +68,7 @@ class TorchAdamW:
 
 
 def joint_norm(gradients: Sequence[Tensor]) -> float:
-    """The norm of all gradients together."""
+    """Return the norm of all gradients together."""
+    # The norm of the norms: no copy of all gradients in one vector.
     norms = torch._foreach_norm(list(gradients))
     return float(torch.linalg.vector_norm(torch.stack([part.float() for part in norms])))

@@ -1,4 +1,4 @@
-"""The backend that this process computes with on each kind of device."""
+"""Choice of the backend that this process uses for each kind of device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from mlmclm.service.worker_environment import BACKEND
 
 _MODULES = {"cpu": "mlmclm.backends.cpu.backend", "cuda": "mlmclm.backends.cuda"}
 _given_up: set[str] = set()
+"""Kinds of device that compute with torch's operations from now on; see `give_up`."""
 
 
 def backend_of(device: torch.device | str) -> Reference:
-    """The backend for tensors on a device, the same object at each call.
+    """Return the backend for tensors on a device, the same object at each call.
 
     Raises:
-        UserError: the environment variable names none of those that the device has.
+        UserError: `MLMCLM_BACKEND` names a backend that the device doesn't have.
     """
+    # The variable's value is an argument, so that it is part of the cache's key.
     return _choose(torch.device(device).type, os.environ.get(BACKEND, ""))
 
 
@@ -38,6 +40,7 @@ def backends_of(device: torch.device | str) -> dict[str, Reference]:
 def _choose(kind: str, wanted: str) -> Reference:
     available = backends_of(kind)
     if not wanted:
+        # Backends are listed best first, and `reference` last.
         return next(iter(available.values()))
     if wanted not in available:
         raise unknown("backend", wanted, list(available), where=f"{BACKEND}, for the device {kind}")
@@ -45,7 +48,9 @@ def _choose(kind: str, wanted: str) -> Reference:
 
 
 def _own(kind: str) -> list[Reference]:
-    """The backends made for a kind of device that work on this machine, the best first."""
+    """Return the backends for a kind of device that work on this machine, best first."""
+    # `find_spec` instead of a try around the import: a backend that isn't there is skipped, an error inside one is
+    # raised. The package comes first, because `find_spec` of its submodule fails where it is missing.
     module = _MODULES.get(kind)
     folder = module is not None and importlib.util.find_spec(module.rpartition(".")[0])
     if module is None or not folder or importlib.util.find_spec(module) is None:
@@ -55,16 +60,16 @@ def _own(kind: str) -> list[Reference]:
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:
-    """A context in which matrix products on the device are computed in bfloat16, if that is asked for."""
+    """Return a context in which matrix products on the device are computed in bfloat16, if `bf16`."""
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which matrix products on the device are computed in the type of their factors."""
+    """Return a context in which matrix products on the device are computed in the dtype of their factors."""
     return torch.autocast(device.type, enabled=False)
 
 
 def give_up(device: torch.device | str) -> None:
-    """Compute on this kind of device by torch's operations from now on, in this process."""
+    """Fall back on torch's operations for this kind of device, for the rest of this process."""
     _given_up.add(torch.device(device).type)
     _choose.cache_clear()

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: torch's variable-length attention over packed sequences."""
+"""The backend for NVIDIA GPUs: torch's variable-length attention over packed sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlmclm.backends.reference import Reference
 
 
 class Cuda(Reference):
-    """The current GPU."""
+    """Operations on the current GPU."""
 
     name = "cuda"
 
@@ -30,18 +30,22 @@ class Cuda(Reference):
         dropout: float = 0.0,
         window: int | None = None,
     ) -> Tensor:
-        """As `Reference.packed_attention`, by one kernel over all sequences; in fp32, or with dropout, by torch's attention over
-        sequences padded to the longest."""
+        """Compute `Reference.packed_attention` with one kernel over all sequences.
+
+        The kernel needs bf16 or fp16, and no dropout. Otherwise torch's attention runs over sequences padded to the
+        longest.
+        """
         dtype = query.dtype
+        # Autocast's dtype decides which kernel can be used.
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
-        # [T, heads, width]; transformers' projections have this order in memory, so that no copy is made here
+        # [T, heads, width], the order in which transformers' projections lie in memory, so nothing is copied here.
         query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
         if dtype not in (torch.bfloat16, torch.float16) or dropout:
             return _padded(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
         from torch.nn.attention.varlen import varlen_attn
 
-        reach = -1 if window is None else window - 1  # the kernel's windows include their ends; -1 is no end
+        reach = -1 if window is None else window - 1  # the kernel's windows include their ends; -1: no limit
         ends, longest = packing.cumulative, packing.longest
         attended: Tensor = varlen_attn(  # type: ignore[assignment]
             query.contiguous(), key.contiguous(), value.contiguous(), ends, ends, longest, longest,
@@ -50,7 +54,7 @@ class Cuda(Reference):
         return attended.unsqueeze(0)
 
     def matrix_shapes(self) -> Sequence[tuple[int, int, int]]:
-        """One more than on a CPU, for a GPU's peak needs larger products."""
+        """Return one product more than on a CPU: reaching a GPU's peak takes larger ones."""
         return *super().matrix_shapes(), (8192, 1024, 4096)
 
     def synchronize(self) -> None:
@@ -58,24 +62,24 @@ class Cuda(Reference):
         torch.cuda.synchronize()
 
     def peak_memory(self) -> int:
-        """Most bytes of the GPU's memory that this process has held."""
+        """Return the most bytes of GPU memory that this process has held so far."""
         return torch.cuda.max_memory_allocated()
 
     def title(self) -> str:
-        """The GPU's name."""
+        """Return the GPU's name."""
         return torch.cuda.get_device_name()
 
     def random_state(self) -> list[Tensor]:
-        """The CPU's stream and the GPU's."""
+        """Return the states of the CPU's and the GPU's random generators."""
         return [*super().random_state(), torch.cuda.get_rng_state()]
 
     def set_random_state(self, state: Sequence[Tensor]) -> None:
-        """Both streams."""
+        """Restore the states of both random generators."""
         super().set_random_state(state)
         torch.cuda.set_rng_state(state[1])
 
     def fork_rng(self) -> AbstractContextManager[None]:
-        """Both streams."""
+        """Return a context that restores both random generators at its end."""
         return torch.random.fork_rng(devices=[torch.cuda.current_device()])
 
 
@@ -89,18 +93,19 @@ def _padded(
     dropout: float,
     window: int | None,
 ) -> Tensor:
-    """[T, heads, width] by torch's attention, every sequence padded to the longest."""
+    """Compute [T, heads, width] with torch's attention, every sequence padded to the longest."""
     grouped = query.shape[1] != key.shape[1]
     longest = int(packing.lengths.max())
     position = torch.arange(longest, device=query.device)
     lengths = torch.from_numpy(packing.lengths).to(query.device)
     real = position < lengths[:, None]  # [S, longest]
+    # Padding reads the row's first padding token.
     index = torch.where(real, packing.first_tokens[:, None] + position, packing.tokens)
     q, k, v = (tensor[index].transpose(1, 2) for tensor in (query, key, value))  # [S, heads, longest, width]
     mask = real[:, None, None, :]
     if causal or window is not None:
         seen = near(longest, causal, longest if window is None else window, query.device)
-        # Padding sees itself, so that every row of the softmax has a term.
+        # Padding attends to itself: a softmax row in which everything is hidden would be NaN.
         mask = (mask & seen) | torch.eye(longest, dtype=torch.bool, device=query.device)
     attended = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
@@ -109,5 +114,5 @@ def _padded(
 
 
 def backends() -> list[Reference]:
-    """The backends that this machine's GPUs can have."""
+    """Return the backends for this machine's GPUs."""
     return [Cuda()]

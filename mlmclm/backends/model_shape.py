@@ -1,4 +1,4 @@
-"""The properties of a model that decide which kernels it needs."""
+"""Properties of a model that decide which kernels it needs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What kernels are compiled for."""
+    """Properties for which kernels are compiled."""
 
     heads: int
     key_heads: int
     width: int
-    """Units of a head."""
+    """Head dimension."""
     fused: bool
-    """Computed by `Reference.blocks`, where the backend has them."""
+    """The model runs through `Reference.blocks`, if the backend supports it."""
     dropout: bool
-    """In attention."""
+    """Attention has dropout."""
     weights: str
-    """torch's name of their type; likewise that of products."""
+    """torch's name of the weights' dtype."""
     products: str
+    """torch's name of the dtype of matrix products."""

@@ -1,10 +1,11 @@
-"""Sequences laid end to end: no padding in the compute, attention within each sequence.
+"""Sequence packing: sequences laid end to end, without padding in the compute, and attention within each sequence.
 
 A batch is one row of tokens, [1, T], where T is the number of real tokens rounded up to a multiple of `ROUND_TOKENS`
-(oneDNN builds code for every shape that it has not seen). Embeddings, projections and feed-forward layers see only that
-row. Attention is per sequence (`Reference.packed_attention`): on the CPU in blocks of sequences of similar length.
+(oneDNN generates code for every shape that it has not seen). Embeddings, projections and feed-forward layers see only
+that row. Attention is computed per sequence (`Reference.packed_attention`); on the CPU, in blocks of sequences of
+similar length.
 
-`Packing` holds what a batch's shape determines and is built once a batch; `encode` runs a model over it.
+`Packing` holds what a batch's shape determines. It is built once per batch, and `encode` runs a model over it.
 """
 
 from __future__ import annotations
@@ -21,37 +22,46 @@ from torch import Tensor
 
 ROUND_TOKENS = 64
 ROUND_LENGTH = 16
+"""A group's padded length is a multiple of this."""
 ROUND_CHOSEN = 32
-"""Queries that `tile_attention` works on together."""
+"""Groups of chosen queries are padded to a multiple of this, the number that `tile_attention` processes at once."""
 ROUND_SEQUENCES = 8
 """Groups hold a multiple of this many sequences (the last one what is left), so that shapes recur."""
 COST_OF_A_GROUP = 16_000
-"""What another group costs, in score elements (sequences x length^2): measured with 2 heads of width 64, where a
-group's calls take about 0.1 ms in a layer's forward and backward, and a score element 6 ns."""
+"""Cost of one more group, in score elements (sequences x length^2). Measured with 2 heads of dimension 64: a group's
+calls take about 0.1 ms in a layer's forward and backward pass, a score element 6 ns."""
 
 
 def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
-    """bool [length, length], True where a query (row) sees a key: at a distance below `window`, and if causal not later."""
+    """Return a bool [length, length] mask, True where a query (row) sees a key.
+
+    It sees keys closer than `window` and, if causal, not later.
+    """
     position = torch.arange(length, device=device)
     distance = position[:, None] - position
     return (distance < window) & (distance >= 0) if causal else distance.abs() < window
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
+    """Return the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 
 def cut_into_groups(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
-    """(first, last) of the groups of sequences of falling lengths, so that padding and the number of groups cost least.
+    """Cut sequences into groups with the lowest total cost of padding and number of groups.
 
     Args:
-        lengths: int [S], falling.
+        lengths: int [S], in falling order.
+
+    Returns:
+        The groups as (first, last), `last` exclusive.
     """
     step = round_up(-(-len(lengths) // 16), ROUND_SEQUENCES)  # at most 16 places to cut, however many sequences
+    # Dynamic programming over those places: a group's padded length is that of its first, longest sequence.
     places = [*range(0, len(lengths), step), len(lengths)]
     padded = [round_up(int(lengths[place]), ROUND_LENGTH) for place in places[:-1]]
-    best: list[tuple[int, int]] = [(0, 0)]  # of the sequences before each place: cost, where the last group begins
+    # For each place: the lowest cost of the sequences before it, and the start of their last group.
+    best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(places)):
         costs = [
             (best[begin][0] + (places[end] - places[begin]) * padded[begin] ** 2 + COST_OF_A_GROUP, begin)
@@ -68,12 +78,13 @@ def cut_into_groups(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 
 
 def cut_finely(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
-    """`cut_into_groups` with groups of 1, 2, 4, ... sequences, for a few sequences of very different lengths.
+    """Cut a few sequences of very different lengths into groups of 1, 2, 4, ... sequences; see `cut_into_groups`.
 
-    Other numbers would make for more shapes than oneDNN remembers.
+    Other group sizes would make more shapes than oneDNN remembers.
     """
     padded = [round_up(int(length), ROUND_LENGTH) for length in lengths]
-    best: list[tuple[int, int]] = [(0, 0)]  # of the sequences before each: cost, where the last group begins
+    # For each number of sequences: their lowest cost, and the start of their last group.
+    best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(lengths) + 1):
         sizes = [1 << power for power in range(end.bit_length())]
         best.append(
@@ -96,21 +107,22 @@ class Group:
     """First slot of the block; a slot is one (sequence, position) of a block."""
     sequences: int
     length: int
+    """Padded length of the sequences."""
     keys: Tensor
     """int64 [sequences], the real length of each."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where each sequence of a concatenated batch lies.
+    """Layout of a batch of concatenated sequences.
 
     Attributes:
-        lengths: int64 [S], tokens of each sequence, each at least 1.
+        lengths: int64 [S], number of tokens in each sequence, at least 1.
         starts: int64 [S], index of each sequence's first token in the row.
         tokens: number of real tokens.
         padded_tokens: T, greater than `tokens` unless the packing is `uniform`.
-        device: where the index tensors are.
-        fine: groups are cut by `cut_finely`.
+        device: device of the index tensors.
+        fine: cut groups with `cut_finely`.
     """
 
     lengths: np.ndarray[Any, Any]
@@ -125,7 +137,7 @@ class Packing:
     def of(
         lengths: Sequence[int] | np.ndarray[Any, Any], device: torch.device | str = "cpu", *, fine: bool = False
     ) -> Packing:
-        """The packing of sequences of these lengths, in this order.
+        """Return the packing of sequences of these lengths, in this order.
 
         Args:
             fine: for lengths that differ widely, such as documents'.
@@ -141,6 +153,7 @@ class Packing:
             lengths=array,
             starts=np.cumsum(array) - array,
             tokens=tokens,
+            # One padding token at least: the padded slots of attention's blocks read it.
             padded_tokens=round_up(tokens + 1, ROUND_TOKENS),
             device=torch.device(device),
             fine=fine,
@@ -149,7 +162,7 @@ class Packing:
     @staticmethod
     @lru_cache(maxsize=8)
     def uniform(sequences: int, length: int, device: torch.device | str = "cpu") -> Packing:
-        """The packing of sequences of one length, such as pretraining's; nothing is padded."""
+        """Return the packing of sequences of equal length, as in pretraining; nothing is padded."""
         starts = np.arange(sequences, dtype=np.int64) * length
         lengths = np.full(sequences, length, dtype=np.int64)
         return Packing(lengths, starts, sequences * length, sequences * length, torch.device(device))
@@ -161,20 +174,20 @@ class Packing:
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """int64 [1, T]: restarts at 0 at each sequence; 0 at padding."""
+        """int64 [1, T]: positions, which restart at 0 in each sequence; 0 at padding."""
         positions = np.zeros((1, self.padded_tokens), dtype=np.int64)
         positions[0, : self.tokens] = np.arange(self.tokens) - np.repeat(self.starts, self.lengths)
         return torch.from_numpy(positions).to(self.device)
 
     @cached_property
     def cumulative(self) -> Tensor:
-        """int32 [S + 2]: cumulative lengths from 0, the padding as one more sequence at the end."""
+        """int64 [S + 2]: cumulative lengths from 0; the padding counts as one more sequence at the end."""
         ends = np.concatenate(([0], self.starts + self.lengths, [self.padded_tokens]))
         return torch.from_numpy(ends.astype(np.int32)).to(self.device)
 
     @cached_property
     def longest(self) -> int:
-        """The largest length of `cumulative`'s sequences."""
+        """Length of the longest of `cumulative`'s sequences."""
         return max(int(self.lengths.max()), self.padded_tokens - self.tokens)
 
     @cached_property
@@ -189,13 +202,14 @@ class Packing:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The blocks of attention, longest sequences first."""
+        """Blocks of attention, longest sequences first."""
         return self._layout[0]
 
     @cached_property
     def _layout(self) -> tuple[list[Group], np.ndarray[Any, Any]]:
-        """Groups; int64 [slots], the token of each slot (padding: the first padding token)."""
+        """Groups; int64 [slots], the token of each slot (for padding, the first padding token)."""
         if self.padded_tokens == self.tokens:
+            # A uniform packing is its own only block.
             whole = Group(0, len(self.lengths), int(self.lengths[0]), torch.from_numpy(self.lengths))
             return [whole], np.arange(self.tokens)
         order = np.argsort(-self.lengths, kind="stable")
@@ -215,7 +229,7 @@ class Packing:
 
     @property
     def slots(self) -> int:
-        """Number of (sequence, position) places in all blocks, padding included."""
+        """Number of (sequence, position) slots in all blocks, padding included."""
         return sum(group.sequences * group.length for group in self.groups)
 
     @cached_property
@@ -228,8 +242,10 @@ class Packing:
         return slots
 
     def places(self, heads: int) -> Tensor:
-        """int64 [T, heads]: for each vector of the row its place among the blocks' vectors (laid out sequence, head,
-        position); -1 at padding."""
+        """Return int64 [T, heads]: each vector's place among the blocks' vectors; -1 at padding.
+
+        Blocks' vectors are ordered by sequence, head and position.
+        """
         if heads not in self._places:
             groups, token_of_slot = self._layout
             token = np.empty(len(token_of_slot) * heads, dtype=np.int64)  # token * heads + head of each place
@@ -247,10 +263,10 @@ class Packing:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some of a packing's tokens, the only ones that attention is asked about; they see all of their sequence.
+    """Tokens of a packing whose attention output is needed. They attend to their whole sequence.
 
     Attributes:
-        tokens: int64 [number], rising; on the CPU.
+        tokens: int64 [number], in rising order, on the CPU.
     """
 
     packing: Packing
@@ -259,23 +275,26 @@ class Chosen:
 
     @property
     def number(self) -> int:
-        """Of the tokens."""
+        """Number of chosen tokens."""
         return len(self.tokens)
 
     @cached_property
     def rows(self) -> Tensor:
-        """int64 [T']: the tokens, and behind them the first token until their number is a multiple of `ROUND_TOKENS`."""
+        """int64 [T']: the tokens, followed by token 0 until their number is a multiple of `ROUND_TOKENS`."""
         return functional.pad(self.tokens, (0, -len(self.tokens) % ROUND_TOKENS))
 
     @cached_property
     def _layout(self) -> tuple[list[Group], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Groups, as the packing's but with the chosen positions only; int64 [number] each: a token's group, its sequence within
-        that, and its position among the sequence's chosen ones."""
+        """Groups and, int64 [number] each, every token's group, its sequence's index in the group and its position
+        among the sequence's chosen tokens.
+
+        The groups are the packing's, with the chosen positions only.
+        """
         tokens, packing = self.tokens.numpy(), self.packing
         slots = packing.slot_of_token[tokens]
         group = np.searchsorted([group.start for group in packing.groups], slots, side="right") - 1
         sequence = packing.sequence_of_token.numpy()[tokens]
-        position = np.arange(len(tokens)) - np.searchsorted(sequence, sequence)
+        position = np.arange(len(tokens)) - np.searchsorted(sequence, sequence)  # tokens are sorted by sequence
         groups: list[Group] = []
         member = np.empty_like(tokens)
         start = 0
@@ -289,16 +308,16 @@ class Chosen:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The blocks of attention's queries, one for each of the packing's groups."""
+        """Blocks of attention's queries, one for each of the packing's groups."""
         return self._layout[0]
 
     @property
     def slots(self) -> int:
-        """As a packing's."""
+        """Number of (sequence, position) slots in all blocks, padding included."""
         return sum(group.sequences * group.length for group in self.groups)
 
     def places(self, heads: int) -> Tensor:
-        """int64 [T', heads], as a packing's."""
+        """Return int64 [T', heads]: each vector's place, as in `Packing.places`."""
         if heads not in self._places:
             groups, group, member, position = self._layout
             starts = np.array([each.start for each in groups])[group]

@@ -1,4 +1,4 @@
-"""Every operation by torch alone, on any device: what other backends must equal, and what they fall back on."""
+"""Every operation in plain torch, on any device: the reference that other backends must match and fall back on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Reference:
-    """The interface of all backends, computed by torch's operations."""
+    """Interface of all backends, implemented with torch's operations."""
 
     name = "reference"
 
@@ -40,21 +40,23 @@ class Reference:
         window: int | None,
         traced: bool = False,
     ) -> Tensor:
-        """Attention over sequences of one length.
+        """Compute attention over sequences of one length.
 
         Args:
-            query: [batch, heads, length, head width]; key and value may have fewer heads (grouped queries).
-            mask: boolean, True where attention is allowed, or added to the scores; broadcastable to [batch, heads, length, length].
-            causal: hide later positions, where there is no mask.
-            window: positions at this distance or more are hidden, where there is no mask.
-            traced: torch.compile reads this call, so that it must consist of torch's operations.
+            query: [batch, heads, length, head dimension]; key and value may have fewer heads (grouped queries).
+            mask: boolean (True where attention is allowed) or added to the scores; broadcastable to [batch, heads,
+                length, length].
+            causal: hide later positions, if there is no mask.
+            window: hide positions at this distance or more, if there is no mask.
+            traced: torch.compile traces this call, so it must consist of torch's operations.
 
         Returns:
-            [batch, length, heads, head width].
+            [batch, length, heads, head dimension].
         """
         if window is not None and window < query.shape[2] and mask is None:
             mask = near(query.shape[2], causal, window, query.device)
         attended = functional.scaled_dot_product_attention(
+            # torch takes a mask or `is_causal`, not both.
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
@@ -72,14 +74,14 @@ class Reference:
         dropout: float = 0.0,
         window: int | None = None,
     ) -> Tensor:
-        """Attention within each sequence of a packed row, here one sequence after the other.
+        """Compute attention within each sequence of a packed row, here one sequence after the other.
 
         Args:
-            query: [1, heads, T, head width]; key and value [1, key-value heads, T, head width].
-            window: positions at this distance or more are hidden.
+            query: [1, heads, T, head dimension]; key and value [1, key-value heads, T, head dimension].
+            window: hide positions at this distance or more.
 
         Returns:
-            [1, T, heads, head width]; what stands at padding is unspecified but finite, and must not enter a loss.
+            [1, T, heads, head dimension]. Values at padding are unspecified but finite, and must not enter a loss.
         """
         pieces = []
         for start, length in zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True):
@@ -96,7 +98,14 @@ class Reference:
     def attention_of_one(
         query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, dropout: float, window: int | None
     ) -> Tensor:
-        """[1, length, heads, head width] of one sequence, [1, heads, length, head width] each."""
+        """Compute attention of one sequence.
+
+        Args:
+            query, key, value: [1, heads, length, head dimension] each.
+
+        Returns:
+            [1, length, heads, head dimension].
+        """
         length = query.shape[2]
         seen = near(length, causal, window, query.device) if window is not None and window < length else None
         return functional.scaled_dot_product_attention(
@@ -105,11 +114,11 @@ class Reference:
         ).transpose(1, 2)  # fmt: skip
 
     def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
-        """Whether `blocks` computes this transformers base model faster than its own forward.
+        """Return whether `blocks` computes this transformers base model faster than the model's own forward.
 
         Args:
-            longest: tokens of the longest sequence.
-            dtype: the type of products; None for any.
+            longest: length of the longest sequence, in tokens.
+            dtype: dtype of the matrix products; None for the weights'.
         """
         return False
 
@@ -122,22 +131,24 @@ class Reference:
         causal: bool,
         chosen: Chosen | None = None,
     ) -> Tensor:
-        """Final hidden states [T, hidden] of a model that this backend `fuses`, in the type of its weights.
+        """Compute final hidden states [T, hidden] of a model that this backend `fuses`, in its weights' dtype.
 
         Args:
             input_ids: int64 [1, T].
-            chosen: tokens of the packing, whose states alone are returned, [chosen.number, hidden]; not if causal.
+            chosen: return the states of these tokens only, [chosen.number, hidden]; not for causal attention.
         """
         raise NotImplementedError(f"{self.name} fuses no model")
 
     def losses(self, logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
-        """Sum of the rows' cross-entropies, fp32 at least.
+        """Return the sum of the rows' cross-entropies, in fp32 at least.
 
         Args:
-            logits: [rows, vocabulary + room]; the first `vocabulary` columns become the gradient of the sum with respect to them.
+            logits: [rows, vocabulary + room]; the first `vocabulary` columns are overwritten with the sum's gradient
+                with respect to them.
             labels: int64 [rows].
         """
         logits, label = logits[:, :vocabulary], labels.unsqueeze(1)
+        # In fp32 `values` are the logits themselves, which is why `chosen` is read before they are overwritten.
         values = logits.to(torch.promote_types(logits.dtype, torch.float32))
         chosen = values.gather(1, label)
         largest = values.amax(1, keepdim=True)
@@ -149,8 +160,8 @@ class Reference:
         return (normaliser.log() + largest - chosen).sum()
 
     def add_weight_gradient(self, left: Tensor, right: Tensor, out: Tensor, *, first: bool) -> None:
-        """out += left' right for [T, outputs] and [T, inputs]; the `first` takes the place of what is there."""
-        # Products of bfloat16 want their first factor untransposed, at twice the speed, so the narrow one is transposed.
+        """Add left' right to `out`, for [T, outputs] and [T, inputs]; the `first` product overwrites `out` instead."""
+        # bfloat16 products run twice as fast with an untransposed first factor, so the narrower matrix is transposed.
         turned = left.shape[1] > right.shape[1]
         part = (right.t().contiguous() @ left).t() if turned else left.t().contiguous() @ right
         if first:
@@ -161,22 +172,24 @@ class Reference:
     def adamw(
         self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: Settings, steps: int
     ) -> Optimizer:
-        """AdamW for fine-tuning.
+        """Return AdamW for fine-tuning.
 
         Args:
-            parameters: all that are trained.
+            parameters: all trained parameters.
             embedding: the module that looks up token ids; its weight is one of the parameters.
-            steps: how many there will be.
+            steps: number of steps that will be taken.
         """
         return TorchAdamW(parameters, settings)
 
     def shared_memory(self) -> Host | None:
-        """Memory that all workers of the process group can write, which takes the place of messages; None (on each) where there is
-        none. Collective."""
+        """Return memory that all workers of the process group can write, used in place of messages; collective.
+
+        The result is None on every worker if there is no such memory.
+        """
         return None
 
     def pretraining_adamw(self, parameters: Iterable[nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
-        """torch's AdamW; where there is `shared_memory`, one that can `divide` its state over it."""
+        """Return torch's AdamW; with `shared_memory`, one that can `divide` its state among the workers."""
         return torch.optim.AdamW(parameters, **settings)
 
     def prepare(
@@ -185,37 +198,37 @@ class Reference:
         announce: Callable[[str], None],
         compute: Callable[[Iterable[ModelShape]], None],
     ) -> None:
-        """Compile what models of these shapes need, before any clock starts; nothing by default.
+        """Compile what models of these shapes need, before any clock starts; by default, do nothing.
 
         Args:
-            announce: gets a line for the person who waits.
-            compute: runs a small model of each shape in this process; run as a program, its module does the same in a process of
-                its own, given the shapes as JSON.
+            announce: receives progress messages for the user, a line each.
+            compute: runs a small model of each shape in this process. Run as a program with the shapes as JSON, its
+                module does the same in a process of its own.
         """
 
     def matrix_shapes(self) -> Sequence[tuple[int, int, int]]:
-        """Rows, inner and outer width of products that are large enough to reach the device's peak."""
+        """Return rows, inner and outer width of products that are large enough to reach the device's peak."""
         return (1024, 1024, 1024), (2048, 2048, 2048)
 
     def synchronize(self) -> None:
-        """Wait until the device has computed all that it was given."""
+        """Wait until the device has finished all work that was submitted to it."""
 
     def peak_memory(self) -> int:
-        """Most bytes that this process has held so far, of the device's memory."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        """Return the most bytes of the device's memory that this process has held so far."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
     def title(self) -> str:
-        """The device's name."""
+        """Return the device's name."""
         return processor()
 
     def random_state(self) -> list[Tensor]:
-        """The state of torch's global streams, which dropout draws from."""
+        """Return the states of torch's global random generators, which dropout draws from."""
         return [torch.get_rng_state()]
 
     def set_random_state(self, state: Sequence[Tensor]) -> None:
-        """The inverse of `random_state`."""
+        """Restore the states that `random_state` returned."""
         torch.set_rng_state(state[0])
 
     def fork_rng(self) -> AbstractContextManager[None]:
-        """A context after which the streams are as before it."""
+        """Return a context that restores the random generators at its end."""
         return torch.random.fork_rng(devices=[])

@@ -1,1 +1,1 @@
-"""Sizes, building, attention mode, Hugging Face export."""
+"""Transformers models: named sizes, building, attention, loading, and export to Hugging Face folders."""

@@ -1,8 +1,8 @@
-"""What differs between architectures: the class that holds the weights, a fresh configuration, and the same weights as a decoder.
+"""Differences between architectures: class of the weights, fresh configuration, and the same weights as a decoder.
 
-Everywhere else a model is what transformers calls a masked language model, or for Qwen a causal one that is told not to be: a base
-model (`.base_model`), an LM head (`get_output_embeddings`), and for ModernBERT and BERT a dense layer with a norm between the two
-(`before_head`).
+Everywhere else a model is what transformers calls a masked language model (for Qwen, a causal one with `is_causal`
+false): a base model (`.base_model`), an LM head (`get_output_embeddings`) and, for ModernBERT and BERT, a dense layer
+with a norm between the two (`before_head`).
 """
 
 from __future__ import annotations
@@ -39,32 +39,33 @@ FIELDS = (
     "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "attention_bias",
     "attention_dropout", "mlp_bias",
 )  # fmt: skip
+"""Configuration fields that an encoder and its decoder share, both in EuroBERT and in ModernBERT."""
 LLAMA_FIELDS = ("num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act")
-"""What EuroBERT's configuration has in common with Llama's beyond `FIELDS`, by the same names."""
+"""Fields that EuroBERT's configuration shares with Llama's beyond `FIELDS`, by the same names."""
 MODERNBERT_FIELDS = (
     "hidden_activation", "norm_eps", "norm_bias", "embedding_dropout", "mlp_dropout", "decoder_bias", "classifier_bias",
     "classifier_activation", "initializer_cutoff_factor", "local_attention", "layer_types", "cls_token_id", "sep_token_id",
 )  # fmt: skip
-"""Likewise ModernBERT's with its decoder's."""
+"""Fields that ModernBERT's configuration shares with its decoder's beyond `FIELDS`."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One family of models; the key in `ARCHITECTURES` is transformers' `model_type` of the encoder."""
+    """A family of models; the key in `ARCHITECTURES` is the encoder's `model_type` in transformers."""
 
     model: type[PreTrainedModel]
     decoder_config: Callable[[PreTrainedConfig], PreTrainedConfig]
-    """The configuration under which the weights are a causal decoder."""
+    """Function that returns the configuration under which the weights are a causal decoder."""
     decoder_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
-    """The decoder's weights by its names for them; None where they are the encoder's."""
+    """Function that returns the decoder's weights under its names for them; None if they are the encoder's."""
     isolates: bool = False
-    """Whether its forward takes `position_ids` and hands `packing` on to attention, so that documents in a block can be kept apart."""
+    """The forward takes `position_ids` and passes `packing` to attention, so that documents can be kept apart."""
     dense: Callable[[PreTrainedModel, Tensor], Tensor] | None = None
-    """What the LM head gets from final hidden states [positions, hidden]; None where it gets them as they are."""
+    """Function from final hidden states [positions, hidden] to the LM head's input; None if they are the same."""
 
 
 def _eurobert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> EuroBertConfig:
-    """RMSNorm eps 1e-5, SwiGLU, RoPE base 10,000, no bias, untied embeddings."""
+    """Return EuroBERT's configuration: RMSNorm eps 1e-5, SwiGLU, RoPE base 10,000, no bias, untied embeddings."""
     return EuroBertConfig(
         vocab_size=len(tokenizer),
         hidden_size=size.hidden,
@@ -90,8 +91,11 @@ def _llama(config: PreTrainedConfig) -> LlamaConfig:
 
 
 def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> ModernBertConfig:
-    """LayerNorm eps 1e-5, GLU with GELU, tied embeddings, no bias but the LM head's (ModernBERT, arXiv 2412.13663, section 2.1),
-    RoPE base 10,000 in every layer (Ettin's pretraining phase)."""
+    """Return ModernBERT's configuration.
+
+    LayerNorm eps 1e-5, GLU with GELU, tied embeddings, no bias but the LM head's (ModernBERT, arXiv 2412.13663, section
+    2.1), RoPE base 10,000 in every layer (Ettin's pretraining phase).
+    """
     rope = {"rope_type": "default", "rope_theta": 10_000.0}
     return ModernBertConfig(
         vocab_size=len(tokenizer),
@@ -103,6 +107,7 @@ def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> 
         norm_eps=1e-5,
         rope_parameters={"full_attention": dict(rope), "sliding_attention": dict(rope)},
         layer_types=["sliding_attention" if layer % GLOBAL_EVERY else "full_attention" for layer in range(size.layers)],
+        # transformers counts both sides of the window together.
         local_attention=2 * (size.window or length),
         initializer_range=size.initial_deviation,
         decoder_bias=True,
@@ -127,7 +132,7 @@ def _causal(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _is_decoder(name: str) -> Callable[[PreTrainedConfig], PreTrainedConfig]:
-    """BERT's configuration with causal attention, for the class of this name."""
+    """Return a function that makes BERT's configuration causal, for the class of this name."""
 
     def decoder(config: PreTrainedConfig) -> PreTrainedConfig:
         config = copy.deepcopy(config)
@@ -138,25 +143,26 @@ def _is_decoder(name: str) -> Callable[[PreTrainedConfig], PreTrainedConfig]:
 
 
 def _roberta_dense(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """The first half of transformers' RobertaLMHead, whose second is the LM head."""
+    """Compute the first half of transformers' RobertaLMHead; its second half is the LM head."""
     head = model.lm_head
     normed: Tensor = head.layer_norm(functional.gelu(head.dense(hidden)))
     return normed
 
 
 def shared(config: PreTrainedConfig, fields: tuple[str, ...]) -> dict[str, Any]:
-    """The values of what every configuration has, and of `fields`, for an encoder's decoder and the reverse."""
+    """Return the values of `FIELDS` and of `fields`, to convert an encoder's configuration to its decoder's or back."""
     values = {name: getattr(config, name) for name in (*FIELDS, *fields)}
     return values | {"rope_parameters": copy.deepcopy(config.rope_parameters), "dtype": "float32"}
 
 
 def _split(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """ModernBERT's weights under the decoder's names: the fused projection `Wqkv` in three, `head` as `lm_head`."""
+    """Return ModernBERT's weights under the decoder's names: `Wqkv` as three projections, `head` as `lm_head`."""
     parted: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         fused = re.fullmatch(r"(model\.layers\.\d+\.attn\.)Wqkv(\.\w+)", name)
         if fused is not None:
             for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+                # Copies, because safetensors refuses to save tensors that share memory.
                 parted[f"{fused[1]}{letter}_proj{fused[2]}"] = part.clone()
         else:
             parted[re.sub(r"^head\.", "lm_head.", name)] = tensor
@@ -172,11 +178,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         isolates=True,
         dense=lambda model, hidden: model.head(hidden),
     ),
-    # Only to continue from: transformers has no masked language model of theirs, but their own class attends in both directions
-    # where the configuration says that it is not causal.
+    # Only to continue from: transformers has no masked language model for Qwen, but its causal class attends in both
+    # directions if the configuration says that it is not causal.
     "qwen2": Architecture(Qwen2ForCausalLM, _causal, isolates=True),
     "qwen3": Architecture(Qwen3ForCausalLM, _causal, isolates=True),
-    # Likewise: learned positions, token types that are all 0, a norm behind each layer.
+    # Also only to continue from: learned positions, token types that are all 0, a norm after each layer.
     "bert": Architecture(
         BertForMaskedLM,
         _is_decoder("BertLMHeadModel"),
@@ -187,40 +193,41 @@ ARCHITECTURES: dict[str, Architecture] = {
 DROPOUTS = (
     "attention_dropout", "attention_probs_dropout_prob", "embedding_dropout", "hidden_dropout_prob", "mlp_dropout",
 )  # fmt: skip
-"""By the names of any architecture's configuration; pretraining has none, so that a step depends on nothing but its batch."""
+"""Dropout fields of any architecture's configuration. Pretraining has no dropout, so that a step depends on nothing but
+its batch."""
 FRESH: dict[str, Callable[[Size, PreTrainedTokenizerFast, int], PreTrainedConfig]] = {
     "eurobert": _eurobert,
     "modernbert": _modernbert,
 }
-"""A size's configuration for a tokenizer and a longest sequence in tokens."""
+"""Functions that return a size's configuration, for a tokenizer and a longest sequence in tokens."""
 
 
 def first_position(config: PreTrainedConfig) -> int:
-    """The number of a sequence's first position: RoBERTa's come behind that of padding, the others' begin at 0."""
+    """Return the number of a sequence's first position: 0, but RoBERTa's follows the padding position."""
     return config.pad_token_id + 1 if config.model_type == "roberta" else 0
 
 
 def before_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """What the LM head gets, [positions, hidden], from final hidden states of the same shape."""
+    """Return the LM head's input, [positions, hidden], for final hidden states of the same shape."""
     dense = ARCHITECTURES[model.config.model_type].dense
     return hidden if dense is None else dense(model, hidden)
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
-    """The layers of a base model."""
+    """Return the layers of a base model."""
     layers: nn.ModuleList = model.layers if hasattr(model, "layers") else model.encoder.layer
     return layers
 
 
 def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **more: Any) -> Tensor:
-    """Final hidden states [batch, length, hidden] of a base model in either direction.
+    """Compute final hidden states [batch, length, hidden] of a base model in either direction.
 
     Args:
-        model: selected by `mlmclm.models.attention.use_attention`, which alone decides what a token sees.
-        more: for the model's forward.
+        model: prepared with `mlmclm.models.attention.use_attention`, which alone decides what a token sees.
+        more: arguments of the model's forward.
     """
     if hasattr(model.config, "layer_types"):
-        # A mask for each kind of layer is taken as it is; none is built.
+        # transformers uses a dict with a mask for each kind of layer as it is, and builds no mask of its own.
         more["attention_mask"] = {"full_attention": None, "sliding_attention": None}
     first = first_position(model.config)
     if first and more.get("position_ids") is not None:
@@ -230,28 +237,29 @@ def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **m
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights by Hugging Face name; tied matrices are there once, under the embedding's name."""
+    """Return the weights by Hugging Face name; a tied matrix is there once, under the embedding's name."""
     return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
 
 
 def load_weights(
     model: PreTrainedModel, weights: Mapping[str, Tensor], then: Callable[[nn.Parameter], None] | None = None
 ) -> None:
-    """Takes up what `weights_of` gave, one weight after the other; a parameter that has a shape alone (`build.hollow`) becomes
-    real, on the CPU.
+    """Load what `weights_of` returned, one weight after the other.
+
+    A parameter without memory (`build.hollow`) becomes real, on the CPU.
 
     Args:
-        then: called with each parameter when it has its weight.
+        then: called with each parameter once it has its weight.
 
     Raises:
-        ValueError: other names than the model's.
+        ValueError: the names are not the model's.
     """
     others = {name for name, _ in model.named_parameters()} ^ set(weights)
     if others:
         raise ValueError(f"these weights are another model's: {', '.join(sorted(others)[:5])}")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
-            # In place, since a tied matrix is one parameter under several modules.
+            # In place, because a tied matrix is one parameter of several modules.
             real = torch.empty_like(parameter, device="cpu")
             torch.utils.swap_tensors(parameter, nn.Parameter(real, parameter.requires_grad))  # type: ignore[no-untyped-call]
         with torch.no_grad():

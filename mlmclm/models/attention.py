@@ -1,4 +1,4 @@
-"""Attention for models of transformers: one set of weights, bidirectional or causal, chosen at each call.
+"""Attention for transformers models: one set of weights, bidirectional or causal, chosen at each call.
 
 Importing this module registers the implementation `mlmclm`; `use_attention(model)` selects it. The model's forward then
 takes `is_causal=True` (a decoder) or False (an encoder) and passes it down to every layer.
@@ -22,11 +22,11 @@ COMPILED = "mlmclm-compiled"
 
 
 def use_attention(model: nn.Module, *, compiled: bool = False) -> None:
-    """Selects this module's attention in a transformers model.
+    """Select this module's attention in a transformers model.
 
     Args:
-        compiled: for layers under torch.compile. Attention over packed sequences stays outside of what is compiled, since its
-            shapes are never the same twice.
+        compiled: for layers under torch.compile. Attention over packed sequences stays outside the compiled code,
+            because its shapes are never the same twice.
     """
     if compiled:
         _register(COMPILED, partial(attention_forward, traced=True))
@@ -35,6 +35,7 @@ def use_attention(model: nn.Module, *, compiled: bool = False) -> None:
 
 def _register(name: str, forward: Callable[..., tuple[Tensor, None]]) -> None:
     AttentionInterface.register(name, forward)
+    # Without a mask function of this name transformers would drop every mask.
     AttentionMaskInterface.register(name, AttentionMaskInterface._global_mapping["sdpa"])
 
 
@@ -52,19 +53,19 @@ def attention_forward(
     traced: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention, the signature that transformers calls.
+    """Compute scaled dot-product attention, with the signature that transformers calls.
 
     Args:
-        query: [batch, heads, length, head width]; key and value may have fewer heads (grouped queries).
+        query: [batch, heads, length, head dimension]; key and value may have fewer heads (grouped queries).
         attention_mask: None, or what `sdpa` would get (boolean, True where attention is allowed, broadcastable to
             [batch, heads, length, length]).
-        is_causal: True hides later positions; None or False hides nothing beyond `attention_mask`.
-        sliding_window: positions at this distance or more are hidden, unless `attention_mask` says what is.
-        packing: where the sequences of a concatenated batch lie; attention is within each, whatever `attention_mask`.
-        traced: torch.compile reads this call.
+        is_causal: True hides later positions; None or False hides only what `attention_mask` does.
+        sliding_window: hide positions at this distance or more, if there is no `attention_mask`.
+        packing: layout of a concatenated batch; attention stays within each sequence, and `attention_mask` is ignored.
+        traced: torch.compile traces this call.
 
     Returns:
-        [batch, length, heads, head width], and None in place of attention weights.
+        [batch, length, heads, head dimension], and None in place of attention weights.
     """
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     causal = bool(is_causal)
@@ -90,11 +91,11 @@ def attention_forward(
 
 
 def _window(module: nn.Module, sliding_window: int | None, causal: bool) -> int | None:
-    """The smallest distance that is hidden, from what a layer's class gives for its own direction.
+    """Return the smallest hidden distance, given the one that a layer's class sets for its own direction.
 
-    With `local_attention` L transformers' ModernBertModel sees L / 2 tokens to each side (`sliding_window` is L / 2 + 1), its
-    ModernBertDecoderModel, which counts the token itself, L / 2 - 1 to the left (L / 2). Weights that can be either's are run as
-    the class of the direction that is asked for, whichever class holds them.
+    With `local_attention` L, transformers' ModernBertModel sees L / 2 tokens to each side (`sliding_window` is L / 2 +
+    1). Its ModernBertDecoderModel counts the token itself and sees L / 2 - 1 to the left (`sliding_window` is L / 2).
+    Weights can belong to either class. They run as the class of the requested direction, whichever class holds them.
     """
     if sliding_window is None:
         return None

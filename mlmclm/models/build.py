@@ -1,4 +1,4 @@
-"""A model of a named size, freshly initialised, and its weights as one loss at the labelled positions."""
+"""Freshly initialised models of named sizes, and a model's loss at the labelled positions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from mlmclm.models.encoder import encode
 from mlmclm.models.sizes import SIZES
 
 ALIGNMENT = 8
-"""Hidden units that a bias adds, all but one of them 0: matrix products of bf16 want a multiple of this."""
+"""Hidden units added for a bias, all but one of them 0: bf16 matrix products want a multiple of this."""
 MOST_CHOSEN = 0.75
-"""Up to this share of labelled tokens the last layer is computed for them alone; choosing them has a price too."""
+"""Largest share of labelled tokens for which the last layer computes them alone; selecting them has a price too."""
 
 
 def load_prepared_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """A prepared tokenizer folder (tokenizer.json); pad, bos, eos and mask tokens are set."""
+    """Load a prepared tokenizer folder (tokenizer.json); pad, bos, eos and mask tokens are set."""
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
 
 
 def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> PreTrainedConfig:
-    """The configuration for a size of `SIZES`, of its architecture.
+    """Return the configuration of a size of `SIZES`, for its architecture.
 
     Args:
         length: longest sequence, in tokens.
@@ -41,15 +41,16 @@ def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> 
 
 
 def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """The model with normal weights (`Size.initial_deviation`) that are a function of the configuration and the seed; fp32, on the CPU.
+    """Build the model in fp32 on the CPU, with weights that depend on the configuration and the seed only.
 
-    transformers sets the pad token's row of the embedding to 0. Where EOS is also the pad token, as in Llama 3's tokenizer, it is drawn
-    like any other: it separates documents.
+    Weights are normal (`Size.initial_deviation`). transformers sets the pad token's row of the embedding to 0. If EOS
+    is also the pad token, as in Llama 3's tokenizer, the row is drawn like any other, because EOS separates documents.
     """
     padding = config.pad_token_id
     drawn = copy.deepcopy(config)
     if padding is not None and padding == config.eos_token_id:
         drawn.pad_token_id = None
+    # Building a model must not advance the global random generator.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ARCHITECTURES[config.model_type].model(drawn)
@@ -58,7 +59,7 @@ def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 
 def hollow(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model without weights: parameters have a shape alone (torch's `meta` device) until `load_weights`; buffers are real."""
+    """Build the model without weights: parameters are on the `meta` device until `load_weights`; buffers are real."""
     register = nn.Module.register_parameter
 
     def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -66,6 +67,7 @@ def hollow(config: PreTrainedConfig) -> PreTrainedModel:
             parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         register(module, name, parameter)
 
+    # A default device of `meta` would make buffers hollow too, such as the frequencies of the rotary embedding.
     nn.Module.register_parameter = register_shape  # type: ignore[method-assign,assignment]
     try:
         with torch.random.fork_rng(devices=[]):
@@ -75,14 +77,14 @@ def hollow(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 class BiasedHead(LabelledCrossEntropyHead):
-    """An LM head with a bias, which is the weight of one more hidden unit that is always 1."""
+    """An LM head with a bias, computed as the weight of one more hidden unit that is always 1."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
         super().__init__(weight)
         self.bias = bias
 
     def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool, count: bool = False) -> Tensor:
-        """As without a bias."""
+        """Compute the loss of `LabelledCrossEntropyHead.forward`, with the bias."""
         one = hidden.new_tensor([1.0] + [0.0] * (ALIGNMENT - 1)).expand(len(hidden), -1)
         columns = functional.pad(self.bias.unsqueeze(1), (0, ALIGNMENT - 1))  # [vocabulary, ALIGNMENT]
         wider = torch.cat((hidden, one), 1), torch.cat((self.weight, columns), 1)
@@ -90,7 +92,7 @@ class BiasedHead(LabelledCrossEntropyHead):
 
 
 class PretrainingModel(nn.Module):
-    """A model's loss as a sum over labelled positions; logits exist at those positions only, a chunk at a time.
+    """A model with its loss, a sum over labelled positions; logits exist at those positions only, a chunk at a time.
 
     The weights keep the names of the Hugging Face model (`weights_of(.model)`).
     """
@@ -103,15 +105,15 @@ class PretrainingModel(nn.Module):
         activation_checkpointing: bool = False,
         compiled: bool = False,
     ) -> None:
-        """Takes over `model`.
+        """Take over `model`.
 
         Args:
-            activation_checkpointing: keep each layer's input only, and compute the layer again in the backward pass.
+            activation_checkpointing: keep only each layer's input, and compute the layer again in the backward pass.
             compiled: run each layer through torch.compile, in place of the backend's blocks.
         """
         super().__init__()
         use_attention(model, compiled=compiled)
-        # No batch has padding, and the pad token may be EOS, whose row would have no gradient.
+        # No batch has padding, and the pad token may be EOS, whose row would get no gradient.
         model.get_input_embeddings().padding_idx = None
         linear = model.get_output_embeddings()
         head = (
@@ -122,7 +124,7 @@ class PretrainingModel(nn.Module):
         self.bf16 = precision == "bf16-autocast"
         self.compiled = compiled
         self.fused = not compiled and not activation_checkpointing
-        """Whether the backend may compute whole blocks at once."""
+        """The backend may compute whole blocks at once."""
         if compiled:
             compile_layers(layers_of(model.base_model), again=activation_checkpointing)
         elif activation_checkpointing:
@@ -131,17 +133,18 @@ class PretrainingModel(nn.Module):
     def forward(
         self, input_ids: Tensor, labels: Tensor, causal: bool, packing: Packing | None = None, count: bool = False
     ) -> Tensor:
-        """Sum of -ln p(label) in nats over the positions whose label isn't -100, an fp32 scalar.
+        """Return the sum of -ln p(label) in nats over the positions whose label isn't -100, an fp32 scalar.
 
         Args:
             input_ids: int64 [sequences, length].
             labels: int64 [sequences, length], aligned with the position whose output predicts them.
-            causal: whether a position sees earlier ones only.
-            packing: where documents lie in the concatenated sequences (a `Packing.of`): attention stays within each, and
-                positions start anew. By default a sequence is one document.
-            count: give fp64 [2], that sum and the number of these positions whose most probable token is the label; has no
-                gradient.
+            causal: hide later positions.
+            packing: layout of the documents in the concatenated sequences (a `Packing.of`): attention stays within
+                each, and positions start anew. By default a sequence is one document.
+            count: return fp64 [2] without a gradient: that sum, and the number of these positions whose most probable
+                token is the label.
         """
+        # From here on only labelled positions are computed; in MLM they are a minority.
         where = (labels.flatten() != -100).nonzero().flatten()
         with autocast(input_ids.device, self.bf16):
             hidden = self._final_states(input_ids, where, causal, packing)  # [labelled, hidden]
@@ -151,20 +154,24 @@ class PretrainingModel(nn.Module):
         return summed
 
     def _final_states(self, input_ids: Tensor, where: Tensor, causal: bool, packing: Packing | None) -> Tensor:
-        """[labelled, hidden], at these places of the concatenated sequences, int64 [labelled]."""
+        """Compute the final hidden states [labelled, hidden] at `where`, int64 [labelled], in the concatenated
+        sequences."""
         longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
         kind = torch.bfloat16 if self.bf16 else self.model.dtype
         backend = backend_of(input_ids.device)
         fused = self.fused and backend.fuses(self.model.base_model, longest, kind)
+        # Equally long sequences need no packing in the model's own forward.
         if packing is None and not fused:
             return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)[where]
         packing = packing or Packing.uniform(*input_ids.shape)
         row = functional.pad(input_ids.reshape(1, -1), (0, packing.padded_tokens - packing.tokens))
+        # The last layer's queries are needed at labelled positions only. Selecting them saves most where few are
+        # labelled.
         if fused and not causal and 0 < len(where) <= MOST_CHOSEN * packing.tokens:
             return backend.blocks(self.model.base_model, row, packing, causal=causal, chosen=Chosen(packing, where))
         return encode(self.model.base_model, row, packing, causal=causal, fused=fused)[where]
 
     def _before_head(self, hidden: Tensor) -> Tensor:
-        """What the LM head gets, from final hidden states [positions, hidden]."""
+        """Compute the LM head's input from final hidden states [positions, hidden]."""
         with autocast(hidden.device, self.bf16):
             return before_head(self.model, hidden)

@@ -1,5 +1,7 @@
-"""torch.compile for the layers of a transformers model, one by one: all layers of a kind share what is compiled, and what hangs on
-modules (ZeRO's hooks, which gather and give back weights) stays outside of it.
+"""torch.compile for the layers of a transformers model, one by one.
+
+All layers of a kind share the compiled code, and hooks on modules (ZeRO's, which gather and release weights) stay
+outside it.
 """
 
 from __future__ import annotations
@@ -15,18 +17,19 @@ from mlmclm.errors import UserError
 
 
 def compile_layers(layers: Iterable[nn.Module], *, again: bool) -> None:
-    """Has each layer's forward compiled when it is first called with inputs of a new kind.
+    """Compile each layer's forward when it is first called with inputs of a new kind.
 
     Args:
-        again: keep a layer's input only, and compute the layer again in the backward pass (activation checkpointing).
+        again: keep only a layer's input, and compute the layer again in the backward pass (activation checkpointing).
     """
     for layer in layers:
+        # The forward method, not the module: a module's hooks are not compiled then.
         compute = torch.compile(layer.forward)
         layer.forward = partial(checkpoint, compute, use_reentrant=False) if again else compute
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compiles a small function for the device, so that a compiler that is missing is missed before anything is trained.
+    """Compile a small function for the device, so that a missing compiler is noticed before training starts.
 
     Raises:
         UserError: torch.compile does not work on this machine.

@@ -1,7 +1,7 @@
-"""Cross-entropy of a linear layer's outputs at labelled positions, in chunks, with its gradient computed on the way forward.
+"""Cross-entropy of a linear layer's outputs at labelled positions, in chunks; its gradient comes with the forward pass.
 
-The whole [positions, vocabulary] matrix never exists, and each chunk's logits are visited once: the softmax that the loss needs
-is the gradient that the backward pass needs. One buffer holds the logits of every chunk in turn.
+The whole [positions, vocabulary] matrix never exists. Each chunk's logits are visited once, because the softmax that
+the loss needs is also what the gradient is made of. One buffer holds the logits of every chunk in turn.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from mlmclm.backends.choice import backend_of
 CHUNK = 1024
 """Positions whose logits exist at once."""
 ROUND = 64
-"""A chunk's rows are rounded up to a multiple of this: on the CPU each new shape costs milliseconds of code generation."""
+"""A chunk's rows are rounded up to a multiple of this: on the CPU a new shape costs milliseconds of code generation."""
 APART = 96
-"""Unused entries at the end of a row of logits: rows a large power of two apart would share few lines of the cache (measured
-at 32,768 logits: 75 ms in place of 50 for a chunk's part of the weight's gradient)."""
+"""Unused entries at the end of each row of logits. Rows a large power of two apart would compete for a few cache lines
+(measured at 32,768 logits: 75 ms instead of 50 for a chunk's part of the weight gradient)."""
 
 
 class LabelledCrossEntropyHead(nn.Module):
-    """The LM head: holds `weight` [vocabulary, hidden], and turns hidden states and labels into a summed loss."""
+    """The LM head: holds `weight` [vocabulary, hidden] and turns hidden states and labels into a summed loss."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
         self.weight = weight
 
     def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool, count: bool = False) -> Tensor:
-        """Sum of -ln softmax(hidden weight')[label], an fp32 scalar (fp64 for fp64 weights).
+        """Return the sum of -ln softmax(hidden weight')[label], an fp32 scalar (fp64 for fp64 weights).
 
         Args:
             hidden: [positions, hidden].
             labels: int64 [positions], none of them -100.
             bf16: multiply in bfloat16 (sums and softmax stay fp32).
-            count: give fp64 [2], that sum and the number of positions whose largest logit is the label's; has no gradient.
+            count: return fp64 [2] without a gradient: that sum, and the number of positions whose largest logit is the
+                label's.
         """
         return summed_cross_entropy(hidden, self.weight, labels, bf16=bf16, count=count)
 
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, bf16: bool, count: bool) -> Tensor:
-    """`LabelledCrossEntropyHead.forward` with a weight [vocabulary, hidden]."""
+    """Compute `LabelledCrossEntropyHead.forward` with a weight [vocabulary, hidden]."""
     hits = torch.zeros((), dtype=torch.int64, device=hidden.device) if count else None
+    # Decided here, because inside an autograd function gradients are always switched off.
     needed = torch.is_grad_enabled() and not count
     with torch.set_grad_enabled(needed):
         total: Tensor = _SummedCrossEntropy.apply(hidden, weight, labels, bf16, needed, hits)  # type: ignore[no-untyped-call]
@@ -61,11 +63,13 @@ class _SummedCrossEntropy(torch.autograd.Function):
         matrix = weight.to(kind)  # [vocabulary, hidden]
         size = min(CHUNK, -(-len(labels) // ROUND) * ROUND)
         whole = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)
-        # AMX multiplies rows of bf16 in steps of 32 entries: what lies behind a row's end is multiplied by 0, and must not be NaN.
+        # AMX multiplies bf16 rows in steps of 32 entries: those behind a row's end are multiplied by 0, and must not be
+        # NaN.
         whole[:, len(weight) :] = 0
         buffer = whole[:, : len(weight)]
         total = torch.zeros((), dtype=torch.promote_types(kind, torch.float32), device=hidden.device)
         grad_hidden, grad_weight = (torch.empty_like(hidden), torch.empty_like(weight)) if needed else (None, None)
+        # Without labels there is no chunk to initialise it.
         if grad_weight is not None and len(labels) == 0:
             grad_weight.zero_()
         for start in range(0, len(labels), CHUNK):
@@ -76,15 +80,18 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 rows = torch.cat((rows, rows.new_zeros(padding, rows.shape[1])))
             logits = buffer[: count + padding]
             torch.mm(rows, matrix.t(), out=logits)
+            # Count now: `losses` overwrites the logits with their gradient.
             if hits is not None:
                 hits += (logits[:count].argmax(1) == target).sum()
             total += backend.losses(whole[:count], len(weight), target)
             if grad_hidden is None or grad_weight is None:
                 continue
+            # Padding rows must add nothing to the weight's gradient.
             logits[count:] = 0
             grad_hidden[start : start + count] = (logits @ matrix)[:count]
             backend.add_weight_gradient(logits, rows, grad_weight, first=start == 0)
         if needed:
+            # Not saved by autograd: `backward` scales these in place and hands them over without a copy.
             ctx.grads = grad_hidden, grad_weight
         return total
 

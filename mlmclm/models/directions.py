@@ -1,4 +1,4 @@
-"""Whether a model of transformers can be run in either direction over packed sequences: tried out, on a few tokens."""
+"""Trial of a transformers model, on a few tokens: can it run in either direction over packed sequences?"""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
 
 KNOWN = frozenset({*ARCHITECTURES, "llama", "modernbert-decoder"})
-"""Model types that the tests hold against transformers, so that none of their models is tried out."""
+"""Model types that the tests compare with transformers, so none of their models is tried."""
 TOLERANCE = 1e-3
-"""Of the largest number, between two ways of computing the same in fp32."""
+"""Largest difference between two ways of computing the same in fp32, as a share of the largest number."""
 
 
 def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
-    """`use_attention`, where that decides what a token sees and changes nothing else.
+    """Apply `use_attention`, provided that it decides what a token sees and changes nothing else.
 
     Args:
         model: as transformers loaded it, in evaluation mode.
-        folder: for the message.
+        folder: named in the message.
 
     Raises:
-        UserError: it has no attention, or one that can't be replaced (a bias by distance, two directions in one model).
+        UserError: the model has no attention, or one that can't be replaced (a bias by distance, two directions in one
+            model).
     """
     if model.config.model_type in KNOWN:
         use_attention(model)
         return
     try:
         fault = _fault(model)
-    except Exception as error:  # whatever a model raises that is asked for what it can't do
+    except Exception as error:  # whatever a model raises when it is asked for the impossible
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if fault is not None:
         raise UserError(
@@ -49,7 +50,7 @@ def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
 
 @torch.no_grad()
 def _fault(model: PreTrainedModel) -> str | None:
-    """What is wrong with the model's states under this package's attention, if anything is."""
+    """Return what is wrong with the model's states under this package's attention; None if nothing."""
     if getattr(model.config, "attn_logit_softcapping", None):
         return "it caps the logits of its attention"
     first, second = np.array([5, 6, 7, 8]), np.array([9, 10, 11])
@@ -58,17 +59,20 @@ def _fault(model: PreTrainedModel) -> str | None:
     changed = np.array([*first[:-1], 12])
     either = []
     for causal in (False, True):
+        # A changed last token must change the states before it if and only if attention is bidirectional; it must never
+        # change the sequence beside it.
         states, others = _states(model, [first, second], causal), _states(model, [changed, second], causal)
         if torch.equal(states[0], others[0]) != causal:
             return "its tokens still see later ones" if causal else "its tokens see no later ones"
         if not torch.equal(states[4:], others[4:]) or not _near(states[4:], _states(model, [second], causal)):
             return "sequences side by side are not kept apart"
+        # The model's own forward has one direction only, so only that one can match.
         either.append(_near(states[:4], own))
     return None if any(either) else "in neither direction does it compute what transformers does"
 
 
 def _states(model: PreTrainedModel, sequences: Sequence[np.ndarray], causal: bool) -> Tensor:
-    """[tokens, hidden]."""
+    """Compute hidden states [tokens, hidden] of packed sequences."""
     packing = Packing.of([len(ids) for ids in sequences])
     return encode(model, pack_ids(sequences, packing), packing, causal=causal, fused=False)[: packing.tokens]
 

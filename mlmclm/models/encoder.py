@@ -1,4 +1,4 @@
-"""Running a transformers base model over packed sequences: token ids in, hidden states or one vector a sequence out."""
+"""Run a transformers base model over packed sequences: token ids in, hidden states or one vector per sequence out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlmclm.models.architectures import final_states
 
 
 def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing, padding: int = 0) -> Tensor:
-    """int64 [1, T]: the sequences' token ids end to end, then `padding`."""
+    """Return int64 [1, T]: the sequences' token ids end to end, then `padding`."""
     ids = np.full((1, packing.padded_tokens), padding, dtype=np.int64)
     np.concatenate(sequences, out=ids[0, : packing.tokens], casting="same_kind")
     return torch.from_numpy(ids).to(packing.device)
@@ -31,14 +31,14 @@ def encode(
     fused: bool = True,
     token_types: Tensor | None = None,
 ) -> Tensor:
-    """Final hidden states of a transformers base model (EuroBERT, Llama, Qwen, ModernBERT) over a packed batch.
+    """Compute final hidden states of a transformers base model (EuroBERT, Llama, Qwen, ModernBERT) over a packed batch.
 
     Args:
-        model: selected by `mlmclm.models.attention.use_attention`; its weights say nothing of the direction.
+        model: prepared with `mlmclm.models.attention.use_attention`; its weights don't determine the direction.
         input_ids: [1, T] of `pack_ids`.
         causal: hide later positions of the same sequence.
-        fused: compute in the backend's blocks, where it has some for the model.
-        token_types: [1, T] of `pack_ids`; not looked at where the model has no more than one type.
+        fused: compute in the backend's blocks, if it has them for the model.
+        token_types: [1, T] of `pack_ids`; ignored if the model has only one type.
 
     Returns:
         [T, hidden]; rows from `packing.tokens` on are padding.
@@ -52,7 +52,7 @@ def encode(
         input_ids,
         causal=causal,
         position_ids=packing.position_ids,
-        # A four-dimensional mask is passed on as it is, so that transformers builds none over the whole row.
+        # transformers passes on a four-dimensional mask as it is, and builds none over the whole row.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.device),
         packing=packing,
         **({"token_type_ids": token_types} if typed else {}),
@@ -61,7 +61,7 @@ def encode(
 
 
 def pool(hidden: Tensor, packing: Packing, how: str) -> Tensor:
-    """One vector a sequence, [S, hidden]: the `mean` of its tokens (in fp32 at least), its first (`bos`) or its `last`."""
+    """Return one vector per sequence, [S, hidden]: its first (`bos`), its `last`, or the `mean` (in fp32 at least)."""
     if how == "mean":
         wide = torch.promote_types(hidden.dtype, torch.float32)
         sums = hidden.new_zeros(len(packing.lengths), hidden.shape[-1], dtype=wide)

@@ -3,11 +3,12 @@
 One set of weights is exported as either:
 
     FOLDER/            AutoModel, AutoModelForMaskedLM: EuroBertForMaskedLM, ModernBertForMaskedLM
-                       (Qwen: AutoModelForCausalLM, with `is_causal` false); mlmclm.json, of use here only
+                       (Qwen: AutoModelForCausalLM, with `is_causal` false); mlmclm.json, which only mlmclm reads
     FOLDER/decoder/    AutoModelForCausalLM (after a CLM phase): LlamaForCausalLM, ModernBertDecoderForCausalLM, Qwen's
 
-A EuroBERT encoder and a Llama decoder have the same state-dict keys, so theirs is one file, hard-linked; ModernBERT's decoder has
-its query, key and value projections apart. Tokenizers add to a text what the model was trained with (`exported_tokenizer`).
+A EuroBERT encoder and a Llama decoder have the same state-dict keys, so they share one hard-linked file; ModernBERT's
+decoder has separate query, key and value projections. Tokenizers add to a text what the model was trained with
+(`exported_tokenizer`).
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ def export_folder(
     decoder: bool,
     context: int | None = None,
 ) -> None:
-    """Writes a model folder whole or not at all; one that is there stays as it is.
+    """Write a model folder, whole or not at all; an existing one stays as it is.
 
     Args:
         weights: fp32, by Hugging Face name (`architectures.weights_of`).
-        tokenizer: the corpus's, a prepared folder; `exported_tokenizer` says how the exported ones differ.
-        card: the README.md.
+        tokenizer: the corpus's prepared folder; `exported_tokenizer` says how the exported ones differ.
+        card: text of README.md.
         decoder: also write `decoder/`.
-        context: tokens of the longest sequence that the model was trained on; None for as many as it has positions.
+        context: length in tokens of the longest sequence that the model was trained on; None for as many as it has
+            positions.
     """
     if (target / "config.json").is_file():
         return
@@ -65,5 +67,6 @@ def export_folder(
         if context is not None:
             for part in (folder, *([folder / "decoder"] if decoder else [])):
                 add_notes(part, {CONTEXT: context})
+        # Checksums come last, over the finished files.
         for part in (folder, *([folder / "decoder"] if decoder else [])):
             note_written(part)

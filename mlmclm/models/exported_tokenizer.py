@@ -1,12 +1,12 @@
-"""The tokenizer of an exported folder: it puts around a text what stood around the texts that the model was trained on.
+"""Tokenizers of exported folders, which put around a text what stood around the texts that the model was trained on.
 
-- The encoder's ends a text with EOS, as fine-tuning does (`tasks/family.py`), and begins with the text.
-- The decoder's adds nothing: a prompt goes on, and a document of pretraining begins with nothing of its own. What stands before
-  it is the EOS of the document before, so EOS is also the decoder's BOS, which evaluations and `generate` take where a
-  prompt is empty.
+- The encoder's begins with the text and ends it with EOS, as fine-tuning does (`tasks/family.py`).
+- The decoder's adds nothing: a prompt goes on, and in pretraining no token marks the start of a document. The token
+  before a document is the EOS of the one before, so EOS is also the decoder's BOS, which evaluations and `generate` use
+  if a prompt is empty.
 
-The corpus's tokenizer has a template of its own, usually with a BOS that no step has seen. Fine-tuning asks for it where a
-protocol says so (`special_tokens: tokenizer`), so it is kept in the notes.
+The corpus's tokenizer has a template of its own, usually with a BOS that the model was never trained with. Fine-tuning
+uses that template if a protocol says so (`special_tokens: tokenizer`), so it is kept in the notes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def write_tokenizer(source: Path, target: Path, *, decoder: bool) -> None:
-    """Writes the exported tokenizer into a folder, with a note of what it stands for.
+    """Write the exported tokenizer into a folder, with a note of the files it stands for.
 
-    Whenever this is interrupted, the folder's hashes are those of the corpus's tokenizer: the note comes first, and holds for files
-    that are what it says.
+    Whenever this is interrupted, the folder's hashes are those of the corpus's tokenizer: the note is written first,
+    and applies only to files that match it.
 
     Args:
         source: the corpus's tokenizer, a prepared folder.
-        decoder: for the decoder's folder.
+        decoder: write the tokenizer of the decoder's folder.
     """
     tokenizer = read_json(source / FILES[0])
     settings = read_json(source / FILES[1])
@@ -51,17 +51,17 @@ def write_tokenizer(source: Path, target: Path, *, decoder: bool) -> None:
     add_notes(target, {TOKENIZER: {**own, "stands_for": stands_for}})
     if decoder:
         write_json(target / "generation_config.json", {"bos_token_id": index, "eos_token_id": index})
-    for name in reversed(FILES):  # tokenizer.json last: where it is the exported one, all is there
+    for name in reversed(FILES):  # tokenizer.json last: once it is the exported one, all is there
         write_atomic(target / name, contents[name])
 
 
 def mend_tokenizer(folder: Path, source: Path) -> bool:
-    """Writes the tokenizers of a model folder of the store again where they are not as exported; says whether they weren't.
+    """Write the tokenizers of a stored model folder again where they are not as exported; return whether any was not.
 
     Earlier versions copied the corpus's tokenizer.
 
     Args:
-        folder: the encoder's; `decoder/` in it too.
+        folder: the encoder's, with or without a `decoder/` in it.
         source: the corpus's tokenizer.
     """
     old = [part for part in (folder, folder / "decoder") if part.is_dir() and corpus_tokenizer(part) is None]
@@ -71,7 +71,7 @@ def mend_tokenizer(folder: Path, source: Path) -> bool:
 
 
 def original_text(file: Path) -> str:
-    """The content of a tokenizer.json, with the corpus's post-processor where it is an exported one."""
+    """Return the content of a tokenizer.json, with the corpus's post-processor if it is an exported one."""
     noted = corpus_tokenizer(file.parent) if file.name == FILES[0] else None
     if noted is None:
         return file.read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def original_text(file: Path) -> str:
 
 
 def post_processor(own: dict[str, Any] | None, end: tuple[str, int] | None) -> dict[str, Any]:
-    """A post-processor that ends each text with a token, and leaves characters' positions as the tokenizer's own does.
+    """Return a post-processor that ends each text with a token and treats offsets of characters as `own` does.
 
     Args:
         own: the tokenizer's, as in tokenizer.json.
@@ -105,7 +105,7 @@ def post_processor(own: dict[str, Any] | None, end: tuple[str, int] | None) -> d
 
 
 def _parts(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The single processors of one that may be a sequence."""
+    """Return the single processors of one that may be a sequence."""
     if processor is None:
         return []
     if processor["type"] != "Sequence":
@@ -114,8 +114,10 @@ def _parts(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _positions(processor: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the part of a processor that changes characters' positions, which trims the spaces of byte-level tokens; None
-    where it only adds tokens."""
+    """Return the part of a processor that changes character offsets; None if it only adds tokens.
+
+    That part trims the spaces of byte-level tokens.
+    """
     if processor["type"] == "ByteLevel":
         return processor
     if processor["type"] == "RobertaProcessing" and processor["trim_offsets"]:
@@ -133,6 +135,6 @@ def _text(token: Any) -> str:
 
 
 def _tokens(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The added tokens, special ones among them."""
+    """Return the added tokens, special ones among them."""
     added: list[dict[str, Any]] = tokenizer["added_tokens"]
     return added

@@ -1,4 +1,4 @@
-"""Model folders: what one must hold, its identity, and loading it without running anything that came with it."""
+"""Model folders: required files, identity, and loading without running anything that came with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 POOLED = ("bert", "roberta")
-"""Architectures whose base model has a layer over the first token, which no language model trains and nothing here uses."""
+"""Architectures whose base model has a layer over the first token, which no language model trains and no code here
+uses."""
 
 
 CHANGED = (
@@ -32,7 +33,7 @@ CHANGED = (
 
 
 COMMON = frozenset({"bert", "eurobert", "llama", "modernbert", "qwen2", "qwen3", "roberta"})
-"""Model types that are not looked up in transformers, whose import takes seconds: it has them."""
+"""Model types that transformers is known to have. Others are looked up there, which costs an import of seconds."""
 
 
 def _known(model_type: str) -> bool:
@@ -42,7 +43,9 @@ def _known(model_type: str) -> bool:
 
 
 def check_model_folder(path: Path) -> dict[str, Any]:
-    """A folder with config.json, safetensors weights and a fast tokenizer, of an architecture that transformers knows.
+    """Check that a folder holds a model: config.json, safetensors weights, a fast tokenizer, a known architecture.
+
+    Known are the architectures that transformers has.
 
     Returns:
         Its configuration.
@@ -81,9 +84,9 @@ def check_model_folder(path: Path) -> dict[str, Any]:
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 (hex) over the content of config.json, the weights and tokenizer.json; no path or name enters.
+    """Return the SHA-256 (hex) of the contents of config.json, the weights and tokenizer.json; no path or name enters.
 
-    Of an exported tokenizer.json it is the corpus's that enters (`models.notes`).
+    An exported tokenizer.json counts as that of the corpus, which it stands for (`models.notes`).
 
     Raises:
         UserError: the folder is not a model (see `check_model_folder`), or not what was exported.
@@ -96,7 +99,7 @@ def weights_hash(folder: Path) -> str:
         digest.update(bytes.fromhex(sums[file.name]["sha256"] if file.name in sums else hash_file(file)))
     digest.update(bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json")))
     found = digest.hexdigest()
-    # Of an export of an earlier version nothing else was noted.
+    # Earlier versions noted nothing else about an export.
     before = folder.resolve().with_name(f"{folder.resolve().name}.weights.json")
     if not sums and before.is_file() and read_remembered(before) not in (None, found):
         raise UserError(
@@ -106,7 +109,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def tokenizer_hash(folder: Path) -> str:
-    """SHA-256 (hex) of tokenizer.json and of which tokens tokenizer_config.json calls special.
+    """Return the SHA-256 (hex) of tokenizer.json and of the special tokens that tokenizer_config.json names.
 
     Raises:
         UserError: there is no tokenizer.json.
@@ -126,12 +129,12 @@ def tokenizer_hash(folder: Path) -> str:
 
 
 def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = False) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a folder, with truncation and padding off.
+    """Load the fast tokenizer of a folder.
 
     Args:
-        reader: the class that reads it, `AutoTokenizer` by default; `PreTrainedTokenizerFast` takes what the files say,
-            without what transformers adds to the tokenizers of some architectures.
-        own_template: of an exported folder, add to a text what the corpus's tokenizer does.
+        reader: the class that reads it, `AutoTokenizer` by default; `PreTrainedTokenizerFast` takes the files as they
+            are, without what transformers adds to the tokenizers of some architectures.
+        own_template: in an exported folder, add to a text what the corpus's tokenizer adds.
 
     Raises:
         UserError: it can't be read.
@@ -154,10 +157,10 @@ def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = Fal
 
 
 def check_length(folder: Path, length: int) -> None:
-    """Refuses sequences longer than the model of the folder, where it holds one.
+    """Refuse sequences longer than the folder's model takes, if there is one.
 
     Raises:
-        UserError: it names both lengths.
+        UserError: the length is refused; the message names both lengths.
     """
     file = folder / "config.json"
     most = longest(read_json(file)) if file.is_file() else None
@@ -166,11 +169,13 @@ def check_length(folder: Path, length: int) -> None:
 
 
 def context_of(folder: Path) -> int | None:
-    """The context of a folder's model in tokens, of which `length_share` is a share: `recipe.block_length` of the study that exported
-    it, whatever positions a model to continue from has; elsewhere its positions, None where config.json doesn't say.
+    """Return the context of a folder's model in tokens, of which `length_share` is a share.
+
+    For a model that a study exported, this is the study's `recipe.block_length`, however many positions the model that
+    it continued from has. For others it is the number of positions; None if config.json doesn't say.
 
     Raises:
-        UserError: what was noted is no number of tokens.
+        UserError: the noted context is not a number of tokens.
     """
     notes = read_notes(folder)
     if CONTEXT not in notes:
@@ -183,7 +188,7 @@ def context_of(folder: Path) -> int | None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bar and its report of weights that a class has no place for."""
+    """Silence transformers' progress bar and its report of weights that a class has no place for."""
     from transformers.utils import logging
 
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -198,13 +203,16 @@ def quiet() -> Iterator[None]:
 
 
 def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A class of transformers with a folder's weights in fp32, and what didn't fit; safetensors only, no remote code.
+    """Load a class of transformers with a folder's weights in fp32; return it and what didn't fit.
+
+    Safetensors only, no remote code.
 
     Args:
-        more: for the class's `from_pretrained`.
+        more: arguments of the class's `from_pretrained`.
     """
     import torch
 
+    # transformers draws weights that the file lacks; this must not advance the global random generator.
     with quiet(), torch.random.fork_rng(devices=[]):
         model, info = kind.from_pretrained(
             str(folder),
@@ -219,13 +227,14 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
 
 
 def load_encoder(folder: Path) -> PreTrainedModel:
-    """The base model in fp32 with this package's attention, in evaluation mode; safetensors only, no remote code.
+    """Load the base model in fp32 with this package's attention, in evaluation mode; safetensors only, no remote code.
 
-    Weights that are stored in fp32 are the file's own pages, which all processes of a node that load it share until they
+    Weights stored in fp32 are mapped pages of the file, which all processes of a node that load it share until they
     write to them.
 
     Raises:
-        UserError: the folder is not a model, weights of the base model are missing, or it can't attend in both directions.
+        UserError: the folder is not a model, weights of the base model are missing, or it can't attend in both
+            directions.
     """
     from transformers import AutoModel
 

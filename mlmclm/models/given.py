@@ -6,8 +6,8 @@
     Qwen2, Qwen3            their own class with `is_causal` false
     BERT, RoBERTa           as they are, without the layers over the first token
 
-The vocabulary gains what the tokenizer has more than the model's own: a mask token at least, where there is none. A new token's
-rows of the embedding and of the LM head are the mean of the others.
+The vocabulary gains the tokens that the tokenizer has beyond the model's own: at least a mask token, if there is none.
+A new token's rows in the embedding and the LM head are the mean of the others.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ from mlmclm.models.stored_tensors import StoredTensors
 from mlmclm.storage.files import read_json
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
-"""Texts that are taken for the mask token where the tokenizer names none but has one of them; the first is added otherwise."""
+"""Texts taken for the mask token if the tokenizer names none but has one of them; otherwise the first is added."""
 POOLING = re.compile(r"(bert|roberta)\.(pooler\.|embeddings\.position_ids)|cls\.seq_relationship\.")
-"""Of BERT's published weights what no language model uses: the layers over the first token, and numbers counted up."""
+"""Published weights of BERT that no language model uses: the layers over the first token, and stored position ids."""
 
 
 @dataclass(frozen=True)
 class Initial:
-    """What a model starts from."""
+    """Configuration, weights and tokenizer that a model starts from."""
 
     config: PreTrainedConfig
     weights: dict[str, Tensor]
     """fp32, by the names of `architectures.weights_of`."""
     tokenizer: PreTrainedTokenizerFast
-    """With a mask token."""
+    """It has a mask token."""
 
     def model(self) -> PreTrainedModel:
-        """`begin` of the configuration and the weights."""
+        """Return the model with this configuration and these weights; see `begin`."""
         return begin(self.config, self.weights)
 
 
 def begin(config: PreTrainedConfig, weights: Mapping[str, Tensor] | None) -> PreTrainedModel:
-    """The model with these weights, fp32, on the CPU, or `hollow`; without dropout, whatever its configuration says."""
+    """Return the model with these weights, or `hollow`: in fp32, on the CPU, without the configuration's dropout."""
     config = copy.deepcopy(config)
     for name in DROPOUTS:
         if hasattr(config, name):
@@ -83,41 +83,41 @@ def begin(config: PreTrainedConfig, weights: Mapping[str, Tensor] | None) -> Pre
 
 
 def write_initial(folder: Path, initial: Initial) -> None:
-    """Configuration and weights as two files of an existing folder; `begin(*read_written(folder))` takes them up."""
+    """Write configuration and weights into an existing folder; `begin(*read_written(folder))` loads the two files."""
     initial.config.save_pretrained(str(folder))
     save_file(initial.weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def written_config(folder: Path) -> PreTrainedConfig:
-    """The configuration that `write_initial` wrote."""
+    """Return the configuration that `write_initial` wrote."""
     return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def read_written(folder: Path) -> tuple[PreTrainedConfig, StoredTensors]:
-    """What `write_initial` wrote; each weight is read when it is asked for."""
+    """Return what `write_initial` wrote; each weight is read when it is asked for."""
     return written_config(folder), StoredTensors(folder / "model.safetensors")
 
 
 @dataclass(frozen=True)
 class _Decoder:
-    """A decoder that becomes an encoder."""
+    """A decoder architecture that becomes an encoder."""
 
     model: type[PreTrainedModel]
     config: Callable[[PreTrainedConfig], PreTrainedConfig]
-    """The encoder's configuration."""
+    """Function that returns the encoder's configuration."""
     weights: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    """The encoder's weights by its names for them."""
+    """Function that returns the encoder's weights under its names for them."""
 
 
 def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None = None) -> Initial:
-    """Reads a model folder, or fetches one from the Hugging Face hub by its name; no code that comes with it is run.
+    """Read a model folder, or fetch one from the Hugging Face hub by its name; no code that comes with it is run.
 
     Args:
-        tokenizer: of the corpus, which may have more tokens than the model's own; by default the model's own.
+        tokenizer: the corpus's, which may have more tokens than the model's own; by default the model's own.
 
     Raises:
-        UserError: no such folder, an architecture that is not supported, weights that are not a whole language model, or a
-            tokenizer that gives the model's tokens other ids.
+        UserError: there is no such folder, the architecture is not supported, the weights are not a whole language
+            model, or the tokenizer gives the model's tokens other ids.
         EnvironmentFault: the hub cannot be reached.
     """
     folder = fetch(str(source))
@@ -144,10 +144,10 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
 
 
 def encoder_config(folder: Path) -> PreTrainedConfig:
-    """The encoder's configuration for the model of a folder, whose config.json is all that is read.
+    """Return the encoder's configuration for a folder's model; nothing but its config.json is read.
 
     Raises:
-        UserError: there is none, or an architecture that is not supported.
+        UserError: there is none, or the architecture is not supported.
     """
     kind = read_json(folder / "config.json").get("model_type")
     _check_kind(kind, folder)
@@ -155,7 +155,7 @@ def encoder_config(folder: Path) -> PreTrainedConfig:
 
 
 def size_of(config: PreTrainedConfig) -> Size:
-    """The shape of an encoder with this configuration; the parameters are counted on transformers' own class."""
+    """Return the shape of an encoder with this configuration; parameters are counted on transformers' own class."""
     kinds = getattr(config, "layer_types", None) or []
     local = sum(kind == "sliding_attention" for kind in kinds)
     shape = Size(
@@ -172,9 +172,11 @@ def size_of(config: PreTrainedConfig) -> Size:
         gated=config.model_type not in POOLED,
         vocabulary=config.vocab_size,
     )
+    # Without memory: only the shapes are needed.
     with torch.device("meta"):
         base = ARCHITECTURES[config.model_type].model(copy.deepcopy(config)).base_model
     counted = sum(parameter.numel() for parameter in base.parameters())
+    # `extra` makes the closed form equal to the count.
     return replace(shape, extra=counted - parameters(shape, config.vocab_size))
 
 
@@ -187,7 +189,7 @@ def _check_kind(kind: str, source: str | Path) -> None:
 
 
 def _encoder(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration under which the weights are an encoder."""
+    """Return the configuration under which the weights are an encoder."""
     decoder = _DECODERS.get(config.model_type)
     config = copy.deepcopy(config) if decoder is None else decoder.config(config)
     if config.model_type in ("qwen2", "qwen3"):
@@ -207,7 +209,7 @@ def _with_mask(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 
 def _new_ids(known: dict[str, int], tokenizer: PreTrainedTokenizerFast, source: str | Path) -> list[int]:
-    """Ids of the tokens that the model doesn't know."""
+    """Return the ids of the tokens that the model doesn't know."""
     vocabulary = tokenizer.get_vocab()
     for text, index in known.items():
         if vocabulary.get(text) != index:
@@ -234,7 +236,7 @@ def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
 
 
 def _grow(model: PreTrainedModel, known: list[int], new: list[int], folder: Path) -> None:
-    """Gives the rows of new tokens the mean of the known ones', in the embedding and the LM head."""
+    """Give new tokens the mean of the known ones' rows, in the embedding and the LM head."""
     rows = len(model.get_input_embeddings().weight)
     if known[-1] >= rows:
         raise UserError(f"{folder}: the tokenizer has the id {known[-1]}, but the embedding only {rows} rows.")
@@ -246,6 +248,7 @@ def _grow(model: PreTrainedModel, known: list[int], new: list[int], folder: Path
     head = model.get_output_embeddings()
     tensors = [model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)]
     with torch.no_grad():
+        # By identity, so that a tied matrix is changed once.
         for tensor in {id(tensor): tensor for tensor in tensors if tensor is not None}.values():
             tensor[new] = tensor[known].mean(0)
 
@@ -263,7 +266,7 @@ def _modernbert(config: PreTrainedConfig) -> ModernBertConfig:
 
 
 def _fuse(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A ModernBERT decoder's weights under the encoder's names."""
+    """Return a ModernBERT decoder's weights under the encoder's names."""
     fused: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if match := re.fullmatch(r"(model\.layers\.\d+\.attn\.)q_proj(\.\w+)", name):

@@ -1,4 +1,4 @@
-"""Uploading a model folder to the Hugging Face Hub."""
+"""Upload of a model folder to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mlmclm.errors import EnvironmentFault, UserError
 
 
 def files_to_upload(folder: Path) -> dict[str, int]:
-    """Path within the repository to bytes, of all that `push` uploads."""
+    """Return the size in bytes of each file that `push` uploads, by its path within the repository."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
 
 def check_repository(repository: str) -> None:
-    """Refuses a name that no repository can have.
+    """Refuse a name that no repository can have.
 
     Raises:
-        UserError: it says why.
+        UserError: the name is refused; the message says why.
     """
     try:
         validate_repo_id(repository)
@@ -31,10 +31,10 @@ def check_repository(repository: str) -> None:
 
 
 def check_access() -> None:
-    """Refuses to begin without a token or offline.
+    """Refuse to begin without a token, or offline.
 
     Raises:
-        UserError: it says what to do.
+        UserError: there is no access; the message says what to do.
     """
     if constants.HF_HUB_OFFLINE:
         raise UserError("--push-to-hub: the hub is switched off by HF_HUB_OFFLINE; unset it and run again.")
@@ -46,7 +46,7 @@ def check_access() -> None:
 
 
 def push(folder: Path, repository: str, message: str) -> str:
-    """Uploads a folder as one commit; makes the repository, private, where there is none. Returns the commit's address.
+    """Upload a folder as one commit and return the commit's URL; create the repository, private, if there is none.
 
     Raises:
         UserError: the token may not write there.

@@ -1,8 +1,8 @@
-"""`mlmclm.json` of an exported model folder: facts that transformers' own files have no place for. Nothing here needs torch.
+"""`mlmclm.json` of an exported model folder: facts that transformers' own files have no place for. Needs no torch.
 
-An exported tokenizer adds to a text what the model was trained with (`models/export.py`), so its files are not the corpus's. The
-notes say which of the corpus's files each one stands for. Hashes and keys are taken of those: how a model is exported
-changes neither the key of its cells nor that of what continues from it.
+An exported tokenizer adds to a text what the model was trained with (`models/export.py`), so its files are not the
+corpus's. The notes say which of the corpus's files each one stands for. Hashes and keys are computed from those, so how
+a model is exported changes neither the keys of its cells nor the key of a model that continues from it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from mlmclm.storage.files import hash_file, read_json, write_json
 
 NOTES = "mlmclm.json"
 CONTEXT = "context"
-"""Tokens of the longest sequence that the study trained the model on."""
+"""Length in tokens of the longest sequence that the study trained the model on."""
 TOKENIZER = "tokenizer"
-"""`stands_for`: of each tokenizer file its SHA-256 here and that of the corpus's. `post_processor` and `bos_token`: the corpus's."""
+"""`stands_for`: for each tokenizer file, its SHA-256 here and that of the corpus's. `post_processor` and `bos_token`:
+the corpus's."""
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """The notes of a folder; empty where there are none.
+    """Return the notes of a folder; empty if there are none.
 
     Raises:
-        UserError: they are no JSON object.
+        UserError: they are not a JSON object.
     """
     file = folder / NOTES
     if not file.is_file():
@@ -38,14 +39,14 @@ def read_notes(folder: Path) -> dict[str, Any]:
 
 
 def add_notes(folder: Path, values: Mapping[str, Any]) -> None:
-    """Adds to the notes of a folder, or replaces what is noted by these names."""
+    """Add to the notes of a folder; notes of the same names are replaced."""
     there = read_notes(folder)
     if there != {**there, **values}:
         write_json(folder / NOTES, {**there, **values})
 
 
 def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
-    """The note `tokenizer`; None where the folder's tokenizer.json is not the one that was exported with it."""
+    """Return the note `tokenizer`; None if the folder's tokenizer.json is not the one that was exported with it."""
     noted = read_notes(folder).get(TOKENIZER)
     if noted is None:
         return None
@@ -54,7 +55,7 @@ def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
 
 
 def tokenizer_file_hash(file: Path) -> str:
-    """SHA-256 (hex) of a tokenizer's file; of an exported one as it was exported, that of the corpus's file in its place."""
+    """Return the SHA-256 (hex) of a tokenizer's file; for an unchanged exported one, that of the corpus's file."""
     found = hash_file(file)
     noted = read_notes(file.parent).get(TOKENIZER)
     exported, corpus = (None, "") if noted is None else noted["stands_for"].get(file.name, (None, ""))
@@ -62,12 +63,15 @@ def tokenizer_file_hash(file: Path) -> str:
 
 
 def note_written(folder: Path) -> None:
-    """Notes the checksums of a model folder that was exported; the card is not among them, for people write on it."""
+    """Write the checksums of an exported model folder; the card has none, because people edit it."""
     write_checksums(folder, [file.name for file in folder.iterdir() if file.is_file() and file.name != "README.md"])
 
 
 def damage_of_export(folder: Path) -> str | None:
-    """Return what is wrong with an exported folder, None if nothing: sizes of weights, and checksums of all that is small."""
+    """Return what is wrong with an exported folder, None if nothing.
+
+    Weights are checked by size, small files by checksum.
+    """
     for part in (folder, folder / "decoder"):
         if noted(part):
             found = damage(part, read=False) or damage(part, names=_json_files(part))
@@ -77,12 +81,12 @@ def damage_of_export(folder: Path) -> str | None:
 
 
 def _json_files(folder: Path) -> list[str]:
-    """Names of the JSON files with checksums; a file that somebody has added is no damage."""
+    """Return the names of the JSON files with checksums; a file that somebody has added is no damage."""
     return [name for name in read_json(folder / CHECKSUMS) if name.endswith(".json")]
 
 
 def read_remembered(path: Path) -> str | None:
-    """The hash that a file beside a store's model folder holds; None where it is not there or damaged."""
+    """Return the hash in a file beside a stored model folder; None if the file is missing or damaged."""
     try:
         return str(read_sealed(path, "")["weights"])
     except (UserError, KeyError):

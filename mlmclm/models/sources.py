@@ -1,4 +1,4 @@
-"""Where a model to continue from lies: a folder, or a name on the Hugging Face hub. Nothing here needs torch."""
+"""Location of a model to continue from: a folder, or a name on the Hugging Face hub. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from mlmclm.models.notes import tokenizer_file_hash
 from mlmclm.storage.files import first_there, hash_file, places_of, read_json
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-"""OWNER/NAME, with @REVISION where it isn't the newest."""
+"""OWNER/NAME, with @REVISION unless it is the newest."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def local_folder(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path | None:
-    """The folder that a source names (`files.places_of`); None where there is no such folder."""
+    """Return the folder that a source names (`files.places_of`); None if there is no such folder."""
     return first_there(places_of(source, beside, data_root))
 
 
 def fetch(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path:
-    """The folder of a source; the hub's files of a name are in the local cache then.
+    """Return the folder of a source; a name's files are first fetched from the hub into the local cache.
 
     Args:
-        beside: the folder of the study file that names it.
+        beside: folder of the study file that names the source.
 
     Raises:
-        EnvironmentFault: there is no such folder, and the hub doesn't give it.
-        UserError: there is no such folder, and it cannot be a name of the hub.
+        EnvironmentFault: there is no such folder, and the hub can't provide it.
+        UserError: there is no such folder, and the source can't be a name on the hub.
     """
     return _fetch(source, ["*.json", "*.safetensors"], places_of(source, beside, data_root))
 
 
 def fetch_config(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path:
-    """A folder with the source's config.json; nothing else is fetched. Otherwise as `fetch`."""
+    """Return a folder with the source's config.json, and fetch nothing else; otherwise like `fetch`."""
     return _fetch(source, ["config.json"], places_of(source, beside, data_root))
 
 
@@ -51,6 +51,7 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
 
     name, _, revision = source.partition("@")
     try:
+        # Files at the top level only.
         return Path(
             snapshot_download(name, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"])
         )
@@ -62,7 +63,7 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder; all the shards where there is an index.
+    """Return the safetensors files of a folder; all shards if there is an index.
 
     Raises:
         UserError: the index names a shard that isn't there.
@@ -79,7 +80,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def content_hash(folder: Path) -> str:
-    """SHA-256 (hex) of configuration, weights and tokenizer, whatever the names of the shards.
+    """Return the SHA-256 (hex) of configuration, weights and tokenizer, whatever the names of the shards.
 
     Raises:
         UserError: one of them is missing.
@@ -100,9 +101,9 @@ def content_hash(folder: Path) -> str:
 
 
 def longest(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest sequence that a model of this config.json takes; None where it doesn't say."""
+    """Return the longest sequence, in tokens, that a model of this config.json takes; None if it doesn't say."""
     positions = config.get("max_position_embeddings")
     if positions is None:
         return None
-    # RoBERTa's positions begin behind that of padding.
+    # RoBERTa's positions follow the padding position.
     return int(positions) - (config.get("pad_token_id", 1) + 1 if config.get("model_type") == "roberta" else 0)

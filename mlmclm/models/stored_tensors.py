@@ -1,4 +1,4 @@
-"""Tensors of a safetensors file by name, each read when it is asked for: whoever takes them up one by one holds one at a time."""
+"""Tensors of a safetensors file by name, each read on access: a caller who takes them one by one holds only one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 class StoredTensors(Mapping[str, Tensor]):
     """The tensors of a file whose names begin with a prefix, by the rest of their names.
 
-    A tensor lies in pages of the file that are mapped for it alone, and go with it.
+    Each tensor maps the file's pages for itself, and they are unmapped when it goes.
     """
 
     def __init__(self, path: Path, prefix: str = "") -> None:
-        """Reads the names.
+        """Read the names.
 
         Raises:
-            OSError, SafetensorError: no such file, or not a whole one.
+            OSError, SafetensorError: the file is missing or incomplete.
         """
         self.path, self.prefix = path, prefix
         with safe_open(str(path), "pt") as handle:
@@ -29,6 +29,7 @@ class StoredTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.names:
             raise KeyError(name)
+        # A handle for each tensor: a common one would keep the pages of all of them.
         with safe_open(str(self.path), "pt") as handle:
             tensor: Tensor = handle.get_tensor(self.prefix + name)
         return tensor

@@ -1,4 +1,4 @@
-"""Has the backend compile what a model needs before any clock starts, by computing with a small model of the same shape.
+"""Make the backend compile what a model needs before any clock starts, by running a small model of the same shape.
 
 `python -m mlmclm.models.warm_up JSON` does it in a process of its own.
 """
@@ -19,13 +19,13 @@ FUSED = ("eurobert", "llama")
 
 
 def prepare(shapes: Iterable[ModelShape | None], announce: Callable[[str], None]) -> None:
-    """Has the CPU's backend compile what models of these shapes need (see `Reference.prepare`).
+    """Make the CPU backend compile what models of these shapes need (see `Reference.prepare`).
 
     Args:
-        announce: gets lines for the person who waits.
+        announce: receives progress messages for the user, a line each.
     """
     from mlmclm.backends.choice import (
-        backend_of,  # torch takes its time, and is not needed where there is nothing to compute
+        backend_of,  # torch is slow to import, and `shape_of_size` and `shape_of_folder` do without
     )
 
     wanted = sorted({shape for shape in shapes if shape is not None}, key=str)
@@ -34,11 +34,11 @@ def prepare(shapes: Iterable[ModelShape | None], announce: Callable[[str], None]
 
 
 def shape_of_size(size: Size, precision: str, *, fused: bool) -> ModelShape:
-    """The shape of a model in pretraining, which has no dropout.
+    """Return the shape of a model in pretraining, which has no dropout.
 
     Args:
-        precision: as a recipe's.
-        fused: whether blocks may be fused.
+        precision: a recipe's.
+        fused: blocks may be fused.
     """
     return ModelShape(
         heads=size.heads,
@@ -51,10 +51,10 @@ def shape_of_size(size: Size, precision: str, *, fused: bool) -> ModelShape:
 
 
 def shape_of_folder(folder: Path, precision: str) -> ModelShape | None:
-    """The shape of a model's folder in fine-tuning; None where its config.json doesn't tell.
+    """Return the shape of a folder's model in fine-tuning; None if its config.json doesn't tell.
 
     Args:
-        precision: as a protocol's.
+        precision: a protocol's.
     """
     try:
         config = json.loads((folder / "config.json").read_bytes())
@@ -68,7 +68,7 @@ def shape_of_folder(folder: Path, precision: str) -> ModelShape | None:
             **_types(precision),
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # what is wrong with it is said by what reads the model
+        return None  # whoever reads the model says what is wrong with it
 
 
 def _types(precision: str) -> dict[str, str]:
@@ -79,7 +79,7 @@ def _types(precision: str) -> dict[str, str]:
 
 
 def compile_all(shapes: Iterable[ModelShape]) -> None:
-    """Compute a little of everything with models of these shapes, in this process."""
+    """Run every operation once on a small scale, with models of these shapes, in this process."""
     import torch
 
     threads = torch.get_num_threads()
@@ -93,7 +93,7 @@ def compile_all(shapes: Iterable[ModelShape]) -> None:
 
 
 def _compute(shape: ModelShape) -> None:
-    """Passes of a small model with attention of this shape, its loss, and steps of the optimizer of fine-tuning."""
+    """Run passes of a small model with attention of this shape, its loss, and steps of the optimizer of fine-tuning."""
     import torch
     from torch import nn
     from transformers import EuroBertConfig, EuroBertForMaskedLM
@@ -115,10 +115,12 @@ def _compute(shape: ModelShape) -> None:
     pretraining.fused = shape.fused
     packing, ids = Packing.of([40, 24]), torch.arange(64)[None]
     labels = torch.where(ids % 3 == 0, ids, -100)
+    # Evaluation too: it has no dropout, so other loops may run.
     for training in (True, False):
         model.train(training)
         for causal in (True, False):
             pretraining(ids, labels, causal, packing).backward()
+    # Fine-tuning's AdamW on rows of the embedding takes fp32 weights only.
     if shape.weights == "float32":
         model.zero_grad()
         head = nn.Linear(32, 2)
@@ -135,7 +137,7 @@ def _compute(shape: ModelShape) -> None:
 
 
 def main() -> None:
-    """Compile for the shapes of the command line; end with `EX_TEMPFAIL` where the machine fails and not the kernels."""
+    """Compile for the shapes on the command line; exit with `EX_TEMPFAIL` if the machine fails and not the kernels."""
     try:
         compile_all([ModelShape(**shape) for shape in json.loads(sys.argv[1])])
     except (OSError, MemoryError, ImportError) as error:

@@ -1,1 +1,1 @@
-"""CPUs, by loops that numba compiles."""
+"""The CPU backend: loops compiled with numba."""

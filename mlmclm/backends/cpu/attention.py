@@ -1,7 +1,8 @@
 """Attention within each sequence of a packed row on the CPU, forward and backward.
 
-The sequences, sorted by length and cut into groups of similar length
-(`Packing.groups`), are gathered into [sequences, heads, length, width] for two batched products, and scattered back. It may be local, within a window.
+The sequences are sorted by length and cut into groups of similar length (`Packing.groups`). They are gathered into
+[sequences, heads, length, width] for two batched products, and scattered back. Attention may be limited to a sliding
+window.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from mlmclm.backends.cpu import kernels, tile_attention
 from mlmclm.backends.packing import Chosen, Group, Packing
 
 TILE = 128
-"""Queries of causal attention that are worked on together."""
+"""Queries of causal attention that are processed together."""
 SCORES_AT_ONCE = 1 << 21
-"""Elements of a score matrix that are worked on at once, so that they stay in a core's cache from one product to the next
-(measured with 64 heads of width 64 over 512 positions, bf16: 43 ms forward and backward, against 73 ms all at once)."""
+"""Elements of a score matrix that are processed at once, so that they stay in a core's cache from one product to the
+next (measured with 64 heads of width 64 over 512 positions, bf16: 43 ms forward and backward, against 73 ms all at
+once)."""
 
 
 class Heads(NamedTuple):
-    """Some of the heads of a row of vectors."""
+    """Some of the heads of a row of vectors: `number` of them, from `first` on."""
 
     rows: Tensor
     """[T, all heads, width], contiguous."""
@@ -43,10 +45,11 @@ def packed_attention(
     dropout: float,
     window: int | None,
 ) -> Tensor:
-    """`Reference.packed_attention` by loops, in the compute type, with one backward of its own."""
+    """Compute `Reference.packed_attention` with compiled loops, in the compute dtype, with its own backward pass."""
     dtype = compute_type(query)
-    # [T, heads, width]; transformers' projections have this order in memory, so that no copy is made here
+    # [T, heads, width], the order in which transformers' projections lie in memory, so nothing is copied here.
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
+    # The inputs are in the compute dtype now; autocast must not cast anything inside.
     with torch.autocast("cpu", enabled=False):
         apply: Any = _BlockAttention.apply
         output: Tensor = apply(query, key, value, packing, causal, scale, dropout, window)
@@ -54,12 +57,12 @@ def packed_attention(
 
 
 def compute_type(tensor: Tensor) -> torch.dtype:
-    """The type that products of this tensor are computed in: autocast's, or its own."""
+    """Return the dtype of products with this tensor: autocast's, or its own."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else tensor.dtype
 
 
 def by_tiles(query: Tensor, dropout: float) -> bool:
-    """Whether attention of these queries [..., width] never holds a score matrix."""
+    """Return whether attention with these queries [..., width] runs on tiles, and so never holds a score matrix."""
     return not dropout and tile_attention.fits(compute_type(query), query.shape[-1])
 
 
@@ -80,6 +83,7 @@ class _BlockAttention(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = (Heads(rows.contiguous(), 0, rows.shape[1]) for rows in (query, key, value))
         output, kept = attend(q, k, v, packing, causal, scale, dropout, window=window)
+        # autograd must own the tensors, to free them in time and to notice changes in place.
         ctx.save_for_backward(*kept.tensors)
         ctx.settings = (packing, scale, kept.without_tensors())
         return output
@@ -96,37 +100,37 @@ class _BlockAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Tile:
-    """Positions of a group whose queries are worked on together, and the keys that they see."""
+    """Queries of a group that are processed together, and the keys that they see."""
 
     start: int
     stop: int
     keys: int
-    """The first so many keys."""
+    """Number of keys that the queries see, from the first on."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What `attend` keeps for its backward."""
+    """Intermediate results that `attend` keeps for its backward pass."""
 
     counts: tuple[int, int, int]
-    """Heads of query, key and value."""
+    """Numbers of query, key and value heads."""
     width: int
     causal: bool
     turns: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]
-    """Of queries and of keys."""
+    """Cosines and sines of the rotary embedding, of queries and of keys."""
     window: int | None
     normalised: bool
-    """Softmax's weights are not kept but the logarithms of its denominators (`tile_attention`)."""
+    """The logarithms of the softmax's denominators are kept in place of its weights (`tile_attention`)."""
     tensors: tuple[Tensor, ...]
-    """scale * q, k, v in blocks; softmax weights of each tile; dropout masks of each tile, if any. If `normalised`, q, k, v, the
-    output in blocks and the logarithms, fp32 in the order of q's rows."""
+    """scale * q, k, v in blocks; softmax weights of each tile; dropout masks of each tile, if any. If `normalised`:
+    scale * q, k, v, the output in blocks and the logarithms, fp32 in the order of q's rows."""
 
     def without_tensors(self) -> Kept:
-        """The same without tensors, which autograd wants to hold itself."""
+        """Return a copy without tensors, which autograd must hold itself."""
         return replace(self, tensors=())
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Kept:
-        """The inverse of `without_tensors`."""
+        """Return a copy with these tensors; the inverse of `without_tensors`."""
         return replace(self, tensors=tuple(tensors))
 
 
@@ -142,16 +146,22 @@ def attend(
     window: int | None = None,
     chosen: Chosen | None = None,
 ) -> tuple[Tensor, Kept]:
-    """softmax(scale q k') v within each sequence, by products of one padded block a group; no autograd by itself.
+    """Compute softmax(scale q k') v within each sequence, with one padded block per group.
+
+    Not differentiable by itself: `attend_backward` computes the gradients.
 
     Args:
-        query, key, value: vectors of the type that is computed in.
-        chosen: tokens whose queries alone are given, `chosen.rows`; neither causal nor local.
-        turn: cosines and sines, [T, width / 2] each, of the rotary embedding of queries and keys; None where they have theirs.
-        window: positions at this distance or more are hidden.
+        query, key, value: vectors in the compute dtype.
+        chosen: compute the output of these tokens only; `query` then holds `chosen.rows`. Neither causal nor windowed.
+        turn: cosines and sines, [T, width / 2] each, of the rotary embedding of queries and keys; None if it has been
+            applied.
+        window: hide positions at this distance or more.
 
     Returns:
-        [T, heads, width] (T' if `chosen`), 0 at padding; and what the backward needs.
+        [T, heads, width] (T' if `chosen`), 0 at padding; and what the backward pass needs.
+
+    Raises:
+        ValueError: `chosen` with causal or windowed attention.
     """
     heads, key_heads, width = query.number, key.number, query.rows.shape[2]
     asked = chosen or packing
@@ -161,6 +171,7 @@ def attend(
         if causal or window is not None:
             raise ValueError("causal or local attention needs the queries of all tokens")
         query_turn = None if turn is None else (turn[0][chosen.rows], turn[1][chosen.rows])
+    # The scale and the rotary embedding cost no pass of their own: they are applied while the vectors are gathered.
     q = kernels.to_blocks(query.rows, query.first, places, asked.slots * heads, scale, query_turn)
     k = kernels.to_blocks(key.rows, key.first, key_places, slots * key_heads, 1.0, turn)
     v = kernels.to_blocks(value.rows, value.first, key_places, slots * key_heads, 1.0, None)
@@ -187,6 +198,7 @@ def attend(
             rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
             weight = qs.new_empty(len(qs), tile.stop - tile.start, tile.keys)
             mask = torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout) if dropout else None
+            # Part by part, so that the softmax finds its scores in the cache.
             for part in _parts(weight):
                 torch.bmm(qs[part, rows], ks[part, seen].transpose(1, 2), out=weight[part])
                 kernels.softmax(weight[part], keys[part], group.length, tile.start, causal, window)
@@ -209,9 +221,9 @@ def attend_backward(
     value: Heads,
     chosen: Chosen | None = None,
 ) -> None:
-    """Writes the gradients of `attend`'s input into `query`, `key` and `value`, given that of its output.
+    """Write the gradients of `attend`'s inputs into `query`, `key` and `value`, given the gradient of its output.
 
-    The output at padding is a constant, so whatever `grad` [T, heads, width] says about it moves nothing.
+    The output at padding is constant, so the values of `grad` [T, heads, width] there have no effect.
     """
     (heads, key_heads, _), width = kept.counts, kept.width
     q, k, v, *rest = kept.tensors
@@ -222,6 +234,7 @@ def attend_backward(
     places = asked.places(heads)
     upstream = kernels.to_blocks(grad, 0, places, len(q), 1.0, None)
     grad_q = torch.empty_like(q)
+    # The tile kernels recompute the softmax from the logarithms of its denominators, so there are no weights to read.
     if kept.normalised:
         attended, normalisers = rest
         grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
@@ -235,7 +248,7 @@ def attend_backward(
             )  # fmt: skip
         _scatter(grad_q, grad_k, grad_v, places, packing, scale, kept, query, key, value)
         return
-    # A tile's share of these is added to those before it, in fp32.
+    # Several tiles add to the gradients of the same keys, so these are summed in fp32.
     sums = torch.promote_types(k.dtype, torch.float32) if len(tiles) > len(groups) else k.dtype
     grad_k, grad_v = torch.empty_like(k, dtype=sums), torch.empty_like(v, dtype=sums)
     for index, ((group, some), tile) in enumerate(tiles):
@@ -251,6 +264,7 @@ def attend_backward(
                 used = used * masks[index][part]
                 grad_weight.mul_(masks[index][part])
             _gather_up(gv[part], torch.bmm(used.transpose(1, 2), up[part, rows]), tile)
+            # In place: `grad_weight` becomes the gradient of the scores.
             kernels.softmax_backward(grad_weight, weight[part])
             _product(grad_weight, ks[part, seen], gq[part, rows])
             _gather_up(gk[part], torch.bmm(grad_weight.transpose(1, 2), qs[part, rows]), tile)
@@ -261,15 +275,16 @@ def _scatter(
     grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, places: Tensor, packing: Packing, scale: float, kept: Kept,
     query: Heads, key: Heads, value: Heads,
 ) -> None:  # fmt: skip
-    """Gradients in blocks to where they belong in rows."""
+    """Scatter gradients from blocks to their places in rows."""
     key_places = packing.places(key.number)
+    # `scale` is applied to q alone, so its gradient is scaled too.
     kernels.from_blocks(grad_q, query.rows, query.first, places, scale, kept.turns[0])
     kernels.from_blocks(grad_k, key.rows, key.first, key_places, 1.0, kept.turns[1])
     kernels.from_blocks(grad_v, value.rows, value.first, key_places, 1.0, None)
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Batched product into `out`, which may be a part of a tensor."""
+    """Write a batched product into `out`, which may be a part of a tensor."""
     if out.is_contiguous():
         torch.bmm(left, right, out=out)
     else:
@@ -277,7 +292,11 @@ def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def _gather_up(sums: Tensor, part: Tensor, tile: Tile) -> None:
-    """Adds a tile's share of the gradients of the keys it sees to `sums`; the first tile of a group comes before the others."""
+    """Add a tile's share of the gradients of the keys it sees to `sums`.
+
+    A group's tiles come in order, and each sees more keys than those before it: the gradients of its new keys are
+    written, not added, so `sums` needs no zeros at the start.
+    """
     before = tile.start
     sums[:, before : tile.keys] = part[:, before:]
     if before:
@@ -287,9 +306,10 @@ def _gather_up(sums: Tensor, part: Tensor, tile: Tile) -> None:
 def _blocks(
     group: Group, asked: Group, heads: int, key_heads: int, width: int, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A group's views: q [sequences * key heads, repeat * asked length, width]; k, v [sequences * key heads, length, width].
+    """Return a group's views of q, [sequences * key heads, repeat * asked length, width], and of k and v, [sequences *
+    key heads, length, width].
 
-    The query heads that share a key head follow one another, so their positions form one longer matrix.
+    The query heads that share a key head are adjacent, so their positions form one longer matrix.
     """
     end = group.start + group.sequences * group.length
     batch, repeat = group.sequences * key_heads, heads // key_heads
@@ -302,19 +322,19 @@ def _blocks(
 
 
 def _queries(group: Group, heads: int, like: Tensor, rows: Tensor) -> Tensor:
-    """A group's part of what has a row for each query, in the shape of another part."""
+    """Return a group's part of `rows`, which has a row for each query, in the shape of `like`."""
     return rows[group.start * heads : (group.start + group.sequences * group.length) * heads].view(like.shape)
 
 
 def _parts(weights: Tensor) -> list[slice]:
-    """Slices of the first dimension of a group's weights, each of at most `SCORES_AT_ONCE` elements (or one row)."""
+    """Return slices of the first dimension of `weights`, each of at most `SCORES_AT_ONCE` elements (or one row)."""
     rows = len(weights)
     step = max(1, SCORES_AT_ONCE // (weights.shape[1] * weights.shape[2]))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _tiles(group: Group, asked: Group, repeat: int, causal: bool) -> list[Tile]:
-    """A group's queries, together, or by position where causal ones don't need the keys after them."""
+    """Return a group's queries as one tile, or cut by position where causal attention can skip the keys after them."""
     if not causal or repeat > 1 or group.length < 2 * TILE:
         return [Tile(0, repeat * asked.length, group.length)]
     return [

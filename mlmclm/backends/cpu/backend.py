@@ -1,4 +1,4 @@
-"""CPUs: loops that numba compiles, and on recent Intel CPUs tile instructions (AMX)."""
+"""The CPU backend: loops compiled with numba and, on recent Intel CPUs, tile instructions (AMX)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST_WRITTEN_OUT = 512
 
 
 class Cpu(Reference):
-    """This machine's processor."""
+    """Operations on this machine's processor."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,12 +45,16 @@ class Cpu(Reference):
         window: int | None,
         traced: bool = False,
     ) -> Tensor:
-        """As `Reference.attention`; by tiles, or at short lengths with its products written out: torch's fused kernel spends three times
-        as long in its backward pass (measured at 128 tokens, 64-wide heads, bf16: 10.4 ms against 3.0 ms forward and backward)."""
+        """Compute `Reference.attention` with tiles or, for short sequences, as two batched products.
+
+        torch's fused kernel spends three times as long in its backward pass (measured at 128 tokens, 64-wide heads,
+        bf16: 10.4 ms against 3.0 ms for forward and backward).
+        """
         batch, heads, length, _ = query.shape
         alike = length == key.shape[2]
         # torch.compile can't trace numba's loops.
         if mask is None and alike and not traced and attention.by_tiles(query, dropout):
+            # [1, heads, batch * length, width]: the batch end to end, not copied if its memory has transformers' order.
             q, k, v = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value))
             packing = Packing.uniform(batch, length)
             attended = attention.packed_attention(q, k, v, packing, causal, scale, dropout, window)
@@ -60,7 +64,7 @@ class Cpu(Reference):
                 query, key, value, mask=mask, causal=causal, scale=scale, dropout=dropout, window=window
             )
         if window is not None and window < length and mask is None:
-            mask, causal = near(length, causal, window, query.device), False
+            mask, causal = near(length, causal, window, query.device), False  # `near` hides later positions too
         groups = heads // key.shape[1]
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -78,18 +82,21 @@ class Cpu(Reference):
         dropout: float = 0.0,
         window: int | None = None,
     ) -> Tensor:
-        """As `Reference.packed_attention`, without score matrices of sequences longer than `LONGEST_WRITTEN_OUT`: each of these by itself
-        through torch's kernel, unless tiles do without such matrices."""
+        """Compute `Reference.packed_attention` without score matrices of sequences longer than `LONGEST_WRITTEN_OUT`.
+
+        Each of these goes through torch's kernel by itself, unless tiles do without score matrices anyway.
+        """
         settings = (causal, scale, dropout, window)
         if int(packing.lengths.max()) <= LONGEST_WRITTEN_OUT or attention.by_tiles(query, dropout):
             return attention.packed_attention(query, key, value, packing, *settings)
-        places = np.split(np.arange(packing.tokens), packing.starts[1:])  # of each sequence's tokens in the row
+        places = np.split(np.arange(packing.tokens), packing.starts[1:])  # indices of each sequence's tokens
         short = [place for place in places if len(place) <= LONGEST_WRITTEN_OUT]
         long = [place for place in places if len(place) > LONGEST_WRITTEN_OUT]
         pieces = []  # [1, tokens, heads, width] each
         for place in long:
             part = slice(int(place[0]), int(place[-1]) + 1)
             pieces.append(self.attention_of_one(query[:, :, part], key[:, :, part], value[:, :, part], *settings))
+        # There is a long sequence, or all would have been computed together above.
         if short:
             inner = Packing.of([len(place) for place in short])
             rows = np.concatenate([*short, np.full(inner.padded_tokens - inner.tokens, packing.tokens)])
@@ -99,11 +106,12 @@ class Cpu(Reference):
             pieces.append(attended[:, : inner.tokens].to(pieces[0].dtype))
         padding = np.arange(packing.tokens, query.shape[2])
         pieces.append(pieces[0].new_zeros(1, len(padding), *pieces[0].shape[2:]))
+        # Back into the row's order.
         order = np.concatenate([*long, *short, padding])
         return torch.cat(pieces, 1)[:, torch.from_numpy(np.argsort(order))]
 
     def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
-        """EuroBERT's and Llama's blocks, unless they would hold score matrices of long sequences."""
+        """Return whether this is EuroBERT or Llama, and their blocks would hold no score matrix of a long sequence."""
         if not block.fits(model):
             return False
         return longest <= LONGEST_WRITTEN_OUT or tile_attention.fits(dtype or model.dtype, model.config.head_dim)
@@ -117,31 +125,31 @@ class Cpu(Reference):
         causal: bool,
         chosen: Chosen | None = None,
     ) -> Tensor:
-        """As `Reference.blocks`."""
+        """Run EuroBERT's or Llama's blocks; see `Reference.blocks`."""
         return block.run_blocks(model, input_ids, packing, causal=causal, chosen=chosen)
 
     def losses(self, logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
-        """As `Reference.losses`, in one pass over the logits."""
+        """Compute `Reference.losses` in one pass over the logits."""
         return kernels.cross_entropy(logits, vocabulary, labels)
 
     def add_weight_gradient(self, left: Tensor, right: Tensor, out: Tensor, *, first: bool) -> None:
-        """As `Reference.add_weight_gradient`, by tiles where the shapes fit them."""
+        """Compute `Reference.add_weight_gradient` with tiles where the shapes fit them."""
         tiles.add_weight_gradient(left, right, out, first=first)
 
     def adamw(
         self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: Settings, steps: int
     ) -> Optimizer:
-        """One that spares the embedding's rows, for weights in fp32; torch's otherwise."""
+        """Return an AdamW that skips unread rows of the embedding if all weights are fp32, otherwise torch's."""
         if isinstance(embedding, nn.Embedding) and all(parameter.dtype == torch.float32 for parameter in parameters):
             return RowwiseAdamW(parameters, embedding, settings, steps)
         return super().adamw(parameters, embedding, settings, steps)
 
     def shared_memory(self) -> Host | None:
-        """As `Reference.shared_memory`, on Linux and x86-64."""
+        """Return the memory that this machine's workers share (Linux on x86-64); see `Reference.shared_memory`."""
         return Host.create()
 
     def pretraining_adamw(self, parameters: Iterable[nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
-        """As `Reference.pretraining_adamw`."""
+        """Return an AdamW whose state this machine's workers can share; see `Reference.pretraining_adamw`."""
         return HostAdamW(parameters, **settings)
 
     def prepare(
@@ -150,21 +158,24 @@ class Cpu(Reference):
         announce: Callable[[str], None],
         compute: Callable[[Iterable[ModelShape]], None],
     ) -> None:
-        """Compile loops where they aren't yet; where that fails, this process computes as `Reference` from now on."""
+        """Compile the loops that aren't compiled yet; if that fails, this process falls back on `Reference`."""
         ready.prepare(shapes, announce, compute)
 
 
 def backends() -> list[Reference]:
-    """The backends that this machine's processor can have."""
+    """Return the backends that this machine's processor supports, best first."""
     return [*([Cpu("cpu+amx")] if tile_instructions.available() else []), Cpu("cpu")]
 
 
 def _written_out(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
-    """softmax(scale q k') v by two batched products; all tensors [batch, heads, length, width], all of one head
-    count."""
+    """Compute softmax(scale q k') v as two batched products.
+
+    All tensors are [batch, heads, length, width], with equal numbers of heads.
+    """
     batch, heads, length, width = query.shape
+    # Scaling the queries touches fewer values than scaling the scores.
     scores = torch.bmm(
         (query * scale).reshape(batch * heads, length, width), key.reshape(batch * heads, length, width).transpose(1, 2)
     )  # [batch * heads, length, length]

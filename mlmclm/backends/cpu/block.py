@@ -1,9 +1,10 @@
 """EuroBERT's and Llama's block over a packed row as one autograd function, for the CPU.
 
-At a few hundred units of width a transformers block spends more time in element-wise passes over activations (casts of
-autocast, norms, rotations) than in matrix products. Here the block is computed in the compute type from end to end,
-with the query, key and value projections as one product, the gate and up projections as another, and a written-out
-backward. Weights stay where transformers keeps them; the result equals the model's own forward to rounding.
+At hidden sizes of a few hundred, a transformers block spends more time in element-wise passes over activations
+(autocast's casts, norms, rotations) than in matrix products. Here the block is computed in the compute dtype from end
+to end. The query, key and value projections are one product, the gate and up projections another, and the backward pass
+is written by hand. Weights stay where transformers keeps them; the result equals the model's own forward up to
+rounding.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from mlmclm.backends.cpu.attention import Heads, attend, attend_backward
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
-"""Classes of transformers whose block is exactly the one computed here (where `fits` says so)."""
+"""Classes of transformers whose block is exactly the one computed here (if `fits` agrees)."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a block's computation needs beside tensors."""
+    """Dimensions and constants of a block."""
 
     heads: int
     key_heads: int
@@ -39,7 +40,7 @@ class Shape:
     causal: bool
 
     def parts(self, vectors: Tensor) -> tuple[Heads, Heads, Heads]:
-        """Query, key and value of [T, heads + 2 * key heads, width]."""
+        """Split [T, heads + 2 * key heads, width] into query, key and value."""
         end = self.heads + self.key_heads
         return (
             Heads(vectors, 0, self.heads),
@@ -48,7 +49,7 @@ class Shape:
         )
 
     def apart(self, queries: Tensor, others: Tensor) -> tuple[Heads, Heads, Heads]:
-        """The same of queries [T', heads, width], and keys and values [T, 2 * key heads, width]."""
+        """Return query, key and value: queries [T', heads, width], keys and values [T, 2 * key heads, width]."""
         return (
             Heads(queries, 0, self.heads),
             Heads(others, 0, self.key_heads),
@@ -58,21 +59,21 @@ class Shape:
 
 @dataclass(frozen=True)
 class Run:
-    """What the layers share in one forward pass."""
+    """Arguments of a layer's block in one forward pass."""
 
     packing: Packing
     causal: bool
     cos: Tensor
-    """[T, width / 2] of the rotary embedding; likewise `sin`."""
+    """Cosines, [T, width / 2], of the rotary embedding; `sin` has the same shape."""
     sin: Tensor
     dtype: torch.dtype
-    """The type of the products."""
+    """Dtype of the matrix products."""
     chosen: Chosen | None
-    """The tokens that this layer is asked for, where they aren't all."""
+    """Tokens whose states this layer returns; None for all."""
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether `run_blocks` computes what this transformers base model's forward does."""
+    """Return whether `run_blocks` computes the same as this transformers base model's forward."""
     config = model.config
     return (
         type(model).__name__ in SUPPORTED
@@ -86,25 +87,27 @@ def fits(model: PreTrainedModel) -> bool:
 def run_blocks(
     model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, chosen: Chosen | None = None
 ) -> Tensor:
-    """Final hidden states [T, hidden] of a model that `fits`, in the type of its weights.
+    """Compute final hidden states [T, hidden] of a model that `fits`, in the dtype of its weights.
 
-    Layers are called as modules, so that what hangs on modules (ZeRO 3's gathering of weights) still sees them.
+    Layers are called as modules, so that hooks on modules (ZeRO 3's gathering of weights) still run.
 
     Args:
         input_ids: int64 [1, T].
-        chosen: tokens of the packing, whose states alone are given, [chosen.number, hidden]: of the others the last layer
-            computes keys and values only. Not if causal.
+        chosen: return the states of these tokens only, [chosen.number, hidden]: of the others the last layer computes
+            only keys and values. Not for causal attention.
     """
     hidden = model.embed_tokens(input_ids[0])  # [T, hidden]
     dtype = hidden.dtype
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
     cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)  # [1, T, width]
+    # transformers repeats the angles for both halves of a vector; the loops need them once.
     half = cos.shape[-1] // 2
     kind = torch.promote_types(dtype, torch.float32)
     cos, sin = (part[0, :, :half].to(kind).contiguous() for part in (cos, sin))  # [T, width / 2]
     with torch.autocast("cpu", enabled=False):
         for number, layer in enumerate(model.layers, start=1):
+            # Patched once per layer; calls without `run` still get transformers' own forward.
             if "forward" not in vars(layer):
                 layer.forward = partial(_forward, layer, layer.forward)
             last = chosen if number == len(model.layers) else None
@@ -116,7 +119,7 @@ def run_blocks(
 def _forward(
     layer: Any, original: Callable[..., Tensor], hidden: Tensor, *args: Any, run: Run | None = None, **more: Any
 ) -> Tensor:
-    """A layer's forward: the block of this module under `run_blocks`, transformers' own otherwise."""
+    """Run a layer: this module's block under `run_blocks`, otherwise transformers' own forward."""
     if run is None:
         return original(hidden, *args, **more)
     attention, mlp = layer.self_attn, layer.mlp
@@ -128,6 +131,7 @@ def _forward(
         epsilon=layer.input_layernorm.variance_epsilon,
         causal=run.causal,
     )
+    # Weights are arguments, because autograd gives gradients only to tensors it was passed.
     output: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
         hidden,
         layer.input_layernorm.weight,
@@ -150,7 +154,8 @@ def _forward(
 
 
 def _cast(weights: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """Matrices one below the other, in a type."""
+    """Stack matrices by rows, in the given dtype."""
+    # Assignment casts while it copies; `torch.cat` would need a cast copy of each matrix first.
     out = torch.empty(sum(map(len, weights)), weights[0].shape[1], dtype=dtype)
     start = 0
     for weight in weights:
@@ -160,7 +165,7 @@ def _cast(weights: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
 
 
 class _Block(torch.autograd.Function):
-    """x + attention(norm(x)), then the same with the gated feed-forward layer."""
+    """The block: x + attention(norm(x)), then the same with the gated feed-forward layer."""
 
     @staticmethod
     def forward(
@@ -184,6 +189,7 @@ class _Block(torch.autograd.Function):
     ) -> Tensor:
         qkv_weight = _cast((query_weight, key_weight, value_weight), dtype)
         gate_up_weight = _cast((gate_weight, up_weight), dtype)  # [2 * intermediate, hidden]
+        # The dtype of weight gradients: that of the weights, not of the products.
         ctx.kind = out_weight.dtype
         out_weight, down_weight = out_weight.to(dtype), down_weight.to(dtype)
         normed_1, inverse_1 = kernels.norm(x, weight_1, shape.epsilon, dtype)
@@ -191,6 +197,7 @@ class _Block(torch.autograd.Function):
             heads = shape.parts(functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width))
             residual = x
         else:
+            # Every token needs a key and a value, but only chosen ones a query.
             query_part, key_value_part = qkv_weight.tensor_split((shape.heads * shape.width,))
             queries = functional.linear(normed_1[chosen.rows], query_part).view(-1, shape.heads, shape.width)
             heads = shape.apart(queries, functional.linear(normed_1, key_value_part).view(len(x), -1, shape.width))
@@ -201,6 +208,7 @@ class _Block(torch.autograd.Function):
         normed_2, inverse_2 = kernels.norm(middle, weight_2, shape.epsilon, dtype)
         gate_up = functional.linear(normed_2, gate_up_weight)  # [T, 2 * intermediate]
         output = kernels.add(middle, functional.linear(kernels.gated(gate_up), down_weight))
+        # The feed-forward layer's product is not kept: the backward pass computes it again from `gate_up`.
         ctx.save_for_backward(
             x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, inverse_1, normed_1,
             attended, middle, inverse_2, normed_2, gate_up, *kept.tensors,
@@ -219,6 +227,7 @@ class _Block(torch.autograd.Function):
         dtype = qkv_weight.dtype
         grad = grad.contiguous()
 
+        # The feed-forward layer first, since the backward pass goes from the output to the input.
         out = grad.to(dtype)
         product, grad_gate_up = kernels.gated_backward(gate_up, out @ down_weight)
         grad_down = tiles.weight_gradient(out, product, ctx.kind)
@@ -249,6 +258,7 @@ class _Block(torch.autograd.Function):
             )
             query_part, key_value_part = qkv_weight.tensor_split((turning,))
             grad_normed = grad_key_value @ key_value_part
+            # Behind the first `number` rows is padding, which repeats token 0 and must not add to its gradient.
             grad_normed.index_add_(0, tokens, (grad_query @ query_part)[:number])
             grad = torch.zeros_like(x).index_copy_(0, tokens, grad[:number])
         grad, grad_weight_1 = kernels.norm_backward(grad_normed, x, weight_1, inverse_1, grad)

@@ -1,6 +1,6 @@
-"""What the workers of one machine do through memory that they share: sum gradients, and keep one copy of weights and moments.
+"""Memory shared by the workers of one machine: they sum gradients in it, and keep one copy of weights and moments.
 
-Gloo sends sums through sockets: each value is copied into and out of the kernel twice, about twice the time of what is done here.
+Gloo sums through sockets, which copies each value into and out of the kernel twice and takes about twice as long.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import torch.distributed as distributed
 from torch import Tensor
 
 CHUNK = 1 << 18
-"""Values that are exchanged at once; there is room for two of them."""
+"""Values exchanged at once; a region has room for two chunks."""
 TOKEN, FLAG, SQUARES, HEAD = 16, 16, 24, 4096
-"""Bytes: a token that tells regions apart; where the flag lies, the squares, and where the values begin."""
+"""Bytes: length of the token that identifies a region, then the offsets of the flag, the squares and the values."""
 ROOMS = HEAD + 2 * 4 * CHUNK
-"""Bytes of a region."""
+"""Size of a region in bytes."""
 ALIGNED = 16
-"""Weights begin at a multiple of so many values (64 bytes)."""
+"""Weights begin at multiples of this many values (64 bytes)."""
 PATIENCE = 1800.0
 """Seconds that a worker waits for the others."""
 
 
 class Region(NamedTuple):
-    """One worker's part of the shared memory, as seen by any of them."""
+    """One worker's part of the shared memory, as mapped by any of them."""
 
     process: int
     flag: Tensor
-    """int64 [1]: the last meeting that the worker has come to."""
+    """int64 [1]: number of the last barrier that the worker has reached."""
     squares: Tensor
-    """fp64 [1]: the sum of squares of the gradients that the worker has summed."""
+    """fp64 [1]: sum of squares of the gradients that the worker has summed."""
     values: Tensor
-    """fp32 [2, CHUNK], used in turn."""
+    """fp32 [2, CHUNK]: two buffers, used in turn."""
 
 
 class Host:
     """The workers of a process group, all on one machine.
 
-    Each *owns* a part of every tensor, the same part of each, which is all that it sums, and all that it updates.
+    Each worker *owns* the same share of every tensor. It sums and updates that share only.
     """
 
     def __init__(self, regions: Sequence[Region], rank: int) -> None:
@@ -54,56 +54,66 @@ class Host:
 
     @staticmethod
     def create() -> Host | None:
-        """For the workers of the process group; None (on each) where not all of them can see each other's memory."""
+        """Connect the workers of the process group; collective.
+
+        The result is None on every worker if not all can map each other's memory.
+        """
         memories = _share(ROOMS)
         if memories is None:
             return None
         return Host([_region(process, memory) for process, memory in memories], distributed.get_rank())
 
     def owned(self, tensor: Tensor) -> list[Tensor]:
-        """Views of a contiguous tensor: this worker's part of each chunk of it."""
+        """Return views of a contiguous tensor: this worker's part of each of its chunks."""
         return [chunk[self._part(len(chunk), self.rank)] for chunk in _chunks(tensor)]
 
     def sum(self, tensors: Sequence[Tensor]) -> float:
-        """Sums what this worker owns of each tensor, contiguous and fp32, over all workers in the order of ranks, in place.
+        """Sum this worker's parts of the tensors over all workers, in place and in the order of ranks.
+
+        Args:
+            tensors: contiguous, fp32.
 
         Returns:
-            The norm of all sums, the same bits on each worker.
+            The norm of all sums, bit-identical on every worker.
 
         Raises:
-            RuntimeError: another worker is gone, or does not come.
+            RuntimeError: another worker has ended, or doesn't come in time.
         """
         norms = [torch.linalg.vector_norm(self._sum(chunk)) for tensor in tensors for chunk in _chunks(tensor)]
         self.regions[self.rank].squares[0] = float(torch.stack(norms).double().square().sum()) if norms else 0.0
+        # Every worker's squares must be written before anyone adds them up.
         self.meet()
         return float(np.sqrt(sum(float(region.squares) for region in self.regions)))
 
     def _sum(self, chunk: Tensor) -> Tensor:
-        """What this worker owns of a chunk, summed."""
+        """Sum this worker's part of a chunk over all workers, and return it."""
         rooms = [region.values[self.turn % 2, : len(chunk)] for region in self.regions]
+        # Hand the other workers the parts that they own.
         for rank in range(len(self.regions)):
             if rank != self.rank:
                 part = self._part(len(chunk), rank)
                 rooms[self.rank][part] = chunk[part]
-        # Whoever has come to a meeting has read what was given for the one before, whose other room is written next.
+        # With two buffers, one barrier per chunk is enough: a worker that reaches this barrier has read the previous
+        # chunk, whose buffer is written next.
         self.meet()
         mine = self._part(len(chunk), self.rank)
         values = [chunk[mine] if rank == self.rank else room[mine] for rank, room in enumerate(rooms)]
+        # In the order of ranks: another order would round differently.
         total = values[0]
         for value in values[1:-1]:
             total = total + value
         return torch.add(total, values[-1], out=chunk[mine])
 
     def _part(self, length: int, rank: int) -> slice:
-        """What the worker of a rank owns of a chunk."""
+        """Return the part of a chunk that the worker of a rank owns."""
         world = len(self.regions)
         return slice(length * rank // world, length * (rank + 1) // world)
 
     def meet(self) -> None:
-        """Returns when all workers have come here, and what each has written into shared memory before is there for all.
+        """Wait for all workers; what each has written into shared memory before is then visible to all.
 
         Raises:
-            RuntimeError: another worker is gone, or does not come.
+            RuntimeError: another worker has ended, or doesn't come in time.
         """
         self.turn += 1
         self.regions[self.rank].flag[0] = self.turn
@@ -111,8 +121,10 @@ class Host:
         for region in self.regions:
             while int(region.flag) < self.turn:
                 looks += 1
+                # Spin at first, since the others are usually close behind; then leave them the processor.
                 if looks > 2000:
                     time.sleep(1e-4)
+                # A worker that was killed never comes. Looking costs system calls, so this is done rarely.
                 if looks % 10_000 == 0:
                     if not Path(f"/proc/{region.process}").exists():
                         raise RuntimeError(f"a worker (process {region.process}) ended while gradients were summed")
@@ -122,12 +134,13 @@ class Host:
                         )
 
     def zeros(self, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """fp32 tensors that all workers have in common; collective.
+        """Return zeroed fp32 tensors that all workers share; collective.
 
         Raises:
-            RuntimeError: a worker can't see another's memory any more.
+            RuntimeError: a worker can no longer map another's memory.
         """
         starts = np.cumsum([0, *(-(-shape.numel() // ALIGNED) * ALIGNED for shape in shapes)])
+        # All tensors lie in rank 0's region; the others only take part in the exchange.
         memories = _share(HEAD + 4 * int(starts[-1]) if self.rank == 0 else HEAD)
         if memories is None:
             raise RuntimeError("a worker can't see another's memory any more")
@@ -141,9 +154,9 @@ def _chunks(tensor: Tensor) -> list[Tensor]:
 
 
 def _share(size: int) -> list[tuple[int, mmap.mmap]] | None:
-    """Each worker's process and a new region of the size that it gives, in the order of ranks; collective.
+    """Map a new region of every worker: return (process, memory) in the order of ranks. Collective.
 
-    None (on each) where not all of them can see each other's memory.
+    `size` is that of this worker's region. The result is None on every worker if not all can map each other's memory.
     """
     token = secrets.token_bytes(TOKEN)
     own = _own(size, token)
@@ -151,18 +164,20 @@ def _share(size: int) -> list[tuple[int, mmap.mmap]] | None:
     distributed.all_gather_object(told, None if own is None else (os.getpid(), own[0], size, token))
     seen = None if own is None else _seen(told, own[1])
     all_see = torch.tensor(int(seen is not None))
-    distributed.all_reduce(all_see, distributed.ReduceOp.MIN)  # whereupon memories need no file any more
+    distributed.all_reduce(all_see, distributed.ReduceOp.MIN)  # all have mapped it: no file is needed now
     if own is not None:
         os.close(own[0])
     return seen if all_see else None
 
 
 def _own(size: int, token: bytes) -> tuple[int, mmap.mmap] | None:
-    """A new region: its file descriptor, and its memory."""
-    # The order in which flags and values are seen is what these processors keep without more ado.
+    """Create a region; return its file descriptor and its memory, or None if this machine has no such memory."""
+    # The barrier needs values to become visible before the flag that is written after them. x86-64 guarantees that
+    # order without memory fences.
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return None
     try:
+        # A memfd has no name in the file system, so nothing is left behind when a worker is killed.
         descriptor = os.memfd_create("mlmclm")
         os.ftruncate(descriptor, size)
         memory = mmap.mmap(descriptor, size)
@@ -173,7 +188,7 @@ def _own(size: int, token: bytes) -> tuple[int, mmap.mmap] | None:
 
 
 def _seen(told: Sequence[Any], own: mmap.mmap) -> list[tuple[int, mmap.mmap]] | None:
-    """All workers' processes and regions; None if one of them can't be opened from here."""
+    """Map all workers' regions: return (process, memory) of each, or None if one can't be mapped from here."""
     found = []
     for entry in told:
         if entry is None:
@@ -186,7 +201,7 @@ def _seen(told: Sequence[Any], own: mmap.mmap) -> list[tuple[int, mmap.mmap]] | 
                     memory = mmap.mmap(file.fileno(), size)
             except (OSError, ValueError):
                 return None
-        if memory[:TOKEN] != token:  # a process of this number on another machine, or in another container
+        if memory[:TOKEN] != token:  # a process with this id on another machine, or in another container
             return None
         found.append((process, memory))
     return found

@@ -1,10 +1,10 @@
-"""Element-wise passes of the block, of attention and of the loss on the CPU, each as one loop that numba compiles.
+"""Element-wise passes of the block, of attention and of the loss on the CPU, each as one loop compiled with numba.
 
-Torch does them operation by operation, each reading and writing whole activations and, in bfloat16, converting to fp32 and back
-every time. Here a value is read once, computed in fp32 (float64 where it is given that), rounded once and written once. The
-functions take torch tensors; bfloat16 is seen as its bits, in uint16. What is not finite stays so.
+torch computes them operation by operation. Each operation reads and writes whole activations and, in bfloat16, converts
+to fp32 and back. Here a value is read once, computed in fp32 (float64 for float64 input), rounded once and written
+once. The functions take torch tensors; numba sees bfloat16 as its bits, in uint16. Values that are not finite stay so.
 
-A loop's rows are divided over torch's threads; results don't depend on how many there are.
+A loop's rows are divided among torch's threads; results don't depend on their number.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from mlmclm.backends.cpu.loops import Array, compiled
 ROWS = 256
 """Rows whose sums are taken together, whatever the number of threads."""
 ANY_DISTANCE = 1 << 40
-"""Further apart than any two positions."""
+"""More than the distance of any two positions."""
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it saves."""
 SUMS = {"reassoc", "contract", "nsz", "arcp"}
-"""Liberties of loops that sum: without `nnan` and `ninf`, so that what is not finite stays so."""
+"""fastmath flags of loops that sum: without `nnan` and `ninf`, so that values that are not finite stay so."""
 FAST = {"contract", "nsz", "arcp"}
+"""fastmath flags of the other loops: no reordering of sums."""
 
 
-# One value at a time: what numba inlines into the loops below.
+# Functions of one value, which numba inlines into the loops below.
 
 
 @intrinsic
@@ -55,8 +56,11 @@ def _bits_of_float(_: Any, value: Any) -> Any:
 
 @intrinsic
 def _rounded_bits(_: Any, value: Any) -> Any:
-    """The bits of the nearest bfloat16, ties to even, in whole numbers: LLVM's own rounding is a call of a function that numba
-    doesn't have, where the CPU has no instruction for it."""
+    """Return the bits of the nearest bfloat16, ties to even.
+
+    Computed with integers: on CPUs without an instruction for it, LLVM's own rounding calls a function that numba
+    doesn't have.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = ir.IntType(32)
@@ -64,7 +68,7 @@ def _rounded_bits(_: Any, value: Any) -> Any:
         upper = builder.lshr(bits, word(16))
         half = builder.add(builder.and_(upper, word(1)), word(0x7FFF))
         rounded = builder.lshr(builder.add(bits, half), word(16))
-        quiet = builder.or_(upper, word(0x40))  # a NaN whose upper half is none would else become infinite
+        quiet = builder.or_(upper, word(0x40))  # a NaN with an empty upper half would become infinite
         return builder.trunc(
             builder.select(builder.fcmp_unordered("uno", values[0], values[0]), quiet, rounded), ir.IntType(16)
         )
@@ -74,14 +78,14 @@ def _rounded_bits(_: Any, value: Any) -> Any:
 
 @intrinsic
 def _fused(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     kind = types.float32
     return kind(kind, kind, kind), lambda context, builder, signature, values: builder.fma(*values)
 
 
 @intrinsic
 def _maximum(_: Any, first: Any, second: Any) -> Any:
-    """The larger of two floats, NaN if one is; numba's own `max` keeps loops from being vectorised."""
+    """Return the larger of two floats, NaN if one is; numba's own `max` keeps loops from being vectorised."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = context.get_value_type(first)
@@ -93,12 +97,13 @@ def _maximum(_: Any, first: Any, second: Any) -> Any:
 
 
 def wide(value: Any) -> Any:
-    """An array's element as a float: fp32 for the bits of a bfloat16."""
+    """Return an array's element as a float: fp32 for the bits of a bfloat16."""
 
 
 @overload(wide)
 def _overload_wide(value: Any) -> Any:
     def of_bits(value: Any) -> Any:
+        # A bfloat16 is the upper half of an fp32.
         return _float_of_bits(np.uint32(value) << np.uint32(16))
 
     def same(value: Any) -> Any:
@@ -108,7 +113,7 @@ def _overload_wide(value: Any) -> Any:
 
 
 def put(row: Any, index: Any, value: Any) -> None:
-    """Writes a float into an array, as bfloat16 to the nearest, ties to even."""
+    """Write a float into an array; bfloat16 is rounded to the nearest, ties to even."""
 
 
 @overload(put)
@@ -125,18 +130,18 @@ def _overload_put(row: Any, index: Any, value: Any) -> Any:
 _LOG2_E = np.float32(1 / math.log(2))
 _LOG2_E_REST = np.float32(1 / math.log(2) - float(_LOG2_E))
 _C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))
-"""Taylor's coefficients of 2^f; the next term is below 2e-7 for |f| <= 1/2."""
+"""Taylor coefficients of 2^f; the next term is below 2e-7 for |f| <= 1/2."""
 _LOWEST, _HIGHEST = np.float32(-87.0), np.float32(88.0)
 _SHIFT = np.float32(3 << 22)
-"""A float of this size has no fraction: adding it rounds to the nearest whole number."""
+"""A float of this size has no fraction: adding it rounds to the nearest integer."""
 
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
-"""For the loops: beside a whole number numba computes fp32 in float64."""
+"""Constants for the loops: numba computes fp32 mixed with Python's integers in float64."""
 
 
 def exp(value: Any) -> Any:
-    """e^value; in fp32 the value is taken to lie between -87 and 88."""
+    """Return e^value; in fp32 the value is clamped to -87 ... 88."""
 
 
 @overload(exp, jit_options={"fastmath": FAST})
@@ -145,13 +150,14 @@ def _overload_exp(value: Any) -> Any:
         return math.exp(value)
 
     def single(value: Any) -> Any:
+        # e^x = 2^(x log2 e) = 2^whole * 2^f. The second constant holds what the first loses to rounding.
         x = _LOWEST if value < _LOWEST else value
         x = _HIGHEST if x > _HIGHEST else x
         shifted = x * _LOG2_E + _SHIFT
         whole = shifted - _SHIFT
         f = _fused(x, _LOG2_E, -whole) + x * _LOG2_E_REST
         power = (((((_C6 * f + _C5) * f + _C4) * f + _C3) * f + _C2) * f + _C1) * f + _C0
-        # The last bits of `shifted` are the whole number; 127 more is a power of two's exponent.
+        # The last bits of `shifted` are the integer; plus 127 it is the exponent of a power of two.
         return power * _float_of_bits((_bits_of_float(shifted) << np.uint32(23)) + np.uint32(127 << 23))
 
     return double if value == types.float64 else single
@@ -159,14 +165,17 @@ def _overload_exp(value: Any) -> Any:
 
 @compiled(SUMS)
 def largest_of(row: Array) -> Any:
+    """Return the largest element of a row as a float, NaN if it has one."""
     largest = wide(row[0])
     for i in range(row.shape[0]):
         largest = _maximum(largest, wide(row[i]))
     return largest
 
 
-# The loops. Their arrays have one row a token (or position), in order, unless said otherwise. A loop that sums writes nothing: LLVM
-# computes one by one, in another order of sums, where what is written lies close behind what is read, as short rows may.
+# The loops. Their arrays have one row per token (or position), in order, unless stated otherwise. `x * _ZERO` starts a
+# sum in the dtype of its terms.
+# The inner loops that sum don't write. When the output lies just behind the input in memory, as it may with short rows,
+# LLVM leaves a loop that writes unvectorised, and its sums would be taken in another order.
 
 
 @compiled(SUMS)
@@ -202,6 +211,7 @@ def _norm_backward(
             projection += wide(upstream[i]) * wide(row[i]) * scale * wide(weight[i])
         for i in range(x.shape[1]):
             sums[i] += wide(upstream[i]) * wide(row[i]) * scale
+        # RMSNorm ignores the length of x (up to epsilon), so the gradient's part along x is removed.
         projection *= scale / np.float32(x.shape[1])
         for i in range(x.shape[1]):
             value = wide(upstream[i]) * wide(weight[i]) - projection * wide(row[i])
@@ -226,6 +236,7 @@ def _gated_backward(gate_up: Array, grad: Array, product: Array, grad_gate_up: A
         grad_gate, grad_up = grad_gate_up[t, :half], grad_gate_up[t, half:]
         for i in range(half):
             value, factor, above = wide(gate[i]), wide(up[i]), wide(upstream[i])
+            # d silu(x) / dx = s + x s (1 - s), where s = sigmoid(x).
             share = _ONE / (_ONE + exp(-value))
             active = value * share
             put(out, i, active * factor)
@@ -235,7 +246,8 @@ def _gated_backward(gate_up: Array, grad: Array, product: Array, grad_gate_up: A
 
 @lru_cache
 def _turning(half: int, heads: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """`to_blocks` and `from_blocks` for vectors of which 2 * `half` elements turn, compiled with these numbers."""
+    """Return `to_blocks` and `from_blocks`, compiled for this number of heads, with 2 * `half` rotated elements
+    each."""
 
     @compiled(FAST)
     def to_blocks(index: Array, rows: Array, cos: Array, sin: Array, blocks: Array, first: int, scale: float) -> None:
@@ -277,7 +289,7 @@ def _softmax(scores: Array, keys: Array, length: int, origin: int, causal: bool,
         for r in range(scores.shape[1]):
             position = origin + r % length
             stop = min(keys[n], position + (1 if causal else window))
-            start = max(0, min(position - window + 1, stop - 1))  # padding sees a key too
+            start = max(0, min(position - window + 1, stop - 1))  # padding sees a key too, or it would divide by 0
             row = scores[n, r, start:stop]
             largest = largest_of(row)
             total = largest * _ZERO
@@ -318,46 +330,48 @@ def _cross_entropy(logits: Array, labels: Array, losses: Array, vocabulary: int)
             total += values[i]
         losses[n] = math.log(total) + largest - chosen
         share = _ONE / total
+        # From the unrounded probability: where that is close to 1, rounding it first would lose the difference.
         own = values[labels[n]] * share - _ONE
         for i in range(row.shape[0]):
             put(row, i, values[i] * share)
         put(row, labels[n], own)
 
 
-# What the rest of the package calls.
+# Functions that the rest of the package calls.
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
-    """x + y in the type of x; both [T, hidden]."""
+    """Return x + y in the dtype of x; both are [T, hidden]."""
     total = torch.empty_like(x)
     _over_rows(_add, [x, y, total])
     return total
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """RMSNorm of x [T, hidden] in `dtype`, and 1 / sqrt(mean(x^2) + epsilon), [T]."""
+    """Return RMSNorm of x [T, hidden] in `dtype`, and 1 / sqrt(mean(x^2) + epsilon), [T]."""
     normed, inverse = torch.empty(x.shape, dtype=dtype), torch.empty(len(x), dtype=_at_least_single(x))
     _over_rows(_norm, [x, inverse, normed], weight, epsilon)
     return normed, inverse
 
 
 def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of RMSNorm with respect to its input [T, hidden], with `residual` added, and to its weight [hidden]."""
+    """Return RMSNorm's gradients: for its input [T, hidden], with `residual` added, and for its weight [hidden]."""
     total = torch.empty_like(x)
+    # A row of sums for every ROWS tokens, so that the order of summation is the same with any number of threads.
     sums = torch.zeros(-(-len(x) // ROWS), x.shape[1], dtype=inverse.dtype)
     _over_rows(_norm_backward, [grad, x, inverse, residual, total], weight, sums=sums)
     return total, sums.sum(0).to(weight.dtype)
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, [T, intermediate], of gate and up side by side, [T, 2 * intermediate]."""
+    """Return silu(gate) * up, [T, intermediate], of gate and up side by side, [T, 2 * intermediate]."""
     product = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
     _over_rows(_gated, [gate_up, product])
     return product
 
 
 def gated_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """`gated` again, and the gradient of its input, given that of its output."""
+    """Return `gated` again, and the gradient of its input, given that of its output."""
     product, grad_gate_up = torch.empty_like(grad), torch.empty_like(gate_up)
     _over_rows(_gated_backward, [gate_up, grad, product, grad_gate_up])
     return product, grad_gate_up
@@ -366,15 +380,16 @@ def gated_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 def to_blocks(
     rows: Tensor, first: int, index: Tensor, slots: int, scale: float, turn: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """The vectors of some heads in another order, [slots, width], times `scale`; 0 where none is put.
+    """Gather the vectors of some heads in another order, [slots, width], times `scale`; slots that get none are 0.
 
     Args:
         rows: [T, all heads, width].
         first: the first of the heads that are taken.
-        index: int64 [T, heads], where each vector is put; -1 for nowhere.
-        turn: cosines and sines, [T, width / 2] each, of the angles by which vectors are turned (rotary embedding, whose two
-            coordinates are a vector's halves); None to leave them.
+        index: int64 [T, heads], the slot of each vector; -1 for none.
+        turn: cosines and sines, [T, width / 2] each, of the rotary embedding, which pairs a vector's two halves; None
+            for no rotation.
     """
+    # Zeros are needed only if some slot gets no vector.
     full = slots == index.numel() and int(index.min()) >= 0
     blocks = (torch.empty if full else torch.zeros)(slots, rows.shape[2], dtype=rows.dtype)
     cos, sin = _angles(rows, turn)
@@ -386,20 +401,23 @@ def to_blocks(
 def from_blocks(
     blocks: Tensor, rows: Tensor, first: int, index: Tensor, scale: float, turn: tuple[Tensor, Tensor] | None
 ) -> None:
-    """The reverse: writes a vector for each token and head into `rows`, turned back; 0 where the index is -1."""
+    """Scatter blocks back into `rows`, a vector for each token and head, rotated back and times `scale`.
+
+    Vectors whose index is -1 become 0.
+    """
     cos, sin = _angles(rows, turn)
     loop = _turning(cos.shape[1], index.shape[1])[1]
     _over_rows(loop, [index, rows, cos, sin], blocks, first, _scalar(blocks, scale))
 
 
 def softmax(scores: Tensor, keys: Tensor, length: int, origin: int, causal: bool, window: int | None = None) -> None:
-    """Softmax over the keys that a row sees, in place; 0 for the others.
+    """Compute softmax over the keys that a row sees, in place; 0 for the others.
 
     Args:
         scores: [sequences, rows, keys]; row r is the query at position `origin` + r modulo `length`.
-        keys: int64 [sequences], how many keys are real.
-        causal: a query sees no later position.
-        window: a query sees no position at this distance or more.
+        keys: int64 [sequences], number of real keys.
+        causal: hide later positions.
+        window: hide positions at this distance or more.
     """
     window = ANY_DISTANCE if window is None else window
     like = np.empty(0, np.float64 if scores.dtype == torch.float64 else np.float32)
@@ -407,15 +425,15 @@ def softmax(scores: Tensor, keys: Tensor, length: int, origin: int, causal: bool
 
 
 def softmax_backward(grad: Tensor, weights: Tensor) -> None:
-    """The gradient of softmax's input in place of that of its output, both [sequences, rows, keys]."""
+    """Replace the gradient of softmax's output by that of its input, both [sequences, rows, keys]."""
     _over_rows(_softmax_backward, [grad, weights])
 
 
 def cross_entropy(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
-    """Sum of -ln softmax(logits)[label]; the logits become its gradient.
+    """Return the sum of -ln softmax(logits)[label]; the logits become its gradient.
 
     Args:
-        logits: [rows, at least vocabulary], contiguous; what is behind the vocabulary is left as it is.
+        logits: [rows, at least vocabulary], contiguous; columns beyond the vocabulary are left as they are.
         labels: int64 [rows].
     """
     losses = torch.empty(len(labels), dtype=_at_least_single(logits))
@@ -426,7 +444,7 @@ def cross_entropy(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
 def _angles(rows: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     if turn is not None:
         return turn
-    none = torch.empty(len(rows), 0, dtype=_at_least_single(rows))
+    none = torch.empty(len(rows), 0, dtype=_at_least_single(rows))  # no angles, so nothing is rotated
     return none, none
 
 
@@ -435,12 +453,12 @@ def _at_least_single(x: Tensor) -> torch.dtype:
 
 
 def _scalar(like: Tensor, value: float) -> Any:
-    """A number that doesn't make numba compute fp32 arrays in float64."""
+    """Return a number that doesn't make numba compute fp32 arrays in float64."""
     return value if like.dtype == torch.float64 else np.float32(value)
 
 
 def as_array(x: Any) -> Any:
-    """A tensor's memory as an array, bfloat16 as its bits; what isn't a tensor as it is."""
+    """Return a tensor's memory as an array, bfloat16 as its bits; anything else as it is."""
     if not isinstance(x, Tensor):
         return x
     return (x.detach().view(torch.uint16) if x.dtype == torch.bfloat16 else x.detach()).numpy()
@@ -449,10 +467,10 @@ def as_array(x: Any) -> Any:
 def _over_rows(
     kernel: Callable[..., None], tensors: Sequence[Tensor], *others: Any, sums: Tensor | None = None
 ) -> None:
-    """Calls a loop on the same rows of all `tensors`, on as many threads as torch has.
+    """Call a loop on the same rows of all `tensors`, on as many threads as torch has.
 
     Args:
-        sums: a row for every `ROWS` rows, which the loop adds to, its last argument.
+        sums: one row per `ROWS` rows, passed to the loop as its last argument, which it adds to.
     """
     arrays, rest = [as_array(tensor) for tensor in tensors], [as_array(other) for other in others]
     partial = None if sums is None else as_array(sums)
@@ -469,7 +487,8 @@ def _over_rows(
 
 
 def over_threads(work: Callable[[int, int], None], count: int, elements: int) -> None:
-    """Calls work(first, last) for ranges that make up `count`, on as many threads as torch has; few elements are one thread's."""
+    """Call work(first, last) for ranges that cover `count`, on as many threads as torch has; on one for few
+    elements."""
     threads = torch.get_num_threads() if elements >= SMALL else 1
     step = max(1, -(-count // threads))
     if step >= count:
@@ -480,4 +499,5 @@ def over_threads(work: Callable[[int, int], None], count: int, elements: int) ->
 
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
+    # Python's threads do: the loops run without the GIL.
     return ThreadPoolExecutor(threads, thread_name_prefix="mlmclm-kernels")

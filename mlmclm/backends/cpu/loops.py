@@ -1,13 +1,14 @@
-"""Loops over arrays that numba compiles for this CPU: how they are compiled, where that is kept, and whether it works here.
+"""Compile loops over arrays for this CPU with numba, and cache the compiled code on disk.
 
-What is compiled is kept in a folder named by a hash of all that it is made of: the sources of the loops, the versions of numba,
-LLVM and Python, and the CPU. So every environment of this version on a machine finds it, wherever it is installed, and no change of a source
-goes unseen (numba itself looks only at the file of the function that is called, not at those of the functions inlined into it).
-The folder is in `NUMBA_CACHE_DIR`, else in the user's cache folder, else in the system's temporary folder.
+The cache is a folder named by a hash of all that compiled code is made of: the sources of the loops, the versions of
+numba, LLVM and Python, and the CPU. So every environment with this version on a machine finds it, wherever it is
+installed, and no change of a source goes unnoticed (numba itself looks only at the file of the function that is called,
+not at those of the functions inlined into it). The folder is in `NUMBA_CACHE_DIR`, else in the user's cache folder,
+else in the system's temporary folder.
 
-Some loops cannot be compiled on some machine: a fault of LLVM, or of what a virtual machine says of its CPU. Such a fault may end
-the process, so `prepare` (`mlmclm.backends.cpu.ready`) tries them in another one; where they fail this process computes with
-torch's operations instead (`mlmclm.backends.choice.give_up`).
+Some loops can't be compiled on some machines, because of a fault of LLVM or of what a virtual machine reports about its
+CPU. Such a fault may end the process, so `prepare` (`mlmclm.backends.cpu.ready`) tries them in another one. If they
+fail, this process computes with torch's operations instead (`mlmclm.backends.choice.give_up`).
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ from mlmclm.storage.files import hash_file, stable_hash
 Array = npt.NDArray[Any]
 
 SOURCES = ("loops.py", "kernels.py", "rowwise_adamw.py", "tile_instructions.py", "tiles.py", "tile_attention.py")
-"""Modules of this folder whose functions are inlined into loops, or say how they are compiled."""
+"""Modules of this folder whose functions are inlined into loops, or which decide how loops are compiled."""
 
 
 def target_features() -> frozenset[str]:
-    """Return the features that LLVM compiles for, by its names: those of this CPU, or of `NUMBA_CPU_FEATURES`."""
+    """Return the CPU features that LLVM compiles for, by its names: this CPU's, or those of `NUMBA_CPU_FEATURES`."""
     features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return frozenset(feature[1:] for feature in features.split(",") if feature.startswith("+"))
 
 
 def _use_whole_vectors() -> None:
-    """Loops in vectors of 512 bits on CPUs with tiles: LLVM takes 256 for some, which cost others their frequency."""
+    """Use 512-bit vectors on CPUs with tiles.
+
+    LLVM prefers 256 bits for some of them, because wider vectors lower the frequency of other CPUs.
+    """
     if config.CPU_FEATURES is None and "amx-tile" in target_features():
         config.CPU_FEATURES = get_host_cpu_features() + ",-prefer-256-bit"
 
@@ -51,14 +55,16 @@ _use_whole_vectors()
 
 
 def compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
-    """numba's `njit` with compiled code kept on disk where some folder for it can be written to."""
+    """Return a decorator: numba's `njit`, with compiled code kept on disk if some folder for it is writable."""
 
     def decorate(function: Callable[..., Any]) -> Any:
+        # nogil: `over_threads` runs loops on Python's threads. error_model: a division by 0 gives inf or NaN instead of
+        # an error.
         options: dict[str, Any] = {"fastmath": flags, "nogil": True, "error_model": "numpy"}
         with _own_place():
             try:
                 return njit(cache=True, **options)(function)
-            except RuntimeError:  # numba finds no such folder
+            except RuntimeError:  # numba finds no writable folder
                 return njit(**options)(function)
 
     return decorate
@@ -66,14 +72,14 @@ def compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
 
 @lru_cache
 def cache_folder() -> Path | None:
-    """Where compiled loops are kept; None if nowhere can be written to."""
+    """Return the folder of compiled loops; None if none can be written to."""
     name = f"mlmclm-loops-{_stamp()[:20]}"
     if config.CACHE_DIR:
         return _writable(Path(config.CACHE_DIR) / name)
     own = _writable(_user_cache() / name) if _user_cache().is_absolute() else None
     if own is not None:
         return own
-    # Another user may have put a folder of this name there, with code in it.
+    # Another user may have put a folder of this name there, and its code would be run.
     temporary = _writable(Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}")
     if temporary is None:
         return None
@@ -82,13 +88,13 @@ def cache_folder() -> Path | None:
 
 
 def _user_cache() -> Path:
-    """Not absolute where the user has no home."""
+    """Return the user's cache folder; it is not absolute if the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "mlmclm"  # noqa: PTH111
 
 
 @lru_cache
 def _stamp() -> str:
-    """A hash of all that compiled code is made of, but for the files of loops that are defined elsewhere."""
+    """Return a hash of all that compiled code is made of, except the files of loops that are defined elsewhere."""
     here = Path(__file__).parent
     return stable_hash(
         {
@@ -100,7 +106,7 @@ def _stamp() -> str:
 
 
 def _writable(folder: Path) -> Path | None:
-    """The folder, made if need be and its owner's alone; None if it can't be written to."""
+    """Return the folder, created for its owner alone if need be; None if it can't be written to."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -110,7 +116,7 @@ def _writable(folder: Path) -> Path | None:
 
 
 class CacheLocator:
-    """Where numba keeps a function's compiled code; the methods are those that numba asks of `NUMBA_CACHE_LOCATOR_CLASSES`."""
+    """Location of a function's compiled code, with the methods that numba expects of `NUMBA_CACHE_LOCATOR_CLASSES`."""
 
     def __init__(self, folder: Path, source: Path, line: int) -> None:
         self._folder, self._source, self._line = folder, source, line
@@ -118,30 +124,33 @@ class CacheLocator:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> Self | None:
-        """None where nothing can be kept."""
+        """Return a locator; None if no cache folder can be written to."""
         folder = cache_folder()
         return None if folder is None else cls(folder, Path(file), function.__code__.co_firstlineno)
 
     def get_cache_path(self) -> str:
-        """The folder."""
+        """Return the folder."""
         return str(self._folder)
 
     def ensure_cache_path(self) -> None:
-        """Makes the folder."""
+        """Create the folder."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get_source_stamp(self) -> str:
-        """Return a stamp that must be the same for kept code to be used: the function's own file may not be among `SOURCES`."""
+        """Return a stamp that must match for cached code to be used.
+
+        It includes the function's own file, which may not be among `SOURCES`.
+        """
         return _stamp() + hash_file(self._source)
 
     def get_disambiguator(self) -> str:
-        """Return the line, which tells functions of one name in one file apart."""
+        """Return the line, which tells apart functions of one name in one file."""
         return str(self._line)
 
 
 @contextmanager
 def _own_place() -> Iterator[None]:
-    """Has numba take `CacheLocator` for the functions that are declared meanwhile, unless the user has chosen another."""
+    """Make numba use `CacheLocator` for functions declared meanwhile, unless the user has chosen another locator."""
     if config.CACHE_LOCATOR_CLASSES:
         yield
         return

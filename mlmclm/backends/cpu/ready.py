@@ -1,9 +1,9 @@
-"""Has the loops that some shapes of models need compiled, once on a machine and before any clock starts.
+"""Compile the loops that some model shapes need, once per machine and before any clock starts.
 
-It is done in a process of its own while others that need the same wait: a fault of LLVM, or an
-instruction that the CPU doesn't have, ends that process and not the caller's. A note beside the compiled code says how it went, so
-that it is tried once; where it failed the caller computes with torch's operations, and says so. What has nothing to do with the
-loops and the CPU (a full disk, a signal from outside) is not noted.
+This is done in a process of its own, while others that need the same loops wait: a fault of LLVM, or an instruction
+that the CPU doesn't have, ends that process and not the caller's. A note beside the compiled code records the outcome,
+so that it is tried only once. After a failure the caller computes with torch's operations, and says so. Failures that
+have nothing to do with the loops or the CPU (a full disk, a signal from outside) are not recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def prepare(
     announce: Callable[[str], None],
     compute: Callable[[Iterable[ModelShape]], None],
 ) -> None:
-    """As `mlmclm.backends.reference.Reference.prepare`; where it fails, `give_up`."""
+    """Implement `mlmclm.backends.reference.Reference.prepare`; if it fails, `give_up`."""
     folder = cache_folder()
     if folder is None:
         announce(
@@ -47,12 +47,13 @@ def prepare(
     notes = [folder / f"{stable_hash(asdict(shape))[:20]}.txt" for shape in shapes]
     if not all(note.is_file() for note in notes):
         with _alone(folder, announce):
-            # Another process may just have compiled some.
+            # Another process may have compiled some while this one waited for the lock.
             missing = [(shape, note) for shape, note in zip(shapes, notes, strict=True) if not note.is_file()]
             if missing:
                 announce(f"compiling loops for this CPU, once on this machine (kept in {folder})")
                 result, lasting = _compile_apart([shape for shape, _ in missing], compute.__module__)
                 for _, note in missing if lasting else ():
+                    # Without a note it is only tried again next time.
                     with suppress(EnvironmentFault):
                         write_atomic(note, result)
                 if result != READY:
@@ -74,9 +75,14 @@ def _give_up(reason: str, note: Path | None, announce: Callable[[str], None]) ->
 
 
 def _compile_apart(shapes: list[ModelShape], module: str) -> tuple[str, bool]:
-    """`READY`, or what went wrong; and whether it would come again: not if the process was killed from outside, or met a full
-    disk, too little memory or a broken installation."""
+    """Compile in a process of its own.
+
+    Returns:
+        `READY` or the fault, and whether it would occur again. It would not if the process was killed from outside, or
+        met a full disk, too little memory or a broken installation.
+    """
     here = str(Path(__file__).parents[3])
+    # -P keeps a module in the working directory from shadowing an installed one; PYTHONPATH finds this very package.
     done = subprocess.run(
         [sys.executable, "-P", "-m", module, json.dumps([asdict(shape) for shape in shapes])],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])},
@@ -92,9 +98,9 @@ def _compile_apart(shapes: list[ModelShape], module: str) -> tuple[str, bool]:
 
 @contextmanager
 def _alone(folder: Path, announce: Callable[[str], None]) -> Iterator[None]:
-    """One process at a time, of those that can lock files there; a line says that another one is waited for."""
+    """Let one process at a time in, among those that can lock files there; announce a wait for another one."""
     with (folder / ".lock").open("w") as lock:
-        with suppress(OSError):  # a file system without locks: the same is compiled twice at worst
+        with suppress(OSError):  # no locks on this file system: at worst the same is compiled twice
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,8 +1,9 @@
-"""AdamW that leaves alone the rows of the embedding which a step doesn't read.
+"""AdamW that updates only those rows of the embedding which a step reads.
 
-In a small model about half of the weights are the embedding's, and a batch reads a few hundred of its rows. The others get no gradient, but AdamW
-moves them too, by decay and by the momentum of gradients past. Nobody sees that before a batch reads the row again, so it is done then:
-the steps missed, one by one, by the same arithmetic, to the same bits.
+In a small model about half the weights are the embedding's, and a batch reads a few hundred of its rows. The others get
+no gradient, but AdamW moves them too, by weight decay and by the momentum of past gradients. Nobody sees that before a
+batch reads the row again, so it is done then: the missed steps are made up one by one, with the same arithmetic, to the
+same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mlmclm.backends.cpu.loops import Array, compiled
 
 
 class RowwiseAdamW:
-    """AdamW in fp32 on the CPU; a row of the embedding is moved when a forward pass asks for it, and at the end."""
+    """AdamW in fp32 on the CPU; an embedding row is updated when a forward pass reads it, and at the end."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], embedding: nn.Embedding, settings: Settings, steps: int
@@ -29,15 +30,17 @@ class RowwiseAdamW:
         self.others = [parameter for parameter in parameters if parameter is not embedding.weight]
         self.moments = [(torch.zeros_like(parameter), torch.zeros_like(parameter)) for parameter in self.others]
         self.rows = (torch.zeros_like(embedding.weight), torch.zeros_like(embedding.weight))
-        """Moments of the embedding."""
+        """First and second moments of the embedding."""
         self.done = np.zeros(len(embedding.weight), dtype=np.int64)
-        """int64 [rows]: how many steps a row has made."""
+        """int64 [rows]: number of steps that each row has made."""
         self.began = np.zeros(len(embedding.weight), dtype=np.bool_)
-        """bool [rows]: whether a row ever had a gradient; its moments are 0 before."""
+        """bool [rows]: whether a row ever had a gradient; until then its moments are 0."""
         self.taken = 0
+        """Number of steps taken."""
         self.factors = np.empty((steps, 3), dtype=np.float32)
-        """Of each step taken, for matrices: see `_factors`."""
+        """float32 [steps, 3]: for each step taken, the matrices' factors; see `_factors`."""
         self._found: Tensor | None = None
+        # A sparse gradient names the rows that were read; the hook brings rows up to date before they are read.
         embedding.sparse = True
         self._hook = embedding.register_forward_pre_hook(lambda module, inputs: self._catch_up(inputs[0]))
 
@@ -73,13 +76,14 @@ class RowwiseAdamW:
         self._catch_up(torch.arange(len(self.done)))
 
     def _gradient_of_rows(self) -> Tensor | None:
-        """The embedding's gradient, sparse, a row once; None where there is none."""
+        """Return the embedding's gradient, sparse, with each row once; None if there is none."""
+        # Kept, because `norm` and `step` both need it, and merging repeated rows takes time.
         if self._found is None and self.embedding.weight.grad is not None:
             self._found = self.embedding.weight.grad.coalesce()
         return self._found
 
     def _catch_up(self, ids: Tensor) -> None:
-        """Has the rows of these ids make the steps that they have missed."""
+        """Make up the steps that the rows of these ids have missed."""
         rows = np.unique(ids.numpy())
         rows = rows[self.done[rows] < self.taken]
         arrays = (tensor.detach().numpy() for tensor in (self.embedding.weight, *self.rows))
@@ -87,15 +91,15 @@ class RowwiseAdamW:
         self.done[rows] = self.taken
 
     def _factors(self, rate: float, *, decayed: bool) -> Array:
-        """float32 [3] of the next step: what is left of a weight, the rate over the first moment's bias, the root of the second's
-        bias, inverted."""
+        """Return float32 [3] for the next step: the factor of weight decay, the learning rate over the first moment's
+        bias correction, and the inverse root of the second moment's."""
         first, second = (1 - beta ** (self.taken + 1) for beta in (self.settings.beta1, self.settings.beta2))
         left = 1 - rate * self.settings.weight_decay if decayed else 1
-        with np.errstate(over="ignore"):  # a rate that fp32 doesn't hold makes the cell diverge
+        with np.errstate(over="ignore"):  # a rate beyond fp32's range becomes infinite, and the cell diverges
             return np.array((left, rate / first, 1 / math.sqrt(second)), dtype=np.float32)
 
     def _constants(self) -> Array:
-        """float32 [5]: both betas, what they lack to 1, epsilon."""
+        """Return float32 [5]: both betas, 1 minus each, and epsilon."""
         one, two = self.settings.beta1, self.settings.beta2
         return np.array((one, two, 1 - one, 1 - two, self.settings.epsilon), dtype=np.float32)
 
@@ -104,7 +108,7 @@ def _flat(tensor: Tensor) -> Array:
     return tensor.detach().view(-1).numpy()
 
 
-# Without liberties of arithmetic: a step that is made up for has the bits of one made in time.
+# Compiled without fast-math: a step made up later must have the same bits as one made in time.
 
 
 @compiled(set())
@@ -144,5 +148,6 @@ def _make_up(
                     v[i] *= beta_2
                     w[i] = w[i] * left - rate * m[i] / (np.sqrt(v[i]) * root + epsilon)
             else:
+                # Without moments only weight decay moves a row.
                 for i in range(w.shape[0]):
                     w[i] *= left

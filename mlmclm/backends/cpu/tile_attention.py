@@ -1,8 +1,12 @@
-"""Attention by tile instructions (`mlmclm.backends.cpu.tiles`), a sequence's head at a time, so that scores never leave a core's cache.
+"""Attention with tile instructions (`mlmclm.backends.cpu.tiles`).
 
-Forward, SIDE queries at a time: their scores with all keys that they see, softmax, and its product with the values; the logarithms
-of softmax's denominators are kept. Backward, SIDE keys at a time: softmax's weights again, from scores and those logarithms, and by
-them the gradients (as in Dao et al. 2022, arXiv 2205.14135), with keys as rows: so no large matrix has to be transposed.
+It is computed one head of a sequence at a time, so that scores never leave a core's cache.
+
+Forward, SIDE queries at a time: compute their scores with all keys that they see, the softmax, and its product with the
+values. The logarithms of the softmax's denominators are kept.
+
+Backward, SIDE keys at a time: recompute the softmax weights from scores and those logarithms, and from them the
+gradients (as in Dao et al. 2022, arXiv 2205.14135). Keys are rows here, so that no large matrix has to be transposed.
 """
 
 from __future__ import annotations
@@ -40,19 +44,19 @@ from mlmclm.backends.cpu.tile_instructions import (
 from mlmclm.backends.cpu.tiles import multiply_panel, pack_columns, pack_left, pack_rows
 
 QUERIES = 512
-"""Queries whose scores' gradients are kept at once."""
+"""Queries whose score gradients are held at once."""
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @compiled(set())
 def _at(x: Array) -> Any:
-    """Its address, with a sign: beside whole numbers that have one, numba would compute others in float64."""
+    """Return an array's address as a signed integer: numba computes mixed signed and unsigned integers in float64."""
     return np.int64(x.ctypes.data)
 
 
 @compiled(set())
 def _scratch(rows: int, columns: int) -> Array:
-    """fp32 [rows, columns + some], whose rows begin with a line of the cache."""
+    """Return fp32 [rows, columns + some], each row aligned to a cache line."""
     wider = (columns + 15) // 16 * 16 + LINE // 4
     whole = np.empty(rows * wider + 16, np.float32)
     skip = (-_at(whole) % 64) // 4
@@ -61,7 +65,8 @@ def _scratch(rows: int, columns: int) -> Array:
 
 @compiled(set())
 def _whole(source: Array, room: Array) -> int:
-    """Address of a matrix with rows of zeros behind its own, up to those of `room`, where it is copied if it has fewer."""
+    """Return the address of a matrix with rows of zeros added up to the height of `room`; if shorter, it is copied
+    there."""
     rows = source.shape[0]
     if rows == room.shape[0]:
         return _at(source)
@@ -76,7 +81,7 @@ def _whole(source: Array, room: Array) -> int:
 
 @compiled(SUMS)
 def _round(source: int, source_stride: int, target: int, target_stride: int, rows: int, columns: int) -> None:
-    """Rows of floats as rows of bfloat16."""
+    """Round rows of fp32 to rows of bfloat16."""
     for r in range(rows):
         for i in range(0, columns, SIDE):
             round_row(source + r * source_stride + 4 * i, target + r * target_stride + 2 * i)
@@ -84,13 +89,13 @@ def _round(source: int, source_stride: int, target: int, target_stride: int, row
 
 @compiled(set())
 def _bits(rows: int, columns: int) -> Array:
-    """The same for bfloat16, without anything between rows."""
+    """Return bfloat16 [rows, columns] as bits, aligned like `_scratch` but with nothing between rows."""
     return _scratch(1, rows * columns // 2 + 1).view(np.uint16)[0, : rows * columns].reshape(rows, columns)
 
 
 @compiled(set())
 def _seen(row: int, length: int, real: int, causal: bool, window: int) -> tuple[int, int]:
-    """The first and the last key (and one) that a query sees; padding sees one too."""
+    """Return the first key that a query sees and one past the last; padding sees one too."""
     position = row % length
     stop = min(real, position + (1 if causal else window))
     return max(0, min(position - window + 1, stop - 1)), stop
@@ -98,7 +103,7 @@ def _seen(row: int, length: int, real: int, causal: bool, window: int) -> tuple[
 
 @compiled(SUMS)
 def _soften(scores: Array, rows: int, columns: int, weights: Array, shares: Array, normalisers: Array) -> None:
-    """e^(score - largest) of each row as bfloat16; 1 / sum of it; logarithm of softmax's denominator."""
+    """Compute e^(score - largest) of each row as bfloat16, 1 / its sum, and the logarithm of softmax's denominator."""
     for r in range(rows):
         row, weight = scores[r, :columns], weights[r, :columns]
         top = largest_of(row)
@@ -117,7 +122,8 @@ def _soften(scores: Array, rows: int, columns: int, weights: Array, shares: Arra
 def _slopes(
     scores: Array, grads: Array, normalisers: Array, dots: Array, weights: Array, slopes: Array
 ) -> None:  # fmt: skip
-    """Softmax's weights from scores, and the gradients of scores from those of weights, as bfloat16; a row for each key."""
+    """Compute softmax's weights from scores, and the scores' gradients from the weights', as bfloat16; a row per
+    key."""
     columns = normalisers.shape[0]
     for r in range(SIDE):
         score, grad = scores[r, :columns], grads[r, :columns]
@@ -133,7 +139,14 @@ def _forward(
     q: Array, k: Array, v: Array, keys: Array, sharing: int, causal: bool, window: int, shapes: int,
     out: Array, normalisers: Array, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Args: q, out [n, rows, width]; k, v [n, length, width]; keys [n / sharing]; normalisers fp32 [n, rows]."""
+    """Compute `forward` for the heads `first` to `last`, counted over all sequences.
+
+    Args:
+        q, out: [n, rows, width].
+        k, v: [n, length, width].
+        keys: [n / sharing].
+        normalisers: fp32 [n, rows].
+    """
     rows, length, width = q.shape[1], k.shape[1], k.shape[2]
     tall, long = (rows + SIDE - 1) // SIDE * SIDE, (length + SIDE - 1) // SIDE * SIDE
     depth, steps = long // SIDE, width // SIDE
@@ -143,12 +156,14 @@ def _forward(
     shares = np.empty(SIDE, np.float32)
     configure(shapes)
     for n in range(first, last):
+        # Each head's keys and values are packed once, for all its queries.
         pack_columns(_whole(k[n], padded), 2 * width, width, 0, depth, _at(key_columns))
         pack_rows(_whole(v[n], padded), 2 * width, long, 0, steps, _at(value_rows))
         queries = _whole(q[n], room)
         real = keys[n // sharing]
         for begin in range(0, rows, SIDE):
             end = min(begin + SIDE, rows)
+            # All keys that some of these queries see, in whole blocks of SIDE.
             low, high = length, 0
             for r in range(begin, end):
                 start, stop = _seen(r, length, real, causal, window)
@@ -160,6 +175,7 @@ def _forward(
                 _at(scores), scores.strides[0], False,
             )  # fmt: skip
             low, high = low * SIDE, high * SIDE
+            # Only blocks at an edge of what is visible need a mask.
             hidden = False
             for r in range(begin, end):
                 start, stop = _seen(r, length, real, causal, window)
@@ -168,17 +184,21 @@ def _forward(
                     scores[r - begin, : start - low] = -np.inf
                     scores[r - begin, stop - low : high - low] = -np.inf
             _soften(scores, end - begin, high - low, weights, shares, normalisers[n, begin:end])
+            # `exp` clamps its argument, so hidden keys have a tiny weight rather than none.
             if hidden:
                 for r in range(begin, end):
                     start, stop = _seen(r, length, real, causal, window)
                     weights[r - begin, : start - low] = 0
                     weights[r - begin, stop - low : high - low] = 0
+            # Clear rows that hold weights of earlier queries.
             weights[end - begin :] = 0
             multiply_panel(
                 _at(weights), weights.strides[0], 2 * SIDE,
                 _at(value_rows) + low // SIDE * BLOCK, depth * BLOCK, (high - low) // SIDE, steps,
                 _at(sums), sums.strides[0], False,
             )  # fmt: skip
+            # Divided by the denominator at the end: an output row is shorter than a row of weights, and the sums are
+            # still fp32.
             for r in range(end - begin):
                 row, share = sums[r, :width], shares[r]
                 for i in range(width):
@@ -217,6 +237,7 @@ def _backward(
         pack_columns(upstream, 2 * width, width, 0, height, _at(grad_columns))
         pack_rows(upstream, 2 * width, tall, 0, steps, _at(grad_rows))
         pack_left(key_rows, 2 * width, long, 0, steps, _at(key_left))
+        # Softmax's gradient subtracts from each score's the dot product of the output and its gradient.
         for r in range(rows):
             above, result = grad[n, r], out[n, r]
             dot = _ZERO
@@ -227,9 +248,10 @@ def _backward(
         value_sums[:] = 0
         for begin in range(0, tall, chunk):
             end = min(begin + chunk, tall)
+            # Which blocks of keys each block of queries sees, for the queries' gradients below.
             lows[:], highs[:] = depth, 0
             for j in range((real + SIDE - 1) // SIDE):
-                # Queries that see some of these keys; those behind the last real one have no gradient.
+                # Queries that see some of these keys; queries behind the last real one have no gradient.
                 low, high = begin, min(end, rows)
                 if rows == length:
                     low = max(low, j * SIDE if causal else j * SIDE - window + 1)
@@ -253,6 +275,7 @@ def _backward(
                 _slopes(scores, grad_scores, normalisers[n, origin:limit], dots[origin:limit], weights, slopes)
                 weights[:, limit - origin : high * SIDE - origin] = 0
                 slopes[:, limit - origin : high * SIDE - origin] = 0
+                # Blocks in which everything is visible need no mask.
                 first_key, last_key = j * SIDE, (j + 1) * SIDE - 1
                 hidden = (
                     rows != length
@@ -263,7 +286,7 @@ def _backward(
                 for key in range(first_key, last_key + 1 if hidden else first_key):
                     weight, slope = weights[key - first_key], slopes[key - first_key]
                     for base in range(origin // length * length, limit, length):
-                        # Of one head's queries, those that see the key.
+                        # Among one head's queries, those that see the key.
                         start, stop = max(origin, base), min(limit, base + length)
                         inner = max(start, base + key if causal else base + key - window + 1)
                         outer = min(stop, base + key + window)
@@ -283,12 +306,16 @@ def _backward(
                     _at(query_rows) + low * BLOCK, height * BLOCK, high - low, steps,
                     _at(key_sums[j * SIDE]), key_sums.strides[0], True,
                 )  # fmt: skip
+                # Pack the scores' gradients, while they are in the cache, as the right-hand side for the queries'
+                # gradients.
                 line = _at(slopes)
                 for i in range(low, high):
                     place = _at(kept) + ((i - begin // SIDE) * depth + j) * BLOCK
                     for p in range(16):
                         row = line + 2 * p * slopes.strides[0] + 2 * SIDE * (i - low)
                         pair(row, row + slopes.strides[0], place + 64 * p, place + BLOCK // 2 + 64 * p)
+            # The queries' gradients come out transposed, [width, queries], because the scores' gradients have keys as
+            # rows.
             for i in range(begin // SIDE, end // SIDE):
                 low, count = lows[i], highs[i] - lows[i]
                 for s in range(steps):
@@ -316,21 +343,22 @@ def _backward(
 
 
 def fits(dtype: torch.dtype, width: int) -> bool:
-    """Whether attention of this type and head width is computed here."""
+    """Return whether attention of this dtype and head dimension is computed here."""
     return dtype == torch.bfloat16 and width % SIDE == 0 and available()
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, causal: bool, window: int | None, out: Tensor, normalisers: Tensor
 ) -> None:
-    """softmax(q k') v into `out`, and the logarithms of softmax's denominators into `normalisers` [n, rows], fp32.
+    """Write softmax(q k') v into `out`, and the logarithms of softmax's denominators into `normalisers`.
 
     Args:
         q, out: bfloat16 [n, rows, width]; row r is a query at position r modulo length.
         k, v: [n, length, width].
-        keys: int64 [sequences], of which n is a multiple: how many keys are real.
-        causal: a query sees no later position.
-        window: a query sees no position at this distance or more.
+        keys: int64 [sequences], number of real keys in each; n is a multiple of the number of sequences.
+        causal: hide later positions.
+        window: hide positions at this distance or more.
+        normalisers: fp32 [n, rows].
     """
     arrays = [as_array(tensor) for tensor in (q, k, v, keys)]
     settings = (len(q) // len(keys), causal, ANY_DISTANCE if window is None else window, SHAPES)
@@ -344,7 +372,7 @@ def backward(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, causal: bool, window: int | None, out: Tensor, normalisers: Tensor,
     grad: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor,
 ) -> None:  # fmt: skip
-    """Gradients of `forward`'s input, given that of its output; what is said about queries that are padding is left out."""
+    """Compute the gradients of `forward`'s inputs, given that of its output; padding queries are left out."""
     arrays = [as_array(tensor) for tensor in (q, k, v, keys)]
     settings = (len(q) // len(keys), causal, ANY_DISTANCE if window is None else window, SHAPES)
     more = [as_array(tensor) for tensor in (out, normalisers, grad, grad_q, grad_k, grad_v)]

@@ -1,4 +1,4 @@
-"""The tile instructions of Intel's CPUs (AMX), and the vector instructions that bring matrices into their order, for numba's loops."""
+"""Tile instructions of Intel's CPUs (AMX) for numba's loops, and vector instructions that arrange matrices for them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from numba.extending import intrinsic
 from mlmclm.backends.cpu.loops import target_features
 
 SIDE = 32
-"""Rows and columns of the sums that are kept in registers, and values that are multiplied at once."""
+"""Rows and columns of the block of sums that is held in registers, and number of values that are multiplied at once."""
 BLOCK = 2 * SIDE * SIDE
 """Bytes of SIDE x SIDE values."""
 LINE = 64
-"""Bytes of a line of the cache; matrices in scratch memory have one more a row, lest their rows share few places of the cache."""
+"""Bytes of a cache line. Rows of matrices in scratch memory are a line longer than needed; otherwise their rows would
+compete for a few places of the cache."""
 _FEATURES = ("amx-tile", "amx-bf16", "avx512f", "avx512bw", "avx512bf16")
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
-"""Linux on x86-64 lets a process use tiles once it has asked."""
+"""Arguments of the system call by which a process asks Linux on x86-64 for permission to use tiles."""
 
 
 def available() -> bool:
-    """Whether this process multiplies by tiles: it may, and the user has not chosen the backend without them."""
+    """Return whether this process uses tiles: it may, and the user has not chosen the backend without them."""
+    # Read at each call, as in `backend_of`: only the permission is cached.
     return os.environ.get("MLMCLM_BACKEND") != "cpu" and _permitted()
 
 
 @lru_cache(maxsize=1)
 def _permitted() -> bool:
-    """Whether numba compiles for a CPU with tile instructions, this one has them, and the system lets the process use them."""
+    """Return whether numba compiles for tile instructions, this CPU has them, and the system permits their use."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     features = binding.get_host_cpu_features()
@@ -44,7 +46,7 @@ def _permitted() -> bool:
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite doesn't name."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -56,7 +58,7 @@ class BFloat(ir.Type):
         return hash(BFloat)
 
 
-# Instructions. Addresses and strides are whole numbers, in bytes; tiles are numbered 0 to 7.
+# Instructions. Addresses and strides are integers, in bytes; tiles are numbered 0 to 7.
 
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _HALVES, _WORDS = ir.VectorType(_I16, 32), ir.VectorType(_I32, 16)
@@ -67,10 +69,11 @@ def _address(builder: Any, value: Any, kind: Any = _I8) -> Any:
 
 
 def _instruction(name: str, tiles: int, addresses: int) -> Any:
-    """An intrinsic of LLVM on tiles: their numbers, then maybe an address, then maybe a stride."""
+    """Return the code generator for an LLVM intrinsic on tiles: their numbers, maybe an address, maybe a stride."""
     kinds = [_I8] * tiles + [_I8.as_pointer(), _I64][:addresses]
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        # Tile numbers are part of the instruction, so they must be literals.
         numbers = [ir.Constant(_I8, kind.literal_value) for kind in signature.args[:tiles]]
         where = [_address(builder, values[tiles]), *values[tiles + 1 :]] if addresses else []
         function = cgutils.get_or_insert_function(
@@ -84,49 +87,50 @@ def _instruction(name: str, tiles: int, addresses: int) -> Any:
 
 @intrinsic(prefer_literal=True)
 def configure(_: Any, address: Any) -> Any:
-    """Shapes of tiles, from the 64 bytes at an address."""
+    """Configure the tiles' shapes from the 64 bytes at an address."""
     return types.void(types.intp), _instruction("ldtilecfg", 0, 1)
 
 
 @intrinsic(prefer_literal=True)
 def release(_: Any) -> Any:
-    """Tiles are not needed any more."""
+    """Release the tiles, which are not needed any more."""
     return types.void(), _instruction("tilerelease", 0, 0)
 
 
 @intrinsic(prefer_literal=True)
 def zero(_: Any, tile: Any) -> Any:
-    """tile = 0."""
+    """Set a tile to 0."""
     return types.void(tile), _instruction("tilezero", 1, 0)
 
 
 @intrinsic(prefer_literal=True)
 def load(_: Any, tile: Any, address: Any, stride: Any) -> Any:
-    """16 rows of 64 bytes into a tile."""
+    """Load 16 rows of 64 bytes into a tile."""
     return types.void(tile, types.intp, types.intp), _instruction("tileloadd64", 1, 2)
 
 
 @intrinsic(prefer_literal=True)
 def store(_: Any, tile: Any, address: Any, stride: Any) -> Any:
-    """A tile into 16 rows of 64 bytes."""
+    """Store a tile as 16 rows of 64 bytes."""
     return types.void(tile, types.intp, types.intp), _instruction("tilestored64", 1, 2)
 
 
 @intrinsic(prefer_literal=True)
 def multiply(_: Any, sums: Any, left: Any, right: Any) -> Any:
-    """sums += left right, for tiles of 16 x 16 fp32, 16 x 32 bfloat16 and (16 pairs of rows) x 16 bfloat16."""
+    """Compute sums += left right, for tiles of 16 x 16 fp32, 16 x 32 bfloat16 and (16 pairs of rows) x 16 bfloat16."""
     return types.void(sums, left, right), _instruction("tdpbf16ps", 3, 0)
 
 
 @intrinsic
 def fetch(_: Any, address: Any) -> Any:
-    """Asks for a line of the cache, which may lie anywhere."""
+    """Prefetch a cache line; any address is allowed."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = [_I8.as_pointer(), _I32, _I32, _I32]
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
         )
+        # To read, into all levels, from the data cache.
         builder.call(function, [_address(builder, values[0]), *(ir.Constant(_I32, n) for n in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -138,7 +142,7 @@ def _shuffle(builder: Any, first: Any, second: Any, order: list[int]) -> Any:
 
 
 def _read(builder: Any, address: Any, kind: Any) -> Any:
-    return builder.load(_address(builder, address, kind), align=2)
+    return builder.load(_address(builder, address, kind), align=2)  # bfloat16 rows may begin at any even address
 
 
 def _write(builder: Any, value: Any, address: Any) -> None:
@@ -150,7 +154,7 @@ def _rows(builder: Any, address: Any, stride: Any, numbers: range) -> list[Any]:
 
 
 def _turned(builder: Any, rows: list[Any]) -> list[Any]:
-    """16 rows of 16 words as their columns: halves, quarters, ... change places."""
+    """Transpose 16 rows of 16 words: halves, quarters, ... change places."""
     for step in (8, 4, 2, 1):
         low = [16 + c - step if c & step else c for c in range(16)]
         high = [16 + c if c & step else c + step for c in range(16)]
@@ -163,13 +167,13 @@ def _turned(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 _LOW, _HIGH = ([place for i in range(start, start + 16) for place in (i, 32 + i)] for start in (0, 16))
-"""Two rows of 32 values in pairs, one above the other."""
+"""Orders that pair two rows of 32 values element by element: the first 16 pairs, and the last 16."""
 _FOUR = (types.intp,) * 4
 
 
 @intrinsic
 def turn_words(_: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> Any:
-    """16 rows of 16 words, transposed."""
+    """Transpose 16 rows of 16 words."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         source, source_stride, target, target_stride = values
@@ -182,7 +186,7 @@ def turn_words(_: Any, source: Any, source_stride: Any, target: Any, target_stri
 
 
 def _put_floats(turned: bool) -> Any:
-    """16 rows of 16 floats, maybe transposed, written to or added to others."""
+    """Return the code generator that writes 16 rows of 16 floats, transposed if `turned`, or adds them to others."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         source, source_stride, target, stride, add = values
@@ -204,24 +208,25 @@ def _put_floats(turned: bool) -> Any:
 
 @intrinsic
 def put_floats(_: Any, source: Any, source_stride: Any, target: Any, stride: Any, add: Any) -> Any:
-    """16 rows of 16 floats, written or added to others."""
+    """Write 16 rows of 16 floats, or add them to others."""
     return types.void(*_FOUR, types.boolean), _put_floats(turned=False)
 
 
 @intrinsic
 def put_turned_floats(_: Any, source: Any, source_stride: Any, target: Any, stride: Any, add: Any) -> Any:
-    """The same transposed."""
+    """Write 16 rows of 16 floats transposed, or add them to others."""
     return types.void(*_FOUR, types.boolean), _put_floats(turned=True)
 
 
 @intrinsic
 def turn_values(_: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> Any:
-    """32 rows of 32 values of 16 bits, transposed."""
+    """Transpose 32 rows of 32 16-bit values."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         source, source_stride, target, target_stride = values
         lines = [_read(builder, row, _HALVES) for row in _rows(builder, source, source_stride, range(32))]
         for order, places in ((_LOW, range(16)), (_HIGH, range(16, 32))):
+            # A word holds two adjacent rows' values of one column, so that transposing words transposes values.
             pairs = [_shuffle(builder, lines[i], lines[i + 1], order) for i in range(0, 32, 2)]
             rows = _turned(builder, [builder.bitcast(pair, _WORDS) for pair in pairs])
             for row, place in zip(rows, _rows(builder, target, target_stride, places), strict=True):
@@ -233,7 +238,7 @@ def turn_values(_: Any, source: Any, source_stride: Any, target: Any, target_str
 
 @intrinsic
 def pair(_: Any, first: Any, second: Any, low: Any, high: Any) -> Any:
-    """Two rows of 32 values as 16 and 16 pairs."""
+    """Write two rows of 32 values as 16 and 16 pairs."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         first, second = (_read(builder, value, _HALVES) for value in values[:2])
@@ -246,7 +251,7 @@ def pair(_: Any, first: Any, second: Any, low: Any, high: Any) -> Any:
 
 @intrinsic
 def round_row(_: Any, source: Any, target: Any) -> Any:
-    """32 floats as bfloat16, to the nearest, ties to even."""
+    """Round 32 floats to bfloat16, to the nearest, ties to even."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         floats, rounded = ir.VectorType(_F32, 16), ir.VectorType(BFloat(), 32)
@@ -260,6 +265,7 @@ def round_row(_: Any, source: Any, target: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
+# At module level, because the compiled loops hold its address.
 _shapes = np.zeros(64, np.uint8)
 _shapes[0] = 1
 _shapes[16:32:2] = 64  # bytes in a row of each tile

@@ -1,12 +1,13 @@
-"""Products of bfloat16 matrices by the tile instructions of Intel's CPUs (AMX), as loops that numba compiles.
+"""Products of bfloat16 matrices with the tile instructions of Intel's CPUs (AMX), as loops compiled with numba.
 
-One instruction multiplies 16 rows of 32 values with 32 rows of 16 and adds to 16 x 16 sums in fp32. oneDNN, whose products torch calls, keeps
-these instructions busy where rows of a large matrix meet columns of another. Here is what it does at a quarter to a half of that: products
-that sum over rows, which are a linear layer's weight gradients, and the parts that attention (`tile_attention`) is made of. What is
-multiplied is brought into the order that the instruction wants while it lies in a core's cache, and the next part of the right-hand
-side is asked for while the one before it is multiplied.
+One instruction multiplies 16 rows of 32 values with 32 rows of 16 and adds to 16 x 16 sums in fp32. oneDNN, which
+computes torch's products, keeps these instructions busy where rows of a large matrix meet columns of another. This
+module has the products for which oneDNN reaches a quarter to a half of that speed: those that sum over rows, which are
+the weight gradients of linear layers, and the parts of attention (`tile_attention`). Operands are brought into the
+instruction's order while they lie in a core's cache, and the next part of the right-hand side is prefetched while the
+one before it is multiplied.
 
-Where the CPU has no such instructions, or a shape is no multiple of 32, products are torch's.
+If the CPU has no such instructions, or a shape is not a multiple of 32, torch computes the product.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ from mlmclm.backends.cpu.tile_instructions import (
 from mlmclm.backends.reference import Reference
 
 DEPTH = 8 * SIDE
-"""What is summed over at once, so that SIDE rows of the left-hand side stay in the first-level cache."""
+"""Length of a sum that is computed at once, so that SIDE rows of the left-hand side stay in the first-level cache."""
 TOGETHER = 4
-"""SIDEs of columns that are transposed together: whole lines of the cache, and some beside each other."""
+"""Blocks of SIDE columns that are transposed together: whole cache lines, several side by side."""
 RIGHT_AT_ONCE = 1 << 20
-"""Bytes of the right-hand side that all rows of the left one are multiplied with before the next: half of the second-level cache."""
+"""Bytes of the right-hand side that all rows of the left one are multiplied with before the next part: half of the
+second-level cache."""
 
 _TORCH = Reference()
 
-# Loops. `first` and `last` count blocks of SIDE rows (or columns) that a thread works on.
+# Loops. `first` and `last` delimit the blocks of SIDE rows (or columns) that a thread works on.
 
 
 @compiled(set())
 def pack_columns(matrix: int, stride: int, depth: int, first: int, last: int, packed: int) -> None:
-    """The right-hand side of a product from its columns, which lie one after the other, `stride` apart."""
+    """Pack the right-hand side of a product from its columns, which lie one after the other, `stride` apart."""
     steps = depth // SIDE
     for i in range(first, last):
         for j in range(steps):
@@ -62,7 +64,7 @@ def pack_columns(matrix: int, stride: int, depth: int, first: int, last: int, pa
 
 @compiled(set())
 def pack_rows(matrix: int, stride: int, depth: int, first: int, last: int, packed: int) -> None:
-    """The same from its rows."""
+    """Pack the right-hand side of a product from its rows, which lie one after the other, `stride` apart."""
     steps = depth // SIDE
     for j in range(steps):
         for i in range(first, last):
@@ -74,7 +76,7 @@ def pack_rows(matrix: int, stride: int, depth: int, first: int, last: int, packe
 
 @compiled(set())
 def pack_left(matrix: int, stride: int, depth: int, first: int, last: int, packed: int) -> None:
-    """A left-hand side that lies transposed, [depth, rows]: SIDE rows after SIDE rows, and in them block after block."""
+    """Pack a left-hand side stored transposed, [depth, rows]: SIDE rows after SIDE rows, in them block after block."""
     steps = depth // SIDE
     for j in range(steps):
         for i in range(first, last):
@@ -86,15 +88,18 @@ def multiply_panel(
     left: int, stride: int, step: int, right: int, apart: int, steps: int, columns: int,
     sums: int, sums_stride: int, add: bool,
 ) -> None:  # fmt: skip
-    """SIDE rows times all columns, in fp32; tiles must be configured.
+    """Multiply SIDE rows by all columns, in fp32; tiles must be configured.
 
     Args:
-        left: rows `stride` apart, SIDE values of a row `step`.
-        right: packed, SIDE columns `apart`.
-        steps: SIDEs of the depth.
-        columns: in SIDEs.
-        sums: [SIDE, columns] fp32, rows `sums_stride` apart, which the product is written or added to.
+        left: address of rows `stride` apart; in a row, each SIDE values are `step` apart.
+        right: address of the packed right-hand side; each SIDE columns are `apart` apart.
+        steps: depth, in units of SIDE.
+        columns: number of columns, in units of SIDE.
+        sums: address of fp32 [SIDE, columns], rows `sums_stride` apart; the product overwrites them or, if `add`, is
+            added.
     """
+    # Tiles 0 to 3 hold the sums of a block of SIDE x SIDE, tiles 4 and 5 the left-hand side, 6 and 7 the right-hand
+    # side.
     for j in range(columns):
         a, b, c = left, right + j * apart, sums + j * 4 * SIDE
         below = c + 16 * sums_stride
@@ -109,6 +114,7 @@ def multiply_panel(
             zero(2)
             zero(3)
         for _ in range(steps):
+            # Prefetches of the next block are spread between the tile instructions, so that both proceed together.
             following = b + BLOCK
             for line in range(8):
                 fetch(following + 64 * line)
@@ -139,17 +145,18 @@ def _sum_products(
     wide: int, wide_stride: int, packed: int, depth: int, at_once: int, columns: int,
     output: int, output_stride: int, turned: bool, add: bool, scratch: int, shapes: int, first: int, last: int,
 ) -> None:  # fmt: skip
-    """output (+)= wide' narrow.
+    """Compute output (+)= wide' narrow.
 
     Args:
         wide: [depth, rows].
-        packed: the narrow matrix [depth, columns], packed for each DEPTH of the depth.
-        at_once: of the depth, a multiple of DEPTH.
-        columns: in SIDEs.
+        packed: the narrow matrix [depth, columns], packed separately for each DEPTH of the depth.
+        at_once: part of the depth that is processed at once, a multiple of DEPTH.
+        columns: number of columns, in units of SIDE.
         output: fp32 [rows, columns], or its transpose if `turned`.
-        scratch: room for SIDE rows of sums, and after them for TOGETHER * SIDE rows of `wide`'s part.
+        scratch: room for SIDE rows of sums, followed by TOGETHER * SIDE packed rows of `wide`.
     """
     configure(shapes)
+    # A line more than the sums need, see LINE.
     apart = 4 * SIDE * columns + LINE
     panels = scratch + SIDE * apart
     for begin in range(0, depth, at_once):
@@ -184,14 +191,14 @@ def _sum_products(
     release()
 
 
-# What the rest of the package calls.
+# Functions that the rest of the package calls.
 
 
 def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """grad' x, [outputs, inputs] of `dtype`: the gradient of a linear layer's weight.
+    """Return grad' x, [outputs, inputs] in `dtype`: the gradient of a linear layer's weight.
 
     Args:
-        grad: of the layer's output, [T, outputs].
+        grad: gradient of the layer's output, [T, outputs].
         x: the layer's input, [T, inputs].
     """
     out = torch.empty(grad.shape[1], x.shape[1], dtype=dtype, device=x.device)
@@ -200,10 +207,11 @@ def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def add_weight_gradient(left: Tensor, right: Tensor, out: Tensor, *, first: bool) -> None:
-    """out += left' right for [T, outputs] and [T, inputs]; the `first` takes the place of what is there."""
+    """Add left' right to `out`, for [T, outputs] and [T, inputs]; the `first` product overwrites `out` instead."""
     if not _fits(left, right, out):
         _TORCH.add_weight_gradient(left, right, out, first=first)
         return
+    # The narrower matrix is the packed right-hand side, which all threads share; the wider one is divided among them.
     turned = left.shape[1] < right.shape[1]
     wide, narrow = (right, left) if turned else (left, right)
     depth, columns = narrow.shape
