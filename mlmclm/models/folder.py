@@ -129,7 +129,7 @@ def tokenizer_hash(folder: Path) -> str:
 
 
 def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = False) -> PreTrainedTokenizerFast:
-    """Load the fast tokenizer of a folder.
+    """Load the fast tokenizer of a folder, with truncation and padding off.
 
     Args:
         reader: the class that reads it, `AutoTokenizer` by default; `PreTrainedTokenizerFast` takes the files as they
@@ -150,6 +150,9 @@ def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = Fal
         raise UserError(f"{folder}: the tokenizer cannot be read ({' '.join(str(error).split())[:300]}).") from error
     if not tokenizer.is_fast:
         raise UserError(f"{folder}: the tokenizer has no fast version, which is needed for character positions.")
+    # Published tokenizer.json files often hold the truncation and padding of their makers' own use.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     if own_template and corpus_tokenizer(folder) is not None:
         original = Tokenizer.from_str(original_text(folder / "tokenizer.json"))
         tokenizer.backend_tokenizer.post_processor = original.post_processor

@@ -22,7 +22,7 @@ from mlmclm.models.folder import (
     weights_hash,
 )
 from mlmclm.models.notes import NOTES, add_notes, note_written
-from small_models import save_small_model
+from small_models import save_small_model, small_tokenizer
 
 
 @pytest.fixture
@@ -197,3 +197,15 @@ def test_base_weights_are_the_file_s_own_pages_which_all_that_map_it_share(tmp_p
         next(second.layers[0].parameters()).zero_()
     assert 0 < mapping(file)["Anonymous"] < size, "what is written becomes the writer's own"
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), copied.parameters(), strict=True))
+
+
+def test_a_tokenizer_s_own_truncation_and_padding_are_off(tmp_path: Path) -> None:
+    """As in many folders of the Hub, where a text would else lose its end or gain padding."""
+    tokenizer = small_tokenizer()
+    text = "a b c d e f g h"
+    whole = tokenizer.backend_tokenizer.encode(text).ids
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=50)
+    tokenizer.save_pretrained(tmp_path)
+    assert '"max_length": 4' in (tmp_path / "tokenizer.json").read_text()
+    assert load_tokenizer(tmp_path).backend_tokenizer.encode(text).ids == whole
