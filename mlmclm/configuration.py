@@ -12,7 +12,7 @@ from mlmclm.errors import UserError, unknown
 
 
 class Frozen(BaseModel):
-    """Base of all configuration objects: immutable; unknown keys are errors, and so are fractions given for integers."""
+    """Base of all configuration objects: immutable; unknown keys are errors, as are fractions given for integers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 

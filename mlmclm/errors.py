@@ -57,11 +57,13 @@ def for_each(items: Iterable[Item], work: Callable[[Item], Result]) -> list[Resu
         try:
             results.append(work(item))
         except MlmclmError as error:
+            # Items often fail for the same reason, such as one missing file.
             if str(error) not in map(str, errors):
                 errors.append(error)
             if isinstance(error, EnvironmentFault):
                 break
     if len(errors) > 1:
+        # Only the last error can be an `EnvironmentFault`, since that ends the loop.
         raise type(errors[-1])("\n".join(map(str, errors))) from errors[0]
     if errors:
         raise errors[0]

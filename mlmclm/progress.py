@@ -56,10 +56,10 @@ class Bar:
         self.title, self.total, self.unit, self.above = title, total, unit, above
         self.done = 0
         self.complete = True
-        """Whether work that ends without an error counts as complete."""
+        """True if work that ends without an error counts as complete."""
         self._already = 0
         self._first: tuple[int, float] | None = None
-        """How much was done when the first piece was finished, and when that was."""
+        """The amount done when the first piece was finished, and the time of that."""
         self._note = self._said = ""
         self._rate: float | None = None
         self._started = self._printed = self._updated = time.monotonic()
@@ -104,7 +104,7 @@ class Bar:
 
     @property
     def over(self) -> bool:
-        """Whether the work has ended, successfully or not."""
+        """True once the work has ended, successfully or not."""
         return self._over.is_set()
 
     def start_at(self, done: int) -> None:
@@ -181,6 +181,7 @@ def bars() -> Iterator[Callable[[str, int, int | None], None]]:
 
         def show(what: str, done: int, total: int | None) -> None:
             if not current or current[0].title != what:
+                # A new `what` ends the bar of the previous one.
                 stack.pop_all().close()
                 current[:] = [stack.enter_context(Bar(what, total))]
             current[0].update(done, total)

@@ -91,6 +91,7 @@ def analyse(
     cells = results_table(results)
     if cells.empty:
         raise UserError("there is no result to analyse yet: run the sweep first.")
+    # Results outside the requested grid are compared too.
     seen = observed_grid(cells)
     asked = grid or seen
     models = sorted({*asked.models, *seen.models})

@@ -75,6 +75,7 @@ def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
     found = [("task", task, [task]) for task in sorted(families)]
     for family in sorted(set(families.values())):
         members = sorted(task for task, own in families.items() if own == family)
+        # A family of one task would repeat that task, and a family of all tasks the overall mean.
         if len(members) > 1 and len(members) < len(families):
             found.append(("family", family, members))
     return [*found, ("all", ALL_TASKS, sorted(families))]
@@ -134,6 +135,7 @@ def comparison_table(
         members: list[Record] = []
         for a, b in itertools.combinations(sorted(models), 2):
             groups = [scores.get((model, task), []) for model in (a, b) for task in tasks]
+            # The difference of two means over tasks is one contrast over both models' groups.
             weights = [1 / len(tasks)] * len(tasks) + [-1 / len(tasks)] * len(tasks)
             estimate = contrast(groups, weights, confidence=confidence)
             members.append(
@@ -202,8 +204,10 @@ def claim_table(
         holds = bool(on_mean and ahead >= required)
         if holds:
             verdict = "holds"
+        # Unknown only if the missing scores and intervals could still make the claim hold.
         elif lacking and (on_mean or math.isnan(low)) and ahead + open_tasks >= required:
             verdict = "unknown"
+        # Without the mean, only tasks with a lead beyond their interval count.
         elif on_mean or (clear >= required and ahead):
             verdict = "in part"
         else:

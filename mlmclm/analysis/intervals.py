@@ -65,6 +65,7 @@ def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, con
         ValueError: groups and weights differ in number.
     """
     value = math.fsum(weight * mean(group) for weight, group in zip(weights, groups, strict=True))
+    # One value has no variance, and neither has a sum that it is part of.
     if any(len(group) < 2 for group in groups) or not groups:
         return Estimate(value if groups else NAN, NAN, NAN, NAN, NAN, NAN)
     parts = [(weight * deviation(group)) ** 2 / len(group) for weight, group in zip(weights, groups, strict=True)]
@@ -127,7 +128,10 @@ def deviation_interval(sd: float, freedom: float, *, confidence: float = 0.95) -
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values by Holm's step-down method (Holm 1979), in the given order; NaNs stay and don't count as tests."""
+    """Adjust p values by Holm's step-down method (Holm 1979), in the given order.
+
+    NaN values stay NaN and don't count as tests.
+    """
     order = sorted((index for index, p in enumerate(p_values) if not math.isnan(p)), key=lambda index: p_values[index])
     adjusted = [NAN] * len(p_values)
     running = 0.0

@@ -226,7 +226,10 @@ def _joined(a: KeptExamples, b: KeptExamples) -> dict[str, Array]:
 
 
 def _discordant(joined: Sequence[dict[str, Array]], metric: str) -> tuple[int, int] | None:
-    """Count the examples that only one side has right; None for several seeds or outcomes that aren't right or wrong."""
+    """Count the examples that only one side has right.
+
+    None for several seeds, and for outcomes that aren't right or wrong.
+    """
     name = outcome(metric, joined[0])
     if len(joined) > 1 or name is None:
         return None

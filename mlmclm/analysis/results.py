@@ -13,6 +13,7 @@ from mlmclm.errors import UserError
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 
+# Int64 is pandas' nullable integer type, for values that may be missing.
 SEED_COLUMNS = {"seed": "Int64", "seed_head": "int64", "seed_order": "int64", "seed_dropout": "int64"}
 
 CELL_COLUMNS = {
@@ -83,6 +84,7 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
     for result in results:
         row = _row(result)
         place = _place(row)
+        # The same result may be given twice; two different ones for one place cannot both be right.
         if place in rows and rows[place]["key"] != row["key"]:
             model, task, _, rate, seed = place
             raise UserError(
@@ -107,7 +109,7 @@ def _row(result: Record) -> Record:
             "task": result["task"],
             "family": result["family"],
             "metric": metric,
-            "setting": result.get("setting", ""),
+            "setting": result.get("setting", ""),  # only results of a grid with other settings have one
             "learning_rate": float(result["learning_rate"]),
             **_seed_entries(result),
             "status": result["status"],

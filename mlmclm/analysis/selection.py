@@ -106,7 +106,7 @@ def check_rule(rule: str) -> Rule:
 
 
 def score_interval(scores: Sequence[float], metric: str, confidence: float) -> Estimate:
-    """Return the mean of a metric's scores with an interval that stays within the metric's range (`intervals.within`)."""
+    """Return the mean of a metric's scores with an interval within the metric's range (`intervals.within`)."""
     return within(student(scores, confidence=confidence), *score_range(metric))
 
 
@@ -196,6 +196,7 @@ def _picked(group: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule) -> l
     rates: dict[Seeds, dict[float, float]] = {}
     for cell in good:
         rates.setdefault(seeds_of(cell), {})[cell["learning_rate"]] = cell["validation"]
+    # A seed without a score at any rate has no entry, so it drops out.
     best_of = {own: _first_best(scores) for own, scores in rates.items()}
     return [cell for cell in good if cell["learning_rate"] == best_of[seeds_of(cell)]]
 
@@ -221,6 +222,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
     """
     groups = cells_by_pair(cells)
     chosen = cells_by_pair(chosen_table(cells, grid, rule=rule))
+    # A model without results on a task takes the family and metric from other models' results.
     labels = {task: (group[0]["family"], group[0]["metric"]) for (_, task), group in groups.items()}
     rows = []
     for model, task in all_pairs(cells, grid):

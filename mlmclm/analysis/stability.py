@@ -78,6 +78,7 @@ def stability_table(
         gain = NAN
         if baseline is not None and model != baseline:
             gain = mean(picked.get((model, task), [])) - mean(picked.get((baseline, task), []))
+        # A NaN gain, from a missing score, fails the comparison as well.
         row["gain_at_stake"] = row["sd_rates"] / gain if gain > 0 else NAN
         rows.append(row)
     return table(rows, STABILITY_COLUMNS)

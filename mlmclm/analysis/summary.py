@@ -63,6 +63,7 @@ def chosen_results(
     """
     # A result's key identifies its weights, not the model's name, and two names may stand for the same weights.
     by_key = {(result["model"], result["key"]): result for result in results}
+    # The table of chosen cells has no keys, so they are looked up in the table of all cells.
     keys = {_place(row): row["key"] for row in records(analysis.cells)}
     chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
     for row in records(analysis.chosen):

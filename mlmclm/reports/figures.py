@@ -30,12 +30,14 @@ PALETTE = (
     ("#5b5bd6", "#9d9dff"),
     ("#7a6a53", "#c4b296"),
 )
+"""Pairs of a colour on a light page and one on a dark page, as in the constants below."""
 BASELINE = ("#6b7280", "#9aa3b2")
 INK = ("#1c2530", "#e6e9ee")
 FAINT = ("#5a6675", "#9aa5b4")
 GRID = ("#e3e7ec", "#2a323d")
 DASHES = ("solid", "dash", "dot", "dashdot")
 BAND = 0.14
+"""Opacity of the interval bands."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Figure:
     alt: str
     spec: dict[str, Any] = field(repr=False)
     height: int = 280
+    """In pixels."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def _known(rows: Sequence[Record], name: str) -> list[Record]:
 
 def _rate_axis(rates: Sequence[float]) -> dict[str, Any]:
     low, high = math.log10(min(rates)), math.log10(max(rates))
+    # In decades; the minimum is for a grid of one learning rate.
     margin = max(0.06 * (high - low), 0.08)
     return {
         "type": "log",
@@ -142,6 +146,7 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
             chosen = {row["learning_rate"] for row in picked if row["model"] == model and row["task"] == task.name}
             ring = [row for row in _known(own, "test_mean") if row["learning_rate"] in chosen]
             mark = {"size": 13, "color": "rgba(0,0,0,0)", "line": {"width": 2, "color": look.light}}
+            # `meta` is how the page's legend finds the traces of a model to hide.
             traces.append(_scatter(model, ring, "test_mean", mode="markers", marker=mark, hoverinfo="skip"))
         metric = text.metric(task.metric)
         axis = {"title": {"text": metric, "standoff": 6}}
@@ -407,6 +412,7 @@ def _apart(points: Sequence[tuple[int, float]], switches: Sequence[int]) -> list
     found: list[tuple[int, float | None]] = []
     for number, (step, value) in enumerate(points):
         if number and any(points[number - 1][0] <= switch < step for switch in switches):
+            # Plotly breaks a line at a null.
             found.append((step, None))
         found.append((step, value))
     return found

@@ -51,7 +51,7 @@ def cell_work(result: Mapping[str, Any]) -> Work:
         ended=ended,
         seconds=cost["seconds"],
         device=cost.get("device", UNKNOWN),
-        host=cost["worker"].rpartition("/")[0],
+        host=cost["worker"].rpartition("/")[0],  # HOST/PROCESS
         versions=cost.get("versions", {}),
         commit=cost.get("commit", ""),
     )
@@ -118,6 +118,7 @@ def _hardware(works: Sequence[Work]) -> str:
     devices = Counter(work.device for work in works)
     parts = [name if len(devices) == 1 else f"{name} ({number:,})" for name, number in sorted(devices.items())]
     hosts = {work.host for work in works}
+    # With an unknown host the number of machines is unknown.
     machines = "" if "" in hosts else f"{text.plural(len(hosts), 'machine')}: "
     return f"on {machines}{text.listing(parts)}"
 

@@ -128,6 +128,7 @@ def _families(tasks: Sequence[TaskFacts]) -> str:
 
 def _overall(analysis: Analysis) -> list[dict[str, Any]]:
     rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
+    # NaN must not take part in comparisons, or the order would be arbitrary.
     ranked = sorted(
         rows, key=lambda row: (math.isnan(row["mean"]), -row["mean"] if row["mean"] == row["mean"] else 0, row["model"])
     )
@@ -220,6 +221,7 @@ def _seeds(row: Record) -> str:
 def _winner(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Record]) -> tuple[str | None, set[str]]:
     """Return the model with the highest score on a task, and the models not distinguishable from it."""
     known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["test_mean"])]
+    # A single score has nothing to be better than.
     if len(known) < 2:
         return None, set()
     top = min(known, key=lambda row: (-row["test_mean"], row["model"]))["model"]

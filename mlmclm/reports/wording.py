@@ -85,7 +85,7 @@ def _p(value: float) -> str:
 
 
 def baseline_sentence(analysis: Analysis) -> str:
-    """Say whether every model beats the untrained baseline, and for which this is not shown; empty without a baseline."""
+    """Say whether every model beats the untrained baseline, and which isn't shown to; empty without a baseline."""
     rows = records(analysis.claims)
     if analysis.baseline is None or not rows:
         return ""
@@ -197,6 +197,7 @@ def _noise(grid: Grid) -> str:
     noise = f"{text.listing(varied)} only" if varied else "no seed"
     if held:
         noise += f"; {text.listing(held)} {'was' if len(held) == 1 else 'were'} held"
+    # A stream with fewer values than there are combinations repeats some of them.
     if any(len(numbers[name]) not in (1, len(seeds)) for name in STREAM_WORDS):
         noise += ". Combinations share seeds, so their scores are not independent and intervals are too narrow"
     return noise

@@ -145,6 +145,7 @@ def growth_on_head(gcs_address: str) -> Growth | None:
     if recorded is not None and recorded.node_group_configs:
         return Growth(
             tuple(
+                # A negative count means no limit.
                 NodeType(group.name, dict(group.resources), math.inf if group.max_count < 0 else group.max_count)
                 for group in recorded.node_group_configs
             )
@@ -157,12 +158,13 @@ def growth_on_head(gcs_address: str) -> Growth | None:
         return Growth()
     try:
         return configured_growth(yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")))
+    # An unreadable file means unknown limits, not the absence of an autoscaler.
     except (OSError, ValueError, yaml.YAMLError, AttributeError):
         return None
 
 
 def configured_growth(config: Mapping[str, Any]) -> Growth:
-    """Return the nodes that a configuration file of Ray's cluster launcher lets its autoscaler add, excluding the head."""
+    """Return the nodes, without the head, that a configuration of Ray's cluster launcher lets its autoscaler add."""
     # 2 is the default of Ray's cluster launcher.
     most = float(config.get("max_workers", 2))
     types = config.get("available_node_types") or {}

@@ -150,6 +150,7 @@ def _free_port() -> int:
 
 def _checked_port(port: int) -> int:
     with socket.socket() as probe:
+        # The server may bind a port in TIME_WAIT, such as that of a previous run, so the probe must too.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

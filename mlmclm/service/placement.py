@@ -18,7 +18,9 @@ Resources = Mapping[str, float]
 HEAD = "node:__internal_head__"
 """The resource that Ray gives only to the head node."""
 _ROUNDING = 1e-9
+"""Tolerance for fractional amounts: in floating point, 0.1 fits only 2.9999999999999996 times into 0.3."""
 _SHOWN = ("CPU", "GPU")
+"""Resources that messages mention."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
         names = (path.name for path in folder.iterdir() if path.is_file())
     sums = {}
     for path in (folder / name for name in sorted(names)):
+        # A checksum must not reach the disk before the content that it vouches for.
         with path.open("rb") as handle:
             os.fsync(handle.fileno())
         sums[path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
@@ -62,6 +63,7 @@ def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = Non
                 return f"{name} has {size:,} bytes instead of {noted['bytes']:,}"
             if read and hash_file(path) != noted["sha256"]:
                 return f"{name} is not what was written: its checksum differs"
+    # The file of checksums may itself be damaged, in any way.
     except (UserError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         return f"{CHECKSUMS} cannot be read ({type(error).__name__})"
     return None
@@ -97,9 +99,8 @@ def whole_cache(folder: Path, needed: str) -> bool:
     if cache_damage(folder, needed) is None:
         return True
     with in_turn(folder.with_name(".damaged.lock")):
-        found = (
-            cache_damage(folder, needed) if folder.is_dir() else None
-        )  # another process may have made it again meanwhile
+        # Checked again, as another process may have made it anew meanwhile.
+        found = cache_damage(folder, needed) if folder.is_dir() else None
         if found is not None:
             say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again.")
     return folder.is_dir()
@@ -114,6 +115,7 @@ def cache_damage(folder: Path, needed: str) -> str | None:
 def set_aside(path: Path) -> Path:
     """Rename a damaged file or folder so that it can be made again; return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
+    # Only the latest damaged copy is kept.
     shutil.rmtree(aside, ignore_errors=True)
     aside.unlink(missing_ok=True)
     path.rename(aside)

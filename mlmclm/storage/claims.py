@@ -54,6 +54,7 @@ class Claims:
         self._lease = lease
         self._machine = machine or this_machine()
         self._seen: dict[str, tuple[Any, float]] = {}
+        """The state of each claim, and when this process first saw it in that state."""
 
     def holder(self, name: str) -> str | None:
         """Return who holds a claim ("process 12 on HOST"), or None if nobody does; a dead holder's claim is removed.
@@ -75,9 +76,8 @@ class Claims:
                 since = self._unchanged_since(name, (status.st_ino, status.st_mtime_ns, content))
                 if not died_here and time.monotonic() - since < self._lease:
                     return who
-                if (
-                    path.stat().st_ino == status.st_ino
-                ):  # while we have the lock, no process of this machine replaces the file
+                # While we have the lock, no process of this machine replaces the file.
+                if path.stat().st_ino == status.st_ino:
                     path.unlink()
         except FileNotFoundError:
             pass
@@ -101,6 +101,7 @@ class Claims:
                     other = self.holder(name)
                     # None means that the claim was released or its holder is dead: try again.
                     if other is not None:
+                        # Holding some claims while waiting for others could block two processes forever.
                         stack.close()
                         yield other
                         return
@@ -139,6 +140,7 @@ class Claims:
             descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".")
             try:
                 os.write(descriptor, content.encode())
+                # mkstemp makes files that only their owner can open, but other users may share the store.
                 os.fchmod(descriptor, 0o666 & ~_umask())
                 _lock(descriptor)  # before others can see the file, or they could take it for a dead holder's
                 _link(temporary, path)

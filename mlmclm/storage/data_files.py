@@ -1,4 +1,4 @@
-"""Data files in common formats: Parquet, JSON Lines, JSON arrays, CSV and TSV, possibly compressed or split into parts."""
+"""Data files in common formats: Parquet, JSON Lines, JSON arrays, CSV and TSV, also compressed or split into parts."""
 
 from __future__ import annotations
 
@@ -210,6 +210,7 @@ def _read_json(content: bytes) -> pa.Table:
     rows = json.loads(content)
     if not all(isinstance(row, dict) for row in rows):
         raise pa.ArrowInvalid("an array of objects is expected, one a row")
+    # Rows may lack keys, so columns are collected over all rows, in order of first appearance.
     names: dict[str, Any] = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 

@@ -20,12 +20,12 @@ from mlmclm.errors import EnvironmentFault, UserError
 
 
 def canonical_json(value: Any) -> str:
-    """Serialise to JSON with sorted keys, no spaces, and floats in Python's shortest round-trip form; NaN is refused."""
+    """Serialise to JSON with sorted keys, no spaces and floats in Python's shortest round-trip form; refuses NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def stable_hash(value: Any) -> str:
-    """Return the SHA-256 (hex) of a value's canonical JSON: equal values hash equal in every process, on every machine."""
+    """Return the SHA-256 (hex) of a value's canonical JSON: equal values hash equal in every process and machine."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 

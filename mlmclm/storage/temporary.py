@@ -88,9 +88,8 @@ def _sweep(parent: Path, prefix: str) -> None:
                 continue
             if time.time() - status.st_mtime < GRACE_SECONDS:
                 continue
-            with (folder / ".lock").open(
-                "a"
-            ) as lock:  # created again if an interrupted removal got no further than this file
+            # Creates the file again if an interrupted removal has deleted it but not the folder.
+            with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:

@@ -63,6 +63,7 @@ def check_address(address: str) -> None:
         UserError: the address is not of a supported kind.
         EnvironmentFault: nothing answers, or something else than an MLflow server or database does.
     """
+    # SQLAlchemy's schemes may name a driver too, as in postgresql+psycopg2.
     scheme = urlsplit(address).scheme.split("+")[0]
     if scheme in ("http", "https"):
         _check_server(address)
@@ -102,6 +103,7 @@ def _check_sqlite(address: str) -> None:
     path = sqlite_file(address)
     if path is None or not path.name:
         raise UserError(f"{address!r} names no file: an SQLite address is sqlite:/// followed by a path.")
+    # The first export creates a missing database.
     if not path.exists():
         return
     try:

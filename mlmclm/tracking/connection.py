@@ -70,8 +70,8 @@ class Connection:
             found, identity = self._open(experiment, artifacts)
         self.index = Index(folder / "index.jsonl", identity)
         if found:
-            # With an empty index (lost, or the first use of a copied store) every run is looked up. Otherwise only runs
-            # still marked RUNNING can be ones whose creator was killed before it could index them.
+            # With an empty index (lost, or the experiment is another store's) every run is looked up. Otherwise only
+            # runs still marked RUNNING can be ones whose creator was killed before it could index them.
             self._adopt("" if not len(self.index) else "attributes.status = 'RUNNING'")
 
     def _open(self, experiment: str, artifacts: str | None) -> tuple[bool, str]:

@@ -56,6 +56,7 @@ def studies_of(database: Path) -> dict[str, str]:
     """
     with closing(_connect(database)) as connection:
         found = connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
+        # Every MLflow database has an experiment named Default.
         return {name: str(number) for name, number in sorted(found) if name != "Default"}
 
 

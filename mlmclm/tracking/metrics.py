@@ -15,6 +15,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 PREFIX = "ray_"
 SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+"""Histogram boundaries for durations, in seconds."""
 
 
 @dataclass(frozen=True)

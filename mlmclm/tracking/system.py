@@ -72,6 +72,7 @@ def commit() -> str | None:
 
 def _git(root: Path, *words: str) -> str | None:
     try:
+        # Without optional locks `git status` never gets in the way of a git command of the user.
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, timeout=GIT_SECONDS
         )

@@ -177,6 +177,7 @@ class Tracker:
             self._busy = False
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures_in_a_row - 1))
             if not self._closing:
+                # `close` cuts the pause short.
                 self._changed.wait_for(lambda: self._closing, pause)
                 return False
             return self._failures_in_a_row >= GIVE_UP_AFTER
