@@ -1,4 +1,4 @@
-"""`python -m mlmclm` is the command `mlmclm`."""
+"""Entry point of `python -m mlmclm`, the same as the command `mlmclm`."""
 
 from mlmclm.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Frozen typed configuration, read from YAML, with errors that name the file, the key, the value and what is allowed."""
+"""Frozen typed configuration read from YAML, with errors that name the file, the key, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlmclm.errors import UserError, unknown
 
 
 class Frozen(BaseModel):
-    """Base of every configuration object: immutable, unknown keys are errors, no silent coercion of floats to integers."""
+    """Base of all configuration objects: immutable; unknown keys are errors, as are fractions given for integers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -21,10 +21,11 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which refuses a mapping with a key twice; by itself it keeps the last one and says nothing."""
+    """YAML's safe loader, which also refuses duplicate keys; by default the last one wins silently."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Here and not in construct_mapping: a merge (<<) may by then have put keys into the mapping that its own ones override.
+        # Not in construct_mapping: by then a merge (<<) may have added keys that the mapping's own keys legitimately
+        # override.
         node = super().compose_mapping_node(anchor)
         first: dict[Any, yaml.Mark] = {}
         for key_node, _ in node.value:
@@ -38,10 +39,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file.
+    """Read a YAML file.
 
     Raises:
-        UserError: it is missing or malformed, or a mapping has a key twice; the message names the file, and the line or lines.
+        UserError: it is missing or malformed, or a mapping has a duplicate key; the message names the file, and the
+            line or lines.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
@@ -54,17 +56,23 @@ def read_yaml(path: Path) -> Any:
     except (
         yaml.YAMLError,
         ValueError,
-    ) as error:  # ValueError: not UTF-8, a date that doesn't exist, a number of too many digits
+    ) as error:  # ValueError: not UTF-8, an impossible date, or a number with too many digits
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any] | None = None) -> Config:
-    """Builds `model` from plain values; `where` (a file or an option) starts each message; `context` is for its validators.
+    """Build `model` from plain values.
+
+    Args:
+        model: the configuration class.
+        value: the plain values; anything but a mapping is an error.
+        where: a file or an option, which starts each message.
+        context: passed to the model's validators.
 
     Raises:
-        UserError: one message for all that is wrong.
+        UserError: one message for everything that is wrong.
     """
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a mapping of keys to values, got {type(value).__name__}.")
@@ -75,12 +83,13 @@ def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any
 
 
 def load_config(model: type[Config], path: Path, *, context: dict[str, Any] | None = None) -> Config:
-    """`parse` of a YAML file."""
+    """Build `model` from a YAML file; see `parse`."""
     return parse(model, read_yaml(path), where=str(path), context=context)
 
 
 def _explain(model: type[BaseModel], item: Any, where: str) -> str:
-    """One line for one pydantic error."""
+    """Return one line for one pydantic error."""
+    # pydantic adds the names of validator functions to the location, which mean nothing to the user.
     location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     key = ".".join(str(part) for part in location)
     if item["type"] == "extra_forbidden":
@@ -88,18 +97,19 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     if item["type"] == "missing":
         return f"{where}: key {key!r} is missing."
     message = item["msg"].removeprefix("Value error, ")
-    if not location:  # of the whole, which would be long to show
+    if not location:  # about the whole object, whose value is too long to show
         return f"{where}: {message.rstrip('.')}."
     return f"{where}: {key}: {message} (got {item['input']!r})."
 
 
 def _keys_at(model: type[BaseModel], location: list[Any]) -> list[str]:
-    """The allowed keys of the nested model at `location`, with their full dotted names."""
+    """Return the allowed keys of the nested model at `location`, with their full dotted names."""
     current = model
     for part in location:
         field = current.model_fields.get(str(part))
         if field is None:
             break
+        # An optional or union field holds its model class among the arguments of its annotation.
         candidates = [field.annotation, *get_args(field.annotation)]
         nested = [item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)]
         if not nested:

@@ -1,6 +1,6 @@
-"""The errors a user can meet: each carries its exit code, and its text says what to do.
+"""Errors that a user can meet: each has an exit code, and a text that says what to do.
 
-`UserError` (exit code 2) is a mistake in what was asked for; `EnvironmentFault` (exit code 1) is a fault of the machine, the
+`UserError` (exit code 2) is a mistake in the request. `EnvironmentFault` (exit code 1) is a fault of the machine, the
 network or a service. The command line prints either as one message without a traceback.
 """
 
@@ -12,25 +12,25 @@ from typing import TypeVar
 
 
 class MlmclmError(Exception):
-    """Base of every error whose text is meant for the user."""
+    """Base of all errors whose text is meant for the user."""
 
     exit_code = 1
 
 
 class UserError(MlmclmError):
-    """What was asked for cannot be done as asked: the message names the key, the value and what is allowed."""
+    """The request cannot be fulfilled as it is; the message names the key, the value and what is allowed."""
 
     exit_code = 2
 
 
 class EnvironmentFault(MlmclmError):
-    """The request is fine but the machine, a server or the disk is not; the same command can succeed later."""
+    """The request is fine, but the machine, a server or the disk is not; the same command can succeed later."""
 
     exit_code = 1
 
 
 def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str = "") -> UserError:
-    """A `UserError` for a value outside a closed set: names the value, the nearest match and all that is allowed."""
+    """Return a `UserError` for a value outside a closed set, with the nearest match and all allowed values."""
     names = [str(item) for item in allowed]
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -43,12 +43,13 @@ Result = TypeVar("Result")
 
 
 def for_each(items: Iterable[Item], work: Callable[[Item], Result]) -> list[Result]:
-    """`work` of every item; what is wrong with any of them is said of all at once. A fault of the environment, which would
-    meet the others too, ends it.
+    """Apply `work` to every item, and report the errors of all items at once.
+
+    A fault of the environment ends the loop, since it would affect the other items too.
 
     Raises:
-        UserError: the only one as it is, or one with the messages of all.
-        EnvironmentFault: there is one; the messages before it come first.
+        UserError: the only error as it is, or one with the messages of all.
+        EnvironmentFault: there was one; its text starts with the messages of the errors before it.
     """
     results: list[Result] = []
     errors: list[MlmclmError] = []
@@ -56,11 +57,13 @@ def for_each(items: Iterable[Item], work: Callable[[Item], Result]) -> list[Resu
         try:
             results.append(work(item))
         except MlmclmError as error:
+            # Items often fail for the same reason, such as one missing file.
             if str(error) not in map(str, errors):
                 errors.append(error)
             if isinstance(error, EnvironmentFault):
                 break
     if len(errors) > 1:
+        # Only the last error can be an `EnvironmentFault`, since that ends the loop.
         raise type(errors[-1])("\n".join(map(str, errors))) from errors[0]
     if errors:
         raise errors[0]

@@ -1,6 +1,6 @@
-"""Extensions by other installed packages: entry points of this project's groups.
+"""Extensions by other installed packages, through entry points of this project's groups.
 
-| group | an entry point names |
+| group | what an entry point names |
 |---|---|
 | `mlmclm.tasks` | a package whose folder holds task declarations (YAML) |
 | `mlmclm.families` | a task family, a class `mlmclm.tasks.family.Family` |
@@ -17,11 +17,11 @@ TASKS, FAMILIES, GENERATORS, CORPORA = "mlmclm.tasks", "mlmclm.families", "mlmcl
 
 
 def plugin(group: str, name: str) -> Any:
-    """Import the object that an entry point names; None where no installed package has one of this name."""
+    """Import the object that an entry point names, or return None if no installed package has one with this name."""
     found = importlib.metadata.entry_points(group=group, name=name)
     return next(iter(found)).load() if found else None
 
 
 def plugin_names(group: str) -> list[str]:
-    """The names of a group's entry points, sorted."""
+    """Return the names of a group's entry points, sorted."""
     return sorted(importlib.metadata.entry_points(group=group).names)

@@ -1,4 +1,4 @@
-"""Progress that a person can follow: a bar with rate and time left in a terminal, a line every few seconds elsewhere."""
+"""Progress display for people: a bar with the time left in a terminal, and a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -17,32 +17,36 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-"""Where everything goes that isn't a result; results go to standard output. Brackets in paths and names are no markup."""
+"""Standard error, for everything but results, which go to standard output.
+
+Markup is off, as paths and names may contain brackets.
+"""
 
 SECONDS_OF_SILENCE = 3.0
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_QUIET_LINES = 30.0
-"""Between lines that only say that work goes on."""
+"""Interval of lines that only say that work is going on."""
 
 
 class Bar:
-    """One piece of work with a known or unknown total; use as a context manager.
+    """A piece of work with a known or unknown total; use it as a context manager.
 
-    In a terminal it is drawn in place; otherwise (a job's log, a file) a line is printed at most every
-    `SECONDS_BETWEEN_LINES`, one after that time where nothing has happened yet, and one at the end. Bars that are open at
-    once, in several threads too, are drawn below each other. Work that ends without an error is all done.
+    In a terminal the bar is drawn in place. Otherwise (a job's log, a file) it prints lines: at most one every
+    `SECONDS_BETWEEN_LINES`, one after that time if nothing has happened yet, and one at the end. Bars that are open at
+    the same time, also in different threads, are drawn below each other. Work that ends without an error counts as
+    complete.
 
-    The time left is told by the rate since the first piece was finished: what comes before it is start-up.
+    The time left is estimated from the rate since the first piece was finished, since the time before that is start-up.
 
     Args:
         title: what the work is.
-        total: how much there is of it, where that is known.
+        total: the amount of work, if known.
         unit: what is counted.
-        above: what a terminal shows above all bars as long as this one is open.
+        above: what a terminal shows above all bars while this one is open.
     """
 
     _drawn: ClassVar[Progress | None] = None
-    """Display of all open bars of a terminal; it is there as long as one of them is."""
+    """The display of all open bars in a terminal; None while there are none."""
     _open: ClassVar[int] = 0
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -52,10 +56,10 @@ class Bar:
         self.title, self.total, self.unit, self.above = title, total, unit, above
         self.done = 0
         self.complete = True
-        """Whether the work is all done once it ends without an error."""
+        """True if work that ends without an error counts as complete."""
         self._already = 0
         self._first: tuple[int, float] | None = None
-        """How much was done when the first piece was, and when that was."""
+        """The amount done when the first piece was finished, and the time of that."""
         self._note = self._said = ""
         self._rate: float | None = None
         self._started = self._printed = self._updated = time.monotonic()
@@ -71,7 +75,7 @@ class Bar:
                 if Bar._drawn is None:
                     Bar._drawn = _display()
                     Bar._drawn.start()
-                    atexit.register(console.show_cursor)  # an interrupted driver ends with bars open in threads
+                    atexit.register(console.show_cursor)  # an interrupted driver ends with bars still open in threads
                 Bar._open += 1
                 self._progress = Bar._drawn
             self._task = self._progress.add_task(self.title, total=self.total, count="", note="", bar=self)
@@ -100,19 +104,22 @@ class Bar:
 
     @property
     def over(self) -> bool:
-        """Whether the work has ended, well or not."""
+        """True once the work has ended, successfully or not."""
         return self._over.is_set()
 
     def start_at(self, done: int) -> None:
-        """Work that was finished before: it counts as done but not in the rate."""
+        """Set the amount of work that was finished before; it counts as done but not in the rate."""
         self._already = done
         self.update(done)
 
     def update(self, done: int, total: int | None = None, note: str = "", *, rate: float | None = None) -> None:
-        """Shows that `done` of `total` is finished.
+        """Show that `done` of `total` is finished.
 
         Args:
-            rate: how many a second, by which the time left is told; by default their mean since the first.
+            done: the amount of finished work.
+            total: the new total, if it has changed.
+            note: shown after the count.
+            rate: pieces per second, for the estimate of the time left; by default the mean since the first piece.
         """
         self.done, self._note, self._rate = done, note, rate
         self.total = total if total is not None else self.total
@@ -125,7 +132,7 @@ class Bar:
             self._line()
 
     def rate(self) -> float | None:
-        """How many a second since the first piece was finished; None while that cannot be told."""
+        """Return the pieces finished per second since the first one; None while it is unknown."""
         if self._rate is not None:
             return self._rate
         if self._first is None or self._updated <= self._first[1]:
@@ -133,12 +140,13 @@ class Bar:
         return (self.done - self._first[0]) / (self._updated - self._first[1])
 
     def seconds_left(self) -> float | None:
-        """Until all is done; None while that cannot be told."""
+        """Return the estimated seconds until all is done; None while they are unknown."""
         if self.total is None or self._over.is_set():
             return None
         rate = self.rate()
         if not rate or rate < 0:
             return None
+        # Counts down between updates.
         left = (self.total - self.done) / rate - (time.monotonic() - self._updated)
         return left if left >= 0 else None
 
@@ -159,6 +167,7 @@ class Bar:
         time_left = f", {left:.0f} s left" if left is not None and self.done < (self.total or 0) else ""
         note = f", {self._note}" if self._note else ""
         line = f"{self.title}: {self._count()}, {seconds:.0f} s{time_left}{note}"
+        # A line without news would only fill the log.
         if line != self._said:
             self._said = line
             console.print(line, soft_wrap=True)
@@ -166,12 +175,13 @@ class Bar:
 
 @contextmanager
 def bars() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Turns (what, done, total) calls into one bar a `what`."""
+    """Turn (what, done, total) calls into one bar per `what`."""
     with ExitStack() as stack:
         current: list[Bar] = []
 
         def show(what: str, done: int, total: int | None) -> None:
             if not current or current[0].title != what:
+                # A new `what` ends the bar of the previous one.
                 stack.pop_all().close()
                 current[:] = [stack.enter_context(Bar(what, total))]
             current[0].update(done, total)
@@ -181,7 +191,7 @@ def bars() -> Iterator[Callable[[str, int, int | None], None]]:
 
 @contextmanager
 def repeated(look: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
-    """Calls a function every so many seconds for the time of a block, in a thread of that name."""
+    """Call a function periodically for the duration of the block, in a thread with this name."""
     over = threading.Event()
 
     def repeat() -> None:
@@ -198,7 +208,7 @@ def repeated(look: Callable[[], None], *, seconds: float, name: str) -> Iterator
 
 
 class _Left(ProgressColumn):
-    """The time left, as the bar tells it."""
+    """The time left, as estimated by the bar."""
 
     def render(self, task: Task) -> Text:
         seconds = task.fields["bar"].seconds_left()
@@ -206,10 +216,10 @@ class _Left(ProgressColumn):
 
 
 class _Display(Progress):
-    """All open bars, and above them what they show besides."""
+    """All open bars, and above them what they show in addition."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The parts of the display, from top to bottom."""
+        """Yield the parts of the display, from top to bottom."""
         yield from (bar.above for task in self.tasks if (bar := task.fields["bar"]).above is not None and not bar.over)
         yield self.make_tasks_table(self.tasks)
 
@@ -223,7 +233,7 @@ def _display() -> Progress:
         _Left(),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
-        refresh_per_second=2,  # a table above the bars takes milliseconds of a core that computes
+        refresh_per_second=2,  # a table above the bars takes milliseconds of a core that should be computing
     )
 
 
@@ -231,19 +241,19 @@ _spoken = threading.Event()
 
 
 def spoken() -> None:
-    """Notes that the command has said something; results on standard output count too."""
+    """Note that the command has printed something; results on standard output count too."""
     _spoken.set()
 
 
 def say(text: str) -> None:
-    """One line for the person at the terminal."""
+    """Print a line for the person at the terminal."""
     spoken()
     console.print(text, soft_wrap=True)
 
 
 @contextmanager
 def starting(text: str) -> Iterator[None]:
-    """Says `text` where nothing else was said in the first `SECONDS_OF_SILENCE` of the block: libraries take long to load."""
+    """Print `text` if nothing else is printed in the first `SECONDS_OF_SILENCE` of the block: libraries load slowly."""
     _spoken.clear()
 
     def wait() -> None:
@@ -259,5 +269,5 @@ def starting(text: str) -> Iterator[None]:
 
 @cache
 def say_once(text: str) -> None:
-    """A line that this process says once, however often it is asked to."""
+    """Print a line only the first time that this process asks for it."""
     say(text)

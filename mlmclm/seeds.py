@@ -1,4 +1,4 @@
-"""The seed of a fine-tuning cell: one number for its three streams of chance, or a number for each."""
+"""The seed of a fine-tuning cell: one number for its three random streams, or one for each."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from mlmclm.errors import unknown
 
 @dataclass(frozen=True, order=True)
 class Seeds:
-    """A number for each stream, so that one can vary while the others hold."""
+    """A seed for each random stream, so that one can vary while the others are fixed."""
 
     head: int
-    """The head's initial weights."""
+    """Initial weights of the head."""
     order: int
-    """Which examples a step sees."""
+    """Order of the training examples."""
     dropout: int
-    """What dropout hides, in models and heads that have it."""
+    """Dropout masks, in models and heads with dropout."""
 
     def __str__(self) -> str:
         return f"h{self.head}-o{self.order}-d{self.dropout}"
 
     @staticmethod
     def of(seed: Seed) -> Seeds:
-        """The numbers of the streams; one number is that of all three."""
+        """Return the seeds of the streams; a single number is the seed of all three."""
         return seed if isinstance(seed, Seeds) else Seeds(seed, seed, seed)
 
     def simplest(self) -> Seed:
-        """One number where all three are the same: the same cell, however it was asked for."""
+        """Return one number if all three seeds are equal, so that a cell has one form however it was requested."""
         return self.head if self.head == self.order == self.dropout else self
 
 
@@ -39,10 +39,10 @@ STREAMS = tuple(field.name for field in fields(Seeds))
 
 
 def read_seed(value: Any) -> Seed:
-    """The seed that a file or a result holds: a whole number from 0 on, or a mapping with one for each stream.
+    """Read the seed in a file or a result: a non-negative integer, or a mapping with one for each stream.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value is something else.
     """
     if isinstance(value, Seeds):
         return value.simplest()
@@ -58,13 +58,13 @@ def read_seed(value: Any) -> Seed:
 
 
 def seed_value(seed: Seed) -> int | dict[str, int]:
-    """What a result and a cell's key hold; `read_seed` reads it."""
+    """Return the form of a seed in a result and a cell's key; `read_seed` reads it."""
     simplest = Seeds.of(seed).simplest()
     return asdict(simplest) if isinstance(simplest, Seeds) else simplest
 
 
 def seed_labels(seeds: Iterable[Seed]) -> list[str]:
-    """The seeds for people, each stream by itself where that matters to any of them: `0`, or `h0-o0-d0`."""
+    """Format the seeds for people: `0`, or `h0-o0-d0` for all if any of them has different seeds per stream."""
     every = list(seeds)
     if all(isinstance(seed, int) for seed in every):
         return [str(seed) for seed in every]
@@ -72,6 +72,7 @@ def seed_labels(seeds: Iterable[Seed]) -> list[str]:
 
 
 def _number(value: Any) -> int:
+    # bool is a subclass of int.
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(
             "a seed is a whole number from 0 on, or a mapping with one for each of head, order and dropout"

@@ -1,1 +1,1 @@
-"""Selection, stability, comparison: functions from tables to tables."""
+"""Statistical analysis of a study: learning-rate selection, stability and model comparison, as functions of tables."""

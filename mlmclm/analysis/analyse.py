@@ -1,4 +1,4 @@
-"""A whole study's results to all of its tables: `analyse`."""
+"""Compute all tables of a study from its cells' results."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from mlmclm.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class Analysis:
-    """All tables of a study; scores are fractions of 1, rows are in a fixed order. Where a grid has other settings than the
-    learning rate, all but `cells` and `coverage` are of each (model, task)'s best setting (`selection.settled`).
+    """All tables of a study.
+
+    Scores are fractions of 1, and rows have a fixed order. If the grid varies settings other than the learning rate,
+    every table except `cells` and `coverage` describes only the best setting of each (model, task)
+    (`selection.settled`).
 
     Attributes:
-        cells: one row a cell (`results.results_table`).
+        cells: one row per cell (`results.results_table`).
         coverage: expected, present, diverged and missing cells by model and task (`results.coverage_table`).
         curves: score against learning rate (`selection.curve_table`).
         chosen: the cells at the chosen learning rates (`selection.chosen_table`).
-        best: best learning rate and the test score there (`selection.best_table`).
+        best: the best learning rate and the test score at it (`selection.best_table`).
         stability: sensitivity to seed and learning rate (`stability.stability_table`).
         overall: means over tasks (`comparison.overall_table`).
-        comparisons: model against model (`comparison.comparison_table`).
+        comparisons: pairwise comparisons of models (`comparison.comparison_table`).
         claims: each model against the baseline (`comparison.claim_table`); empty without a baseline.
-        grid: the cells that were asked for.
+        grid: the requested cells.
         baseline: the untrained model, or None.
         rule: how the learning rate was chosen, "mean" or "per_seed".
-        confidence: of all intervals.
+        confidence: the confidence level of all intervals.
     """
 
     cells: pd.DataFrame
@@ -51,12 +54,12 @@ class Analysis:
 
     @property
     def missing(self) -> int:
-        """How many cells of the grid have no result."""
+        """The number of grid cells without a result."""
         return int(self.coverage["missing"].sum())
 
     @property
     def diverged(self) -> int:
-        """How many cells diverged."""
+        """The number of diverged cells."""
         return int(self.coverage["diverged"].sum())
 
 
@@ -68,19 +71,19 @@ def analyse(
     rule: str = "mean",
     confidence: float = 0.95,
 ) -> Analysis:
-    """Turns the results of cells into all tables of the study; the order of `results` changes nothing.
+    """Compute all tables of a study from its cells' results; the order of `results` does not matter.
 
     Args:
-        results: the result files' JSON, one a cell.
-        baseline: the untrained model that the others must beat; None for a study without.
-        grid: the cells that were asked for, so that missing ones are counted; by default the smallest full grid that
-            holds all results.
-        rule: how the best learning rate is chosen, see `selection`.
-        confidence: of all intervals, in (0, 1).
+        results: the JSON objects of the result files, one per cell.
+        baseline: the untrained model that the others must beat; None if the study has none.
+        grid: the requested cells, against which missing ones are counted; by default the smallest full grid that
+            contains all results.
+        rule: how the best learning rate is chosen; see `selection`.
+        confidence: the confidence level of all intervals, in (0, 1).
 
     Raises:
-        UserError: no results, an unknown rule or baseline, a confidence outside (0, 1), or results that don't belong
-            together.
+        UserError: there are no results, the rule or the baseline is unknown, `confidence` is outside (0, 1), or the
+            results don't belong together.
     """
     if not 0 < confidence < 1:
         raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
@@ -88,13 +91,16 @@ def analyse(
     cells = results_table(results)
     if cells.empty:
         raise UserError("there is no result to analyse yet: run the sweep first.")
+    # Results outside the requested grid are compared too.
     seen = observed_grid(cells)
     asked = grid or seen
     models = sorted({*asked.models, *seen.models})
     if baseline is not None and baseline not in models:
         raise unknown("baseline model", baseline, models)
     families = {row["task"]: row["family"] for row in records(cells)}
+    # A task without any result has no known family yet.
     families |= {task: "" for task in asked.tasks if task not in families}
+    # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
     own = settled(cells, asked, rule=chosen_rule)
     chosen = chosen_table(own, asked, rule=chosen_rule)
     comparisons = comparison_table(chosen, models, families, confidence=confidence)

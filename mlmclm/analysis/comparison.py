@@ -1,14 +1,14 @@
-"""Model against model, on a task, on a family and on the mean over tasks; and the claim that pretraining helps.
+"""Comparison of models on single tasks, task families and the mean over tasks, and the claim that pretraining helps.
 
-Every model is taken at its own best learning rate. Models of one study fine-tune with the same seeds, which fix the
-order of the data and the new head, but from different weights; whether this makes their scores move together is
-unknown, so nothing is paired: the interval of a difference is Welch's. Pairing would narrow it where they do move
-together, and mislead where they don't.
+Every model is taken at its own best learning rate. The models of a study are fine-tuned with the same seeds, which fix
+the data order and the initial weights of the new head, but they start from different weights. Whether this correlates
+their scores is unknown, so scores are not paired: the interval of a difference is Welch's. Pairing would narrow the
+interval if the scores were correlated, and mislead if they were not.
 
-The mean over tasks weighs every task the same. Its variance is the sum of the tasks' own (fine-tuning runs on
-different tasks are independent), with Welch-Satterthwaite degrees of freedom; see `intervals.contrast`. These
-intervals cover the noise of fine-tuning seeds. They do not cover that of pretraining (one run a model), nor that of
-the finite test sets, which `pairs` is about.
+The mean over tasks gives every task the same weight. Its variance is the sum of the tasks' variances, because
+fine-tuning runs on different tasks are independent, with Welch-Satterthwaite degrees of freedom; see
+`intervals.contrast`. These intervals cover the noise of fine-tuning seeds. They cover neither the noise of pretraining
+(one run per model) nor that of the finite test sets; for the latter see `pairs`.
 """
 
 from __future__ import annotations
@@ -59,19 +59,23 @@ Scores = dict[tuple[str, str], list[float]]
 
 
 def chosen_scores(chosen: pd.DataFrame) -> Scores:
-    """The test scores over seeds of every (model, task) at its chosen learning rate."""
+    """Return the test scores, one per seed, of every (model, task) at its chosen learning rate."""
     return {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
 
 
 def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
-    """What models are compared on, as (kind, scope, tasks): every task, every family with several tasks, and all tasks.
+    """List what models are compared on: every task, every family with several tasks, and all tasks together.
 
     Args:
-        families: the family of each task, by the task's name.
+        families: the family of each task, by task name.
+
+    Returns:
+        (kind, scope, tasks) triples. A family that contains all tasks is left out, since it equals the last scope.
     """
     found = [("task", task, [task]) for task in sorted(families)]
     for family in sorted(set(families.values())):
         members = sorted(task for task, own in families.items() if own == family)
+        # A family of one task would repeat that task, and a family of all tasks the overall mean.
         if len(members) > 1 and len(members) < len(families):
             found.append(("family", family, members))
     return [*found, ("all", ALL_TASKS, sorted(families))]
@@ -80,11 +84,11 @@ def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
 def overall_table(
     chosen: pd.DataFrame, models: Sequence[str], families: dict[str, str], *, confidence: float = 0.95
 ) -> pd.DataFrame:
-    """The mean over tasks of every model, for all tasks (kind "all") and for every family with several tasks (kind
-    "family"), with an interval that stays within the range of the tasks' scores (`intervals.within`).
+    """Compute every model's mean over all tasks (kind "all") and over every family with several tasks (kind "family").
 
-    A model that lacks a score on a task of the scope has no mean there (NaN), since a mean over fewer tasks would not
-    compare; `tasks_scored` tells.
+    Each interval stays within the range of the tasks' scores (`intervals.within`). A model without a score on some task
+    of the scope has no mean there (NaN), because a mean over fewer tasks would not be comparable; `tasks_scored` counts
+    its scored tasks.
     """
     scores = chosen_scores(chosen)
     metrics = {row["task"]: row["metric"] for row in records(chosen)}
@@ -95,6 +99,7 @@ def overall_table(
         for model in sorted(models):
             groups = [scores.get((model, task), []) for task in tasks]
             ranges = [score_range(metrics.get(task, "")) for task in tasks]
+            # The mean of scores with different ranges ranges between the means of their limits.
             lowest, highest = (sum(ends) / len(tasks) for ends in zip(*ranges, strict=True))
             estimate = within(contrast(groups, [1 / len(tasks)] * len(tasks), confidence=confidence), lowest, highest)
             rows.append(
@@ -117,18 +122,20 @@ def overall_table(
 def comparison_table(
     chosen: pd.DataFrame, models: Sequence[str], families: dict[str, str], *, confidence: float = 0.95
 ) -> pd.DataFrame:
-    """Every pair of models on every scope: model_a minus model_b, model_a before model_b in the alphabet.
+    """Compare every pair of models on every scope: model_a minus model_b, where model_a comes first alphabetically.
 
-    `low` and `high` bound Welch's interval (NaN where a model has one seed on a task), `p` is its two-sided p value
-    and `p_holm` the same after Holm's correction over the pairs of models within the scope. The difference is NaN
+    `low` and `high` bound Welch's interval (NaN if a model has one seed on a task), `p` is its two-sided p value, and
+    `p_holm` is that value after Holm's correction over the pairs of models within the scope. The difference is NaN
     unless both models have a score on every task of the scope.
     """
     scores = chosen_scores(chosen)
     rows: list[Record] = []
     for kind, scope, tasks in scopes(families):
+        # Holm's correction below is per scope, so the rows of a scope are collected first.
         members: list[Record] = []
         for a, b in itertools.combinations(sorted(models), 2):
             groups = [scores.get((model, task), []) for model in (a, b) for task in tasks]
+            # The difference of two means over tasks is one contrast over both models' groups.
             weights = [1 / len(tasks)] * len(tasks) + [-1 / len(tasks)] * len(tasks)
             estimate = contrast(groups, weights, confidence=confidence)
             members.append(
@@ -153,7 +160,7 @@ def comparison_table(
 
 
 def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
-    """The comparisons of one model with all others, turned so that `model_a` is that model."""
+    """Return the comparisons of one model with all others, with signs flipped so that `model_a` is that model."""
     turned = []
     for row in records(comparisons):
         if row["model_b"] == model:
@@ -167,14 +174,16 @@ def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
 def claim_table(
     comparisons: pd.DataFrame, models: Sequence[str], baseline: str, *, share_of_tasks: float = 0.75
 ) -> pd.DataFrame:
-    """Does every pretrained model beat the untrained baseline? One row a model other than the baseline.
+    """Test whether every pretrained model beats the untrained baseline; one row per model other than the baseline.
 
-    The claim holds for a model when its mean over tasks is above the baseline's by more than the interval (`on_mean`:
-    the lower end is above 0) and it scores higher on at least `share_of_tasks` of the tasks (three of four).
-    `tasks_ahead` counts tasks with a positive difference, `tasks_clear` those of them whose interval is above 0: with a
-    handful of seeds an interval of a single task is wide, and the mean over tasks is the test.
-    `verdict` is "holds"; "in part" where only some of it does; "does not hold"; or "unknown" where a score or an
-    interval is lacking (a task not run, one seed) and what is there does not decide.
+    The claim holds for a model if both conditions are met: its mean over tasks exceeds the baseline's by more than the
+    interval (`on_mean`: the lower end is above 0), and it scores higher on at least `share_of_tasks` of the tasks
+    (three of four by default). `tasks_ahead` counts the tasks with a positive difference, and `tasks_clear` those of
+    them whose interval is above 0. With a handful of seeds the interval of a single task is wide, so the mean over
+    tasks is the actual test.
+
+    `verdict` is "holds", "in part" (only some of the claim holds), "does not hold", or "unknown" (a score or an
+    interval is missing because a task was not run or has one seed, and the rest does not decide).
     """
     rows = []
     mine = against(comparisons, baseline)
@@ -182,20 +191,23 @@ def claim_table(
         facts = [row for row in mine if row["model_b"] == model]
         overall = next((row for row in facts if row["kind"] == "all"), None)
         by_task = [row for row in facts if row["kind"] == "task"]
-        # Turned towards the baseline above: its lower end is minus the model's upper end.
+        # `against` gives "baseline minus model", so the signs flip, and with them the ends of the interval.
         low, high, difference = (
             (-overall["high"], -overall["low"], -overall["difference"]) if overall else (NAN, NAN, NAN)
         )
         ahead, clear = sum(-row["difference"] > 0 for row in by_task), sum(-row["high"] > 0 for row in by_task)
         required = math.ceil(share_of_tasks * len(by_task))
         on_mean = low > 0
+        # Tasks without a difference could still go either way once they are run.
         open_tasks = sum(math.isnan(row["difference"]) for row in by_task)
         lacking = math.isnan(low) or open_tasks > 0
         holds = bool(on_mean and ahead >= required)
         if holds:
             verdict = "holds"
+        # Unknown only if the missing scores and intervals could still make the claim hold.
         elif lacking and (on_mean or math.isnan(low)) and ahead + open_tasks >= required:
             verdict = "unknown"
+        # Without the mean, only tasks with a lead beyond their interval count.
         elif on_mean or (clear >= required and ahead):
             verdict = "in part"
         else:

@@ -1,7 +1,7 @@
-"""Intervals and corrections: the statistics that the rest of the analysis is made of.
+"""Confidence intervals and corrections for multiple tests, on which the rest of the analysis is built.
 
-A group is the scores of one (model, task) at its chosen learning rate, one score a fine-tuning seed; groups count as
-independent. Sums are exact (`math.fsum`), so the order of the values never changes a bit of a result.
+A group holds the scores of one (model, task) at its chosen learning rate, one per fine-tuning seed. Groups are treated
+as independent. Sums are exact (`math.fsum`), so results are bit-identical whatever the order of the values.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Estimate:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean, NaN if there are no values; the order of the values does not change a bit of it."""
+    """Return the mean, or NaN if there are no values; the order of the values does not change a bit of it."""
     return math.fsum(values) / len(values) if values else NAN
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation (n - 1); NaN for fewer than two values."""
+    """Return the sample standard deviation (n - 1), or NaN for fewer than two values."""
     if len(values) < 2:
         return NAN
     centre = mean(values)
@@ -49,29 +49,30 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, confidence: float = 0.95) -> Estimate:
-    """A weighted sum of the means of independent groups, with unequal variances allowed.
+    """Estimate a weighted sum of the means of independent groups, allowing unequal variances.
 
-    With group means m_i, sample variances s_i^2 and sizes n_i the value is sum w_i m_i, its variance sum v_i with v_i
-    = w_i^2 s_i^2 / n_i, and its degrees of freedom (sum v_i)^2 / sum v_i^2 / (n_i - 1) (Satterthwaite 1946, Welch
-    1947). It is exactly Student's interval for one group, and Welch's for two groups with weights 1 and -1. Where
-    every group is constant the interval is the point itself.
+    With group means m_i, sample variances s_i^2 and sizes n_i, the value is sum w_i m_i, its variance is sum v_i with
+    v_i = w_i^2 s_i^2 / n_i, and its degrees of freedom are (sum v_i)^2 / sum v_i^2 / (n_i - 1) (Satterthwaite 1946,
+    Welch 1947). For one group this is exactly Student's interval, and for two groups with weights 1 and -1 exactly
+    Welch's. If every group is constant, the interval is the point itself.
 
     Args:
         groups: the values of each group.
-        weights: one weight a group.
-        confidence: of the two-sided interval, in (0, 1).
+        weights: one weight per group.
+        confidence: the confidence level of the two-sided interval, in (0, 1).
 
     Raises:
         ValueError: groups and weights differ in number.
     """
     value = math.fsum(weight * mean(group) for weight, group in zip(weights, groups, strict=True))
+    # One value has no variance, and neither has a sum that it is part of.
     if any(len(group) < 2 for group in groups) or not groups:
         return Estimate(value if groups else NAN, NAN, NAN, NAN, NAN, NAN)
     parts = [(weight * deviation(group)) ** 2 / len(group) for weight, group in zip(weights, groups, strict=True)]
     variance = math.fsum(parts)
     if variance == 0.0:
         return Estimate(value, 0.0, NAN, value, value, 1.0 if value == 0.0 else 0.0)
-    # Shares, not squares of the parts: the squares of tiny variances would underflow.
+    # Dividing by the variance before squaring keeps tiny variances from underflowing.
     freedom = 1.0 / math.fsum(
         (part / variance) ** 2 / (len(group) - 1) for part, group in zip(parts, groups, strict=True)
     )
@@ -82,18 +83,18 @@ def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, con
 
 
 def student(values: Sequence[float], *, confidence: float = 0.95) -> Estimate:
-    """The mean with Student's t interval; one value has no interval (NaN), no value has no mean."""
+    """Return the mean with Student's t interval; a single value has no interval (NaN), and no value has no mean."""
     return contrast([values], [1.0], confidence=confidence)
 
 
 def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
-    """The estimate with an interval that stays within the range of the score.
+    """Replace an interval that leaves the range of the score by one on the logit scale.
 
-    Student's interval is symmetric, and near a limit of the score it can pass it; then scores are skewed, and it also covers the
-    truth too seldom. There the interval is taken on the logit scale and turned back, with the standard error of the delta method:
-    u = (value - lowest) / (highest - lowest), logit(u) +- half / ((highest - lowest) u (1 - u)), with `half` Student's half
-    width. For a correlation, whose range is -1 to 1, that is Fisher's z (1915). An interval that is within the range stays as it
-    is.
+    Student's interval is symmetric, so it can pass a limit of the score. Near a limit the scores are skewed as well,
+    and the interval covers the truth too seldom. Such an interval is computed on the logit scale and transformed back,
+    with the standard error of the delta method: u = (value - lowest) / (highest - lowest), logit(u) +- half / ((highest
+    - lowest) u (1 - u)), with `half` Student's half width. For a correlation, whose range is -1 to 1, this is Fisher's
+    z (1915). An interval within the range is returned unchanged.
 
     Source: Agresti, Categorical Data Analysis (2013), 1.4 and 3.1, for the logit of a proportion and the delta method.
     """
@@ -101,7 +102,7 @@ def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
         return estimate
     width = highest - lowest
     share = (estimate.value - lowest) / width
-    if not 0 < share < 1:  # every value is the limit, but for rounding
+    if not 0 < share < 1:  # every value is at the limit, up to rounding; the logit is infinite there
         return replace(estimate, low=estimate.value, high=estimate.value)
     half = (estimate.high - estimate.value) / (width * share * (1 - share))
     centre = math.log(share / (1 - share))
@@ -110,10 +111,12 @@ def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
 
 
 def deviation_interval(sd: float, freedom: float, *, confidence: float = 0.95) -> tuple[float, float]:
-    """The chi-square interval of a standard deviation with `freedom` degrees of freedom (normal values); NaN where
-    there is none.
+    """Return the chi-square interval of a standard deviation of normal values, or NaN if there is none.
 
     With few seeds it is wide: for three seeds it spans from about half to six times the estimate.
+
+    Args:
+        freedom: the degrees of freedom of the estimate.
     """
     if math.isnan(sd) or freedom < 1:
         return NAN, NAN
@@ -125,11 +128,15 @@ def deviation_interval(sd: float, freedom: float, *, confidence: float = 0.95) -
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment (Holm 1979) in the given order; NaN values stay NaN and are not counted as tests."""
+    """Adjust p values by Holm's step-down method (Holm 1979), in the given order.
+
+    NaN values stay NaN and don't count as tests.
+    """
     order = sorted((index for index, p in enumerate(p_values) if not math.isnan(p)), key=lambda index: p_values[index])
     adjusted = [NAN] * len(p_values)
     running = 0.0
     for rank, index in enumerate(order):
+        # The running maximum keeps adjusted values in the order of the raw ones.
         running = max(running, min(1.0, (len(order) - rank) * p_values[index]))
         adjusted[index] = running
     return adjusted

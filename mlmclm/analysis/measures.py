@@ -1,6 +1,7 @@
-"""A cell's scores from what its examples got, where each example counts so often: what resampling examples needs.
+"""Scores of a cell as functions of example weights, as needed to resample examples.
 
-The columns are those of `Family.examples`. All is vectorised over a first axis of weights.
+A score is computed from the per-example columns of `Family.examples`; the weight of an example says how often it
+counts. All functions are vectorised over a first axis of weight vectors, one per resample.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from mlmclm.results.metrics import metric_parts
 
 Array = np.ndarray[Any, Any]
 Measure = Callable[[Array], Array]
-"""[R, examples], how often each example counts -> [R], the score; 0 where nothing is there to be divided by."""
+"""Maps weights [R, examples], which say how often each example counts, to scores [R]; 0 where a denominator is 0."""
 
 CONSTANT = 1e-20
-"""Share of the squares' sum below which a variance is rounding: fp32 predictions that differ at all are far above."""
+"""Relative threshold (share of the sum of squares) below which a variance counts as rounding error.
+
+FP32 predictions that differ at all lie far above it.
+"""
 
 
 def measure(metric: str, columns: Mapping[str, Array], classes: int) -> Measure:
-    """The score of that name, or the mean of those that `+` joins.
+    """Return the named score, or the mean of the scores that `+` joins.
 
     Args:
-        columns: by name, each with a value an example.
-        classes: of classification.
+        columns: arrays with one value per example, by column name.
+        classes: the number of classes, for classification.
 
     Raises:
         UserError: these examples have no such score.
@@ -40,7 +44,7 @@ def measure(metric: str, columns: Mapping[str, Array], classes: int) -> Measure:
 
 
 def measures(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
-    """All scores that the columns give, by name."""
+    """Return all scores that the columns allow, by name."""
     if "correct" in columns:
         return _of_classes(columns, classes)
     if "prediction" in columns:
@@ -62,7 +66,7 @@ def measures(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
 
 
 def outcome(metric: str, columns: Mapping[str, Array]) -> str | None:
-    """The column that a score is the mean of; None where it is no mean over examples."""
+    """Return the column of which a score is the mean, or None if the score is not a mean over examples."""
     if metric == "accuracy" and "correct" in columns:
         return "correct"
     return metric if metric in columns else None
@@ -73,7 +77,8 @@ def _of_classes(columns: Mapping[str, Array], classes: int) -> dict[str, Measure
     counted = np.concatenate((gold & predicted, gold, predicted), axis=1).astype(np.float64)  # [n, 3 x classes]
 
     def sums(weights: Array) -> list[Array]:
-        """Of each class how many were right, were of it, and were predicted so: [R, classes] each."""
+        """Count the correct predictions, the examples and the predictions of each class: [R, classes] each."""
+        # One matrix product counts for all resamples and all classes at once.
         return np.split(weights @ counted, 3, axis=1)
 
     def f1(weights: Array) -> Array:
@@ -84,6 +89,7 @@ def _of_classes(columns: Mapping[str, Array], classes: int) -> dict[str, Measure
         right, true, called = sums(weights)
         n = weights.sum(axis=1)
         covariance = right.sum(axis=1) * n - (true * called).sum(axis=1)
+        # Gorodkin's multi-class form of Matthews' correlation; for two classes it is the usual one.
         spread = [n**2 - (side**2).sum(axis=1) for side in (true, called)]
         return divided(covariance, np.sqrt(spread[0] * spread[1]))
 
@@ -96,13 +102,13 @@ def _of_classes(columns: Mapping[str, Array], classes: int) -> dict[str, Measure
 
 
 def weighted_mean(values: Array) -> Measure:
-    """The mean of a column over the examples that have a value."""
+    """Return the mean of a column over the examples that have a value."""
     present = ~np.isnan(values)
     return _ratio(np.where(present, values, 0.0), present)
 
 
 def _ratio(above: Array, below: Array) -> Measure:
-    """Of two sums over examples."""
+    """Return the ratio of two sums over examples."""
     both = np.stack((above, below), axis=1).astype(np.float64)  # [n, 2]
 
     def value(weights: Array) -> Array:
@@ -113,18 +119,19 @@ def _ratio(above: Array, below: Array) -> Measure:
 
 
 def divided(above: Array, below: Array) -> Array:
-    """0 where there is nothing to divide by."""
+    """Divide elementwise, with 0 where the denominator is not positive."""
     return np.divide(above, below, out=np.zeros_like(below), where=below > 0)
 
 
 def correlation(weights: Array, x: Array, y: Array) -> Array:
-    """Pearson's correlation [R]; 0 where a side is constant but for rounding.
+    """Compute Pearson's correlation [R]; 0 where a side is constant up to rounding.
 
     Args:
         weights: [R, n].
-        x, y: [n], or [R, n] where they differ.
+        x, y: [n], or [R, n] if they differ between resamples.
     """
     total = weights.sum(axis=1)
+    # The floors are taken before centring, from the magnitude of the values that rounding errors scale with.
     least = [CONSTANT * (weights * side**2).sum(axis=1) for side in (x, y)]
     x, y = (side - ((weights * side).sum(axis=1) / total)[:, None] for side in (x, y))
     spread = [(weights * side**2).sum(axis=1) for side in (x, y)]
@@ -133,13 +140,14 @@ def correlation(weights: Array, x: Array, y: Array) -> Array:
 
 
 def ranks(weights: Array, values: Array) -> Array:
-    """[R, n]: the mid-rank of each example among all, each counted so often as its weight says; of one that isn't there it
-    means nothing.
+    """Compute each example's mid-rank in every resample, [R, n]; ranks of examples with weight 0 are meaningless.
 
     Args:
-        weights: [R, n].
+        weights: [R, n]; an example counts as often as its weight says.
         values: [n].
     """
+    # Ties share a group: the weights of equal values are summed, and the cumulative sum gives the examples below each
+    # group.
     _, place = np.unique(values, return_inverse=True)
     order = np.argsort(place, kind="stable")
     starts = np.flatnonzero(np.diff(place[order], prepend=-1))

@@ -1,14 +1,15 @@
-"""Two models on the same test examples: the difference of a score, with an interval and a test that pair the examples.
+"""Comparison of two models on the same test examples: a difference of scores with a paired interval and a paired test.
 
-`comparison` asks what other fine-tuning seeds would give; this asks what other examples would, for the runs that are there.
+`comparison` asks what other fine-tuning seeds would give. This module asks what other examples would give for the runs
+that exist.
 
-- **Interval.** Percentile bootstrap over examples (Efron and Tibshirani 1993): a resample draws examples, the same for both
-  sides and all seeds, and takes the difference of the scores on it. A score need not be a mean over examples: entity-level F1,
-  Matthews' and the other correlations are computed of each resample.
-- **Test.** Each example's two outcomes change sides at random, with probability 1/2; two-sided. For one seed and an outcome that
-  is right or wrong the exact form is taken, McNemar's test.
-- **Seeds.** A side is one cell, or several with a seed each; its score is the mean over them. Both sides have the same seeds,
-  and where an example's outcomes change sides they do so for all seeds.
+- **Interval.** Percentile bootstrap over examples (Efron and Tibshirani 1993): each resample draws examples, the same
+  for both sides and all seeds, and takes the difference of the scores on them. A score need not be a mean over
+  examples: entity-level F1, Matthews' correlation and the other correlations are recomputed on each resample.
+- **Test.** A two-sided permutation test: each example's two outcomes are exchanged at random, with probability 1/2. For
+  one seed and an outcome that is right or wrong, the exact form is used, McNemar's test.
+- **Seeds.** A side is one cell, or several cells with different seeds; its score is the mean over them. Both sides have
+  the same seeds, and an exchange of an example's outcomes applies to all seeds.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ from mlmclm.results.examples import KeptExamples
 
 RESAMPLES = 9_999
 BATCH_VALUES = 1 << 21
-"""Weights of the resamples that are computed at once: 16 MiB."""
+"""Number of resampling weights computed at once: 16 MiB."""
 TIE = 1e-12
 GOLD = ("gold", "words", "entities_gold")
-"""Columns that say nothing of the model."""
+"""Columns that depend on the test data alone, not on the model."""
 TESTED_ON = ("max_evaluation_examples", "max_evaluation_documents")
-"""What a protocol says of the test examples."""
+"""Protocol settings that determine the test examples."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What two sides got on the same examples; differences are the first minus the second. Scores are fractions of 1."""
+    """The comparison of two sides on the same examples.
+
+    Differences are the first side minus the second. Scores are fractions of 1.
+    """
 
     metric: str
     examples: int
@@ -51,7 +55,7 @@ class Pair:
     """`mcnemar` or `permutation`."""
     only_first: int | None
     only_second: int | None
-    """McNemar's: the examples that this side alone has right."""
+    """Counts of McNemar's test: the examples that only this side has right; None for the permutation test."""
 
 
 def compare(
@@ -63,14 +67,14 @@ def compare(
     resamples: int = RESAMPLES,
     observer: Callable[[int], None] = lambda _: None,
 ) -> Pair:
-    """Compares two sides; the same cells give the same numbers.
+    """Compare two sides; the same cells always give the same numbers.
 
     Args:
-        first, second: the cells of each side, one a seed; the two at a place have the same seed.
-        metric: a score of theirs.
-        confidence: of the interval, in (0, 1).
-        resamples: of the bootstrap, and of the permutations where there are more.
-        observer: gets how many have just been computed, of at most twice `resamples`.
+        first, second: the cells of each side, one per seed; cells at the same position have the same seed.
+        metric: a score that the cells have.
+        confidence: the confidence level of the interval, in (0, 1).
+        resamples: the number of bootstrap resamples, and the maximum number of permutations.
+        observer: called with the number of resamples just computed; at most twice `resamples` in total.
 
     Raises:
         UserError: the cells were not tested on the same examples, or have no such score.
@@ -85,11 +89,12 @@ def compare(
     one, other = (mean_over_seeds(metric, [cell.columns for cell in side], classes) for side in (first, second))
 
     def resampled(chosen: Array, axis: int) -> Array:
-        """[R, rows], numbers of examples -> [R], the difference on them."""
+        """Map the numbers of drawn examples [R, rows] to the difference of scores on them [R]."""
         weights = counts(chosen.astype(np.int64), rows)
         observer(len(weights))
         return one(weights) - other(weights)
 
+    # Halved because the permutation test has two weights per example, one for each side.
     batch = max(1, BATCH_VALUES // (2 * rows))
     bootstrap = stats.bootstrap(
         (np.arange(rows),),
@@ -99,6 +104,7 @@ def compare(
         batch=batch,
         confidence_level=confidence,
         method="percentile",
+        # A fixed seed, so that repeating the comparison reproduces the interval.
         rng=np.random.default_rng(0),
     )
     scores = [float(side(np.ones((1, rows)))[0]) for side in (one, other)]
@@ -124,7 +130,11 @@ def compare(
 
 
 def check_same_examples(one: KeptExamples, other: KeptExamples) -> None:
-    """Raises a `UserError` unless two cells were tested on the same examples."""
+    """Check that two cells were tested on the same examples.
+
+    Raises:
+        UserError: they were not; the message names what differs.
+    """
     told = {"family": "families", "task_data": "task data"}
     differing = [what for name, what in told.items() if one.result[name] != other.result[name]]
     differing += [name for name in TESTED_ON if one.result["protocol"].get(name) != other.result["protocol"].get(name)]
@@ -144,10 +154,10 @@ def check_same_examples(one: KeptExamples, other: KeptExamples) -> None:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """McNemar's exact two-sided p value; 1 where the sides are right on the same examples.
+    """Return McNemar's exact two-sided p value; 1 if both sides are right on the same examples.
 
     Args:
-        only_first, only_second: how many examples one side alone has right.
+        only_first, only_second: the number of examples that only this side has right.
     """
     total = only_first + only_second
     return float(stats.binomtest(only_first, total, 0.5).pvalue) if total else 1.0
@@ -156,20 +166,21 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def permuted(
     score: Measure, rows: int, resamples: int, batch: int, observer: Callable[[int], None] = lambda _: None
 ) -> float:
-    """The two-sided p value of the permutation test: over all 2^rows exchanges where that is no more than `resamples`, else
-    (1 + as extreme ones) / (1 + resamples).
+    """Return the two-sided p value of the permutation test.
 
-    scipy.stats.permutation_test gives the same, but shuffles every pair by itself and has no use for weights.
+    All 2^rows exchanges are enumerated if there are at most `resamples` of them; otherwise they are sampled, and p is
+    (1 + the number of extreme ones) / (1 + resamples). scipy.stats.permutation_test gives the same, but it shuffles
+    every pair by itself and cannot make use of weights.
 
     Args:
-        score: [R, 2 x rows], weights of the first side's examples and then of the second's -> [R].
+        score: maps weights [R, 2 x rows], of the first side's examples and then of the second's, to scores [R].
     """
     generator = np.random.default_rng(1)
     exact = 2**rows <= resamples
     total = 2**rows if exact else resamples
 
     def differences(exchanged: Array) -> Array:
-        """[R, rows], 1 where an example's outcomes change sides -> [R]."""
+        """Map exchanges [R, rows], 1 where an example's outcomes change sides, to differences of scores [R]."""
         weights = np.hstack((1 - exchanged, exchanged))
         return score(weights) - score(1 - weights)
 
@@ -178,29 +189,33 @@ def permuted(
     for start in range(0, total, batch):
         count = min(batch, total - start)
         if exact:
+            # The bits of each number from 0 to 2^rows - 1 are one pattern of exchanges.
             exchanged = np.arange(start, start + count)[:, None] >> np.arange(rows) & 1
         else:
             exchanged = generator.integers(0, 2, (count, rows), dtype=np.int8)
         observer(count)
+        # The tolerance counts differences that equal the observed one up to rounding as extreme.
         extreme += int((abs(differences(exchanged.astype(np.float64))) >= observed - TIE).sum())
     return extreme / total if exact else (1 + extreme) / (1 + total)
 
 
 def counts(chosen: Array, rows: int) -> Array:
-    """How often each of `rows` is chosen: int [R, any] -> float [R, rows]."""
+    """Count how often each of `rows` examples is chosen: int [R, any] -> float [R, rows]."""
+    # An offset per resample turns R separate counts into a single bincount.
     places = chosen + rows * np.arange(len(chosen))[:, None]
     return np.bincount(places.ravel(), minlength=len(chosen) * rows).reshape(len(chosen), rows).astype(np.float64)
 
 
 def mean_over_seeds(metric: str, seeds: Sequence[Mapping[str, Array]], classes: int) -> Measure:
-    """The mean over seeds of a score; where the score is a mean over examples, of each example's mean over seeds, which is the
-    same in one go.
+    """Return the mean of a score over seeds.
 
     Args:
-        seeds: the columns of each.
+        seeds: the columns of each seed's cell.
     """
     name = outcome(metric, seeds[0])
     if name is not None:
+        # If the score is a mean over examples, averaging each example over seeds first gives the same value in one
+        # pass.
         return weighted_mean(np.mean([columns[name] for columns in seeds], axis=0))
     values = [measure(metric, columns, classes) for columns in seeds]
     return lambda weights: np.mean([value(weights) for value in values], axis=0)
@@ -211,7 +226,10 @@ def _joined(a: KeptExamples, b: KeptExamples) -> dict[str, Array]:
 
 
 def _discordant(joined: Sequence[dict[str, Array]], metric: str) -> tuple[int, int] | None:
-    """How many examples each side alone has right; None for several seeds and for outcomes other than right or wrong."""
+    """Count the examples that only one side has right.
+
+    None for several seeds, and for outcomes that aren't right or wrong.
+    """
     name = outcome(metric, joined[0])
     if len(joined) > 1 or name is None:
         return None

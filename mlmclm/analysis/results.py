@@ -1,4 +1,4 @@
-"""Results of cells as one table, and how much of the grid is there."""
+"""Results of cells as one table, and the coverage of the grid."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mlmclm.errors import UserError
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 
+# Int64 is pandas' nullable integer type, for values that may be missing.
 SEED_COLUMNS = {"seed": "Int64", "seed_head": "int64", "seed_order": "int64", "seed_dropout": "int64"}
 
 CELL_COLUMNS = {
@@ -38,48 +39,52 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells that a study asks for: every model on every task at every learning rate with every seed."""
+    """The cells that a study requests: every model on every task at every learning rate with every seed."""
 
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     learning_rates: tuple[float, ...]
     seeds: tuple[Seed, ...]
-    """Combinations of the streams' seeds, where these vary by themselves."""
+    """Combinations of the streams' seeds if these vary independently."""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By task the points of the grid of a protocol's other settings, in order; one, the empty text, where there is none."""
+    """Grid points of the protocol's other settings by task, in order; a single empty string if nothing else varies."""
 
     def settings_of(self, task: str) -> tuple[str, ...]:
-        """The task's points."""
+        """Return the grid points of a task."""
         return self.settings.get(task, ("",))
 
 
 def table(rows: Sequence[Record], columns: dict[str, str]) -> pd.DataFrame:
-    """A data frame with exactly these columns and types, also when there are no rows."""
+    """Build a data frame with exactly these columns and types, even if there are no rows."""
     return pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns.items()})
 
 
 def records(frame: pd.DataFrame) -> list[Record]:
-    """The rows as dictionaries, in order."""
+    """Return the rows as dictionaries, in order."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict(orient="records")]
 
 
 def results_table(results: Iterable[Record]) -> pd.DataFrame:
-    """One row a cell from the result files' JSON, sorted by model, task, setting, learning rate and seed.
+    """Build a table with one row per cell, sorted by model, task, setting, learning rate and seed.
 
-    Columns: key, model, task, family, metric, setting (of a grid, else empty), learning_rate, seed (missing where the streams have seeds of their own),
-    seed_head, seed_order, seed_dropout, status ("ok" or "diverged"), validation and test (the task's main metric as a fraction,
-    correlations from -1 to 1; NaN where the cell diverged or lacks the split), diverged_step, steps,
-    tokens, parameters. The same result given twice counts once. What a cell cost in time is left out: it is not a
-    property of the result.
+    Columns: key, model, task, family, metric, setting (the grid point, empty without a grid), learning_rate, seed
+    (missing if the streams have separate seeds), seed_head, seed_order, seed_dropout, status ("ok" or "diverged"),
+    validation and test (the task's main metric as a fraction, correlations from -1 to 1; NaN if the cell diverged or
+    lacks the split), diverged_step, steps, tokens, parameters. A result that is given twice counts once. The time a
+    cell took is left out, because it is not a property of the result.
+
+    Args:
+        results: the JSON objects of the result files.
 
     Raises:
-        UserError: two different results for one (model, task, setting, learning rate, seed), a result without a needed entry,
-            or a score that is not finite.
+        UserError: there are two different results for one (model, task, setting, learning rate, seed), a result lacks a
+            required entry, or a score is not finite.
     """
     rows: dict[tuple[str, str, str, float, Seeds], Record] = {}
     for result in results:
         row = _row(result)
         place = _place(row)
+        # The same result may be given twice; two different ones for one place cannot both be right.
         if place in rows and rows[place]["key"] != row["key"]:
             model, task, _, rate, seed = place
             raise UserError(
@@ -96,6 +101,7 @@ def _row(result: Record) -> Record:
         metric, diverged = result["metric"], result["status"] == "diverged"
         if result["status"] not in ("ok", "diverged"):
             raise UserError(f"result {result['key']}: unknown status {result['status']!r}. Allowed: ok, diverged.")
+        # The result of a diverged cell has null for its scores.
         scores = {} if diverged else result["scores"]
         return {
             "key": result["key"],
@@ -103,7 +109,7 @@ def _row(result: Record) -> Record:
             "task": result["task"],
             "family": result["family"],
             "metric": metric,
-            "setting": result.get("setting", ""),
+            "setting": result.get("setting", ""),  # only results of a grid with other settings have one
             "learning_rate": float(result["learning_rate"]),
             **_seed_entries(result),
             "status": result["status"],
@@ -135,12 +141,12 @@ def _seed_entries(result: Record) -> Record:
 
 
 def seeds_of(row: Record) -> Seeds:
-    """The seeds of a row of the table: what its cells are told apart by at a learning rate."""
+    """Return the seeds of a row, which distinguish the cells at one learning rate."""
     return Seeds(row["seed_head"], row["seed_order"], row["seed_dropout"])
 
 
 def wanted_seeds(grid: Grid) -> set[Seeds]:
-    """The seeds that were asked for."""
+    """Return the requested seeds."""
     return {Seeds.of(seed) for seed in grid.seeds}
 
 
@@ -154,13 +160,12 @@ def _score(result: Record, scores: dict[str, dict[str, float]], split: str, metr
 
 
 def scored(cell: Record) -> bool:
-    """Whether a row of the table can take part in choosing: it ended well and has both a validation and a test
-    score."""
+    """Return whether a row can take part in the selection: not diverged, with a validation and a test score."""
     return cell["status"] == "ok" and math.isfinite(cell["validation"]) and math.isfinite(cell["test"])
 
 
 def observed_grid(cells: pd.DataFrame) -> Grid:
-    """The smallest full grid that holds every cell of the table: what counts as asked for when nobody says."""
+    """Return the smallest full grid that contains every cell of the table, the default for the requested grid."""
     return Grid(
         models=tuple(sorted(set(cells["model"]))),
         tasks=tuple(sorted(set(cells["task"]))),
@@ -170,10 +175,9 @@ def observed_grid(cells: pd.DataFrame) -> Grid:
 
 
 def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """How much of the grid is there: one row a (model, task) with expected, present, scored, diverged and missing
-    cells.
+    """Count the cells of each (model, task): expected, present, scored, diverged and missing.
 
-    A cell outside the grid is present without being expected; `missing` counts expected cells without any result.
+    A cell outside the grid is present without being expected. `missing` counts expected cells without any result.
     """
     at_a_point = {(rate, seed) for rate in grid.learning_rates for seed in wanted_seeds(grid)}
     by_pair = cells_by_pair(cells)
@@ -200,7 +204,7 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
 
 
 def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
-    """The rows of a table of cells grouped by (model, task), each group by rising learning rate and seed."""
+    """Group the rows of a table of cells by (model, task), each group by increasing learning rate and seed."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for cell in sorted(records(cells), key=_place):
         groups.setdefault((cell["model"], cell["task"]), []).append(cell)
@@ -212,13 +216,13 @@ def _place(row: Record) -> tuple[str, str, str, float, Seeds]:
 
 
 def all_pairs(cells: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
-    """Every (model, task) of all models and tasks that were asked for or have results, sorted."""
+    """Return every (model, task), sorted, over all models and tasks that were requested or have results."""
     models, tasks = {*grid.models, *cells["model"]}, {*grid.tasks, *cells["task"]}
     return sorted((str(model), str(task)) for model in models for task in tasks)
 
 
 def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
-    """The cells of one (model, task) grouped by learning rate, rising."""
+    """Group the cells of one (model, task) by learning rate, in increasing order."""
     rates: dict[float, list[Record]] = {}
     for cell in sorted(group, key=_place):
         rates.setdefault(cell["learning_rate"], []).append(cell)

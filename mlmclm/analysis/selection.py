@@ -1,26 +1,27 @@
-"""Which learning rate is best, and the score at it.
+"""Selection of the best learning rate, and the score at it.
 
-A seed is a combination of seeds where a grid varies those of head, order and dropout by themselves.
+"Seed" here means a combination of seeds if a grid varies those of head, order and dropout independently.
 
-Two rules, both deciding on validation and reporting on test:
+There are two rules. Both select on validation scores and report test scores:
 
-- `mean` (default): the rate with the highest mean over seeds of the validation score; all seeds use it.
-- `per_seed`: every seed uses the rate with its own highest validation score, then mean and interval over seeds. This
-  is the study's (arXiv 2507.00994): its published means follow from its published results by this rule only. It is
-  optimistic, as each seed takes its own luck.
+- `mean` (default): the rate with the highest mean validation score over seeds; all seeds use it.
+- `per_seed`: every seed uses the rate with its own highest validation score; mean and interval are then taken over
+  seeds. This is the rule of arXiv 2507.00994: its published means follow from its published results by this rule only.
+  It is optimistic, because each seed benefits from its own luck.
 
-What decides in doubt:
+Special cases:
 
 - **Ties** (means within 1e-12) go to the smaller rate.
-- **Lost seeds.** A cell without a score is lost, whether it diverged or was not run. Under `mean` only the rates with
-  the fewest lost seeds are eligible: those with none lost if there are any, since a mean over the survivors would
-  flatter a rate that breaks. Where every cell is lost there is no best rate, and the table says so. Under `per_seed`
-  a seed chooses among its own scored cells.
-- **Settings.** Where a grid varies other settings too (weight decay, epochs), each (model, task) has its best one first:
-  the one at whose best rate, or rates under `per_seed`, fewest seeds are lost and the mean validation score is highest,
-  the earlier in the grid where they tie. All else is said of that setting; its neighbours' cells are in the table of results only.
-- **The edge.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so. Higher
-  rates that were tried and diverged do bound it.
+- **Lost seeds.** A seed without a score at a rate is lost there, whether its cell diverged or was not run. Under `mean`
+  only the rates with the fewest lost seeds are eligible (those without any, if they exist), since a mean over the
+  survivors would flatter a rate that diverges. If every cell is lost there is no best rate, and the table says so.
+  Under `per_seed` a seed chooses among its own scored cells.
+- **Settings.** If a grid varies other settings too (weight decay, epochs), the best setting of each (model, task) is
+  selected first. It is the one with the fewest lost seeds at its best rate (or rates, under `per_seed`), then the one
+  with the highest mean validation score, then the earlier one in the grid. All further tables describe this setting;
+  cells of the others appear only in the table of results.
+- **Edges.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so. Higher rates
+  that were tried and diverged do bound it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ BEST_COLUMNS = {
 
 
 def check_rule(rule: str) -> Rule:
-    """The rule of that name.
+    """Return the rule with this name.
 
     Raises:
         UserError: there is none.
@@ -105,15 +106,15 @@ def check_rule(rule: str) -> Rule:
 
 
 def score_interval(scores: Sequence[float], metric: str, confidence: float) -> Estimate:
-    """The mean of a metric's scores with an interval that stays within its range (`intervals.within`)."""
+    """Return the mean of a metric's scores with an interval within the metric's range (`intervals.within`)."""
     return within(student(scores, confidence=confidence), *score_range(metric))
 
 
 def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) -> pd.DataFrame:
-    """Score against learning rate: one row a (model, task, learning rate) that has any cell.
+    """Tabulate score against learning rate, one row per (model, task, learning rate) that has any cell.
 
-    `n` is the number of scored seeds, `diverged` and `missing` the others; mean, interval (`score_interval`) and standard
-    deviation over the scored seeds, of validation and of test.
+    `n` is the number of scored seeds; `diverged` and `missing` count the others. Mean, interval (`score_interval`) and
+    standard deviation of validation and test scores are taken over the scored seeds.
     """
     rows = []
     for (model, task), group in cells_by_pair(cells).items():
@@ -138,7 +139,7 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
 
 
 def settled(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
-    """The cells of the best setting of each (model, task); all where there is one setting."""
+    """Return the cells of each (model, task)'s best setting; all cells if there is only one setting."""
     best = {
         (model, task): _best_setting(group, grid.settings_of(task), wanted_seeds(grid), rule)
         for (model, task), group in cells_by_pair(cells).items()
@@ -148,11 +149,13 @@ def settled(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataF
 
 
 def _best_setting(group: Sequence[Record], order: Sequence[str], seeds: AbstractSet[Seeds], rule: Rule) -> str:
+    # Grid order decides ties, so it comes first; points that the grid no longer has follow.
     present = {str(cell["setting"]) for cell in group}
     best, fewest, top = "", math.inf, -math.inf
     for point in [*(point for point in order if point in present), *sorted(present.difference(order))]:
         own = [cell for cell in group if cell["setting"] == point]
         scores = [cell["validation"] for cell in _picked(own, seeds, rule)]
+        # `_picked` returns one cell per scored seed, so the difference counts the seeds lost at the best rate.
         lost = len(seeds | {seeds_of(cell) for cell in group}) - len(scores)
         average = mean(scores) if scores else -math.inf
         if lost < fewest or (lost == fewest and average > top + TIE):
@@ -161,11 +164,11 @@ def _best_setting(group: Sequence[Record], order: Sequence[str], seeds: Abstract
 
 
 def best_rate(group: Sequence[Record], seeds: AbstractSet[Seeds]) -> float | None:
-    """The best learning rate of one (model, task) by the rule `mean`; None where no cell has a score.
+    """Return the best learning rate of one (model, task) under the rule `mean`; None if no cell has a score.
 
     Args:
         group: the cells of one (model, task).
-        seeds: the seeds asked for; one without a cell at a rate is lost there.
+        seeds: the requested seeds; one without a cell at a rate is lost there.
     """
     scores = {
         rate: [cell["validation"] for cell in members if scored(cell)] for rate, members in by_rate(group).items()
@@ -179,12 +182,13 @@ def best_rate(group: Sequence[Record], seeds: AbstractSet[Seeds]) -> float | Non
 
 
 def _first_best(scores: dict[float, float]) -> float:
+    # The smaller rate wins a tie; the tolerance keeps rounding from breaking it.
     top = max(scores.values())
     return min(rate for rate, score in scores.items() if score >= top - TIE)
 
 
 def _picked(group: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule) -> list[Record]:
-    """The scored cells of one (model, task) at the chosen learning rates; one a seed."""
+    """Return the scored cells of one (model, task) at the chosen learning rates, one per seed."""
     good = [cell for cell in group if scored(cell)]
     if rule == "mean":
         best = best_rate(group, seeds)
@@ -192,13 +196,16 @@ def _picked(group: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule) -> l
     rates: dict[Seeds, dict[float, float]] = {}
     for cell in good:
         rates.setdefault(seeds_of(cell), {})[cell["learning_rate"]] = cell["validation"]
+    # A seed without a score at any rate has no entry, so it drops out.
     best_of = {own: _first_best(scores) for own, scores in rates.items()}
     return [cell for cell in good if cell["learning_rate"] == best_of[seeds_of(cell)]]
 
 
 def chosen_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
-    """The scored cells at the chosen learning rates, one row a (model, task, seed): all that later comparisons look
-    at."""
+    """Return the scored cells at the chosen learning rates, one row per (model, task, seed).
+
+    All later comparisons use these cells only.
+    """
     rows: list[Record] = []
     for group in cells_by_pair(cells).values():
         rows += _picked(group, wanted_seeds(grid), rule)
@@ -206,15 +213,16 @@ def chosen_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.
 
 
 def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confidence: float = 0.95) -> pd.DataFrame:
-    """The best learning rate of every (model, task) of the grid and the test score at it.
+    """Tabulate the best learning rate of every (model, task) of the grid and the test score at it.
 
-    Columns: `learning_rate` (NaN where there is none, or where seeds chose different ones), `learning_rates` (the
-    same as text, with counts where they differ), `edge` ("", "lowest", "highest", or "only" when one rate was tried),
-    `n` scored seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), mean of
-    validation, mean, standard deviation and interval (`score_interval`) of test, and `note`.
+    Columns: `learning_rate` (NaN if there is none, or if seeds chose different ones), `learning_rates` (the same as
+    text, with counts if they differ), `edge` ("", "lowest", "highest", or "only" if one rate was tried), `n` scored
+    seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), the mean of validation,
+    the mean, standard deviation and interval (`score_interval`) of test, and `note`.
     """
     groups = cells_by_pair(cells)
     chosen = cells_by_pair(chosen_table(cells, grid, rule=rule))
+    # A model without results on a task takes the family and metric from other models' results.
     labels = {task: (group[0]["family"], group[0]["metric"]) for (_, task), group in groups.items()}
     rows = []
     for model, task in all_pairs(cells, grid):
@@ -252,7 +260,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
 def _lost_seeds(
     group: Sequence[Record], picked: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule
 ) -> tuple[int, int]:
-    """Seeds without a score at the chosen rate (under `per_seed`: at any rate) as (diverged, not run)."""
+    """Count the seeds without a score at the chosen rate (under `per_seed`: at any rate) as (diverged, not run)."""
     rates = (
         {cell["learning_rate"] for cell in picked}
         if rule == "mean" and picked
@@ -276,7 +284,7 @@ def _edge(taken: set[float], tried: set[float]) -> str:
 
 
 def rates_text(rates: Sequence[float]) -> str:
-    """The learning rates of a model's seeds: 1e-4, or 1e-4 (4), 2e-4 (1) with the number of seeds where they differ."""
+    """Format the learning rates of a model's seeds: 1e-4, or 1e-4 (4), 2e-4 (1) with seed counts if they differ."""
     taken = Counter(rates)
     if len(taken) == 1:
         return rate_text(next(iter(taken)))
@@ -292,7 +300,7 @@ def _note(group: Sequence[Record], picked: Sequence[Record]) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """A learning rate as it is written in configurations: 3e-4, 1.5e-5."""
+    """Format a learning rate as configurations write it: 3e-4, 1.5e-5."""
     if not math.isfinite(rate) or rate == 0:
         return f"{rate:g}"
     mantissa, exponent = f"{rate:.5e}".split("e")

@@ -1,7 +1,8 @@
-"""How much the score depends on the seed and on the learning rate.
+"""Sensitivity of the score to the seed and to the learning rate.
 
-The paper plots the score's sensitivity to the fine-tuning learning rate (figure 5 of arXiv 2507.00994) without
-stating the statistic, so these are this project's own definitions. All use test scores, as fractions of 1; correlations lie between -1 and 1, and 0 is chance.
+The paper plots the score's sensitivity to the fine-tuning learning rate (figure 5 of arXiv 2507.00994) without stating
+the statistic, so these definitions are this project's own. All use test scores as fractions of 1; correlations lie
+between -1 and 1, and 0 is chance.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ STABILITY_COLUMNS = {
 def stability_table(
     cells: pd.DataFrame, chosen: pd.DataFrame, *, baseline: str | None = None, confidence: float = 0.95
 ) -> pd.DataFrame:
-    """One row a (model, task) that has any cell.
+    """Compute one row of stability statistics per (model, task) that has any cell.
 
     Columns:
-        cells, diverged, share_diverged: results there, how many of them diverged, and the share.
+        cells, diverged, share_diverged: the number of results, the number of them that diverged, and the share.
         sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate, with its chi-square interval.
         sd_seeds_pooled (_low, _high): the same pooled over all learning rates, sqrt(sum (n_r - 1) s_r^2 / sum (n_r -
-            1)): the noise of a seed wherever one is on the grid, estimated from many more cells.
+        1)): the seed noise at a typical rate of the grid, estimated from many more cells.
         sd_rates: standard deviation over learning rates of the mean over scored seeds. Rates at which every seed
-            diverged have no mean and are left out: read it beside share_diverged.
+            diverged have no mean and are left out, so read it together with share_diverged.
         range_rates: highest minus lowest of those means.
-        relative_sd_rates: sd_rates / the mean of those means (a coefficient of variation).
-        gain_at_stake: sd_rates / (score at the chosen rate - the baseline's score at its own): which part of what
-            pretraining gained an unlucky choice of rate puts at stake. NaN without a baseline, for the baseline, and
-            where nothing was gained.
-        regret: the highest mean minus the mean over learning rates, diverged cells counting as a score of 0: what one
-            loses on average by picking a rate of the grid blindly.
-        share_near_best: share of the learning rates, diverged ones included, whose mean (diverged cells as 0) is
-            within one point (0.01) of the highest.
+        relative_sd_rates: sd_rates divided by the mean of those means (a coefficient of variation).
+        gain_at_stake: sd_rates / (score at the chosen rate - the baseline's score at its own rate): the share of the
+            gain from pretraining that an unlucky choice of rate puts at stake. NaN without a baseline, for the baseline
+            itself, and where nothing was gained.
+        regret: the highest mean minus the mean over learning rates, with diverged cells counting as a score of 0: the
+            average loss from picking a rate of the grid blindly.
+        share_near_best: share of the learning rates, diverged ones included, whose mean (diverged cells as 0) is within
+            one point (0.01) of the highest.
     """
     picked = {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
     rows = []
@@ -77,6 +78,7 @@ def stability_table(
         gain = NAN
         if baseline is not None and model != baseline:
             gain = mean(picked.get((model, task), [])) - mean(picked.get((baseline, task), []))
+        # A NaN gain, from a missing score, fails the comparison as well.
         row["gain_at_stake"] = row["sd_rates"] / gain if gain > 0 else NAN
         rows.append(row)
     return table(rows, STABILITY_COLUMNS)
@@ -87,6 +89,7 @@ def _over_seeds(group: list[Record], picked: list[float], confidence: float) -> 
     low, high = deviation_interval(sd, len(picked) - 1, confidence=confidence)
     sets = [[cell["test"] for cell in members if scored(cell)] for members in by_rate(group).values()]
     freedom = sum(len(values) - 1 for values in sets if values)
+    # A rate with one seed has no deviation (NaN) and adds no degree of freedom, so it is skipped.
     squares = math.fsum((len(values) - 1) * deviation(values) ** 2 for values in sets if len(values) > 1)
     pooled = math.sqrt(squares / freedom) if freedom else NAN
     pooled_low, pooled_high = deviation_interval(pooled, freedom, confidence=confidence)
@@ -104,7 +107,8 @@ def _over_rates(group: list[Record]) -> Record:
     rates = by_rate(group)
     means = [mean([cell["test"] for cell in members if scored(cell)]) for members in rates.values()]
     means = [value for value in means if not math.isnan(value)]
-    # Whoever picks such a rate gets nothing from the runs that broke, so they count as 0 here and are not left out.
+    # Whoever picks a rate gets nothing from the runs that diverge, so for the regret they count as 0. Cells that end
+    # without divergence but lack a score say nothing about the rate and are left out.
     kept = [[cell for cell in members if scored(cell) or cell["status"] == "diverged"] for members in rates.values()]
     floored = [mean([cell["test"] if scored(cell) else 0.0 for cell in members]) for members in kept if members]
     top = max(floored, default=NAN)

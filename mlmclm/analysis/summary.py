@@ -1,4 +1,4 @@
-"""The analysis as plain values, for programs: metrics of a (model, task), and a summary that is JSON."""
+"""Analysis results as plain values: metrics of each (model, task), and a JSON-serialisable summary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STABILITY = tuple(
 
 
 def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
-    """The numbers of each (model, task) by name, as a tracker wants them: all finite, what is unknown left out.
+    """Return the numbers of each (model, task) by name, in the form of tracker metrics; non-finite values are left out.
 
     Names: best_learning_rate, seeds, validation_mean, test_mean, test_sd, test_low, test_high, cells_missing and the
     columns of `stability.stability_table`.
@@ -40,8 +40,7 @@ def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def summary(analysis: Analysis) -> dict[str, Any]:
-    """The study's outcome as JSON-able values (None where a number is unknown): cells, overall, best, stability,
-    claims."""
+    """Summarise the outcome of the study as JSON-serialisable values, with None for unknown numbers."""
     return {
         "rule": analysis.rule,
         "confidence": analysis.confidence,
@@ -57,12 +56,14 @@ def summary(analysis: Analysis) -> dict[str, Any]:
 def chosen_results(
     analysis: Analysis, results: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]]:
-    """The results at the chosen learning rates, by seed, of each (model, task) that has any.
+    """Return the results at the chosen learning rates by (model, task) and seed; pairs without any are left out.
 
     Args:
-        results: those that were analysed.
+        results: the results that were analysed.
     """
+    # A result's key identifies its weights, not the model's name, and two names may stand for the same weights.
     by_key = {(result["model"], result["key"]): result for result in results}
+    # The table of chosen cells has no keys, so they are looked up in the table of all cells.
     keys = {_place(row): row["key"] for row in records(analysis.cells)}
     chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
     for row in records(analysis.chosen):
@@ -72,7 +73,7 @@ def chosen_results(
 
 
 def _place(row: Record) -> tuple[Any, ...]:
-    """The columns that tell a cell of a study's tables from the others."""
+    """Return the columns that identify a cell within the tables of a study."""
     seeds = (row["seed_head"], row["seed_order"], row["seed_dropout"])
     return row["model"], row["task"], row["setting"], row["learning_rate"], seeds
 

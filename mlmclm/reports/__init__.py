@@ -1,1 +1,1 @@
-"""Figures, HTML, model cards."""
+"""Reports: figures, HTML pages and model cards."""

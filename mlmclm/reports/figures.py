@@ -1,7 +1,7 @@
-"""The report's figures as Plotly specifications; the page draws them, in light or dark colours, from plain JSON.
+"""The report's figures as Plotly specifications; the page draws them from plain JSON, in light or dark colours.
 
-Colours are the colour-blind-safe set of Okabe and Ito (2008), one a model and the same in every figure, with a line
-style where they repeat; the untrained baseline is grey and dashed.
+Colours are the colour-blind-safe set of Okabe and Ito (2008). Each model has one colour in all figures, with a
+different line style when colours repeat. The untrained baseline is grey and dashed.
 """
 
 from __future__ import annotations
@@ -30,28 +30,31 @@ PALETTE = (
     ("#5b5bd6", "#9d9dff"),
     ("#7a6a53", "#c4b296"),
 )
+"""Pairs of a colour on a light page and one on a dark page, as in the constants below."""
 BASELINE = ("#6b7280", "#9aa3b2")
 INK = ("#1c2530", "#e6e9ee")
 FAINT = ("#5a6675", "#9aa5b4")
 GRID = ("#e3e7ec", "#2a323d")
 DASHES = ("solid", "dash", "dot", "dashdot")
 BAND = 0.14
+"""Opacity of the interval bands."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One panel: where it goes, what it says, and how to draw it."""
+    """A panel: its place on the page, its title and description, and its specification."""
 
     id: str
     title: str
     alt: str
     spec: dict[str, Any] = field(repr=False)
     height: int = 280
+    """In pixels."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """A model's colour (light, dark) and line."""
+    """A model's colours (light, dark) and line style."""
 
     light: str
     dark: str
@@ -59,7 +62,7 @@ class Style:
 
 
 def styles(names: Sequence[str], baseline: str | None) -> dict[str, Style]:
-    """The style of each model, in the order given; the baseline has its own."""
+    """Assign a style to each model, in the order given; the baseline has its own."""
     found = {}
     place = 0
     for name in names:
@@ -72,7 +75,7 @@ def styles(names: Sequence[str], baseline: str | None) -> dict[str, Style]:
 
 
 def dark_colours() -> dict[str, str]:
-    """What each colour of the specifications becomes on a dark page."""
+    """Map each colour of the specifications to its counterpart on a dark page."""
     pairs = [*PALETTE, BASELINE, INK, FAINT, GRID]
     return dict(pairs) | {_faded(light): _faded(dark) for light, dark in pairs}
 
@@ -100,7 +103,7 @@ def _layout(**more: Any) -> dict[str, Any]:
 
 
 def _spec(traces: list[Any], **layout: Any) -> dict[str, Any]:
-    # Through Plotly's own classes, so that a wrong property fails here and not silently in a reader's browser.
+    # Built with Plotly's own classes, so that a wrong property fails here and not silently in a reader's browser.
     made: dict[str, Any] = go.Figure(data=traces, layout=_layout(**layout)).to_plotly_json()
     return made
 
@@ -111,6 +114,7 @@ def _known(rows: Sequence[Record], name: str) -> list[Record]:
 
 def _rate_axis(rates: Sequence[float]) -> dict[str, Any]:
     low, high = math.log10(min(rates)), math.log10(max(rates))
+    # In decades; the minimum is for a grid of one learning rate.
     margin = max(0.06 * (high - low), 0.08)
     return {
         "type": "log",
@@ -123,8 +127,11 @@ def _rate_axis(rates: Sequence[float]) -> dict[str, Any]:
 
 
 def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
-    """Test score against learning rate, one panel a task: mean over seeds, band = interval, ring = chosen, cross =
-    all seeds diverged."""
+    """Draw test score against learning rate, one panel per task.
+
+    A line is the mean over seeds, a band its interval, a ring a chosen rate, and a cross a rate at which all seeds
+    diverged.
+    """
     figures = []
     curves, picked = records(analysis.curves), records(analysis.chosen)
     for number, task in enumerate(tasks):
@@ -139,6 +146,7 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
             chosen = {row["learning_rate"] for row in picked if row["model"] == model and row["task"] == task.name}
             ring = [row for row in _known(own, "test_mean") if row["learning_rate"] in chosen]
             mark = {"size": 13, "color": "rgba(0,0,0,0)", "line": {"width": 2, "color": look.light}}
+            # `meta` is how the page's legend finds the traces of a model to hide.
             traces.append(_scatter(model, ring, "test_mean", mode="markers", marker=mark, hoverinfo="skip"))
         metric = text.metric(task.metric)
         axis = {"title": {"text": metric, "standoff": 6}}
@@ -149,12 +157,16 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
 def _panel(
     name: str, task: TaskFacts, shown: str, rows: Sequence[Record], traces: list[Any], axis: dict[str, Any], **more: Any
 ) -> Figure:
-    """A task's figure against the learning rate.
+    """Build a task's figure against the learning rate.
 
     Args:
+        name: the figure's id.
+        task: the task.
         shown: the quantity, for the description.
-        axis: of that quantity.
-        more: fields of the figure.
+        rows: the rows of the table, for their learning rates.
+        traces: what is drawn.
+        axis: the axis of the quantity.
+        more: further fields of the figure.
     """
     about = f"Line chart: {task.title}, {shown} against learning rate for each model; the same numbers are in the table below."
     rates = sorted({row["learning_rate"] for row in rows})
@@ -162,13 +174,13 @@ def _panel(
 
 
 def _scatter(model: str, rows: Sequence[Record], column: str, **look: Any) -> Any:
-    """A column, in per cent, against the learning rate."""
+    """Plot a column, in per cent, against the learning rate."""
     rates, values = [row["learning_rate"] for row in rows], [row[column] * 100 for row in rows]
     return go.Scatter(x=rates, y=values, meta=model, **look)
 
 
 def _line(model: str, look: Style, rows: Sequence[Record], column: str, **hover: Any) -> Any:
-    """`_scatter` as a model's own line."""
+    """Plot a column as a model's own line."""
     line = {"color": look.light, "width": 2, "dash": look.dash}
     marker = {"size": 6, "color": look.light}
     return _scatter(model, rows, column, mode="lines+markers", line=line, marker=marker, **hover)
@@ -180,6 +192,7 @@ def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> lis
     lost = [row for row in rows if math.isnan(row["test_mean"]) and row["diverged"]]
     traces = []
     if len(band) > 1:
+        # A closed outline: along the upper ends, and back along the lower ones.
         forth, back = band, band[::-1]
         traces.append(
             go.Scatter(
@@ -212,6 +225,7 @@ def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> lis
         traces.append(
             go.Scatter(
                 x=[row["learning_rate"] for row in lost],
+                # A diverged rate has no score, so its cross is drawn at the level of the lowest mean of the panel.
                 y=[floor * 100 for _ in lost],
                 mode="markers",
                 marker={"symbol": "x-thin", "size": 10, "line": {"width": 2.5, "color": look.light}},
@@ -223,7 +237,7 @@ def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> lis
 
 
 def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
-    """Standard deviation over seeds of the test score against learning rate, one panel a task."""
+    """Draw the standard deviation over seeds of the test score against learning rate, one panel per task."""
     figures = []
     curves = records(analysis.curves)
     for number, task in enumerate(tasks):
@@ -251,10 +265,11 @@ def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dic
 
 
 def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None:
-    """The mean over tasks of every model with its interval, best on top."""
+    """Draw every model's mean over tasks with its interval, best on top."""
     rows = _known([row for row in records(analysis.overall) if row["kind"] == "all"], "mean")
     if not rows:
         return None
+    # Plotly draws categories from the bottom up, so the best comes last.
     rows.sort(key=lambda row: (row["mean"], row["model"]))
     traces = [
         _whisker(
@@ -301,7 +316,7 @@ def _whisker(model: str, estimate: Sequence[float], look: Style, hover: str) -> 
 
 
 def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
-    """What each model gains over the untrained baseline, one panel for the mean over tasks and one a task."""
+    """Draw each model's gain over the untrained baseline, one panel for the mean over tasks and one per task."""
     if analysis.baseline is None:
         return []
     figures = []
@@ -310,12 +325,13 @@ def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
     panels += [("task", task.name, task.title) for task in tasks]
     for number, (kind, scope, title) in enumerate(panels):
         own = {row["model_b"]: row for row in rows if row["kind"] == kind and row["scope"] == scope}
+        # Reversed because Plotly draws categories from the bottom up.
         shown = [model for model in reversed(looks) if model in own and not math.isnan(own[model]["difference"])]
         if not shown:
             continue
         traces = []
         for model in shown:
-            # Turned from "baseline minus model" to what the model gains.
+            # The comparison is "baseline minus model"; flip it to the model's gain.
             value, low, high = -own[model]["difference"], -own[model]["high"], -own[model]["low"]
             hover = f"{text.difference(value)} {text.interval(low, high, sign=True)}"
             traces.append(_whisker(model, [value, low, high], looks[model], hover))
@@ -341,8 +357,10 @@ def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
 
 
 def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[Figure]:
-    """Training and validation loss of pretraining against the step, where there are curves; dotted = the objective
-    changes."""
+    """Draw training and validation loss of pretraining against the step, for models with loss curves.
+
+    A dotted vertical line marks a change of objective.
+    """
     figures = []
     for name, title in (("curve", "Training loss"), ("validation_curve", "Validation loss")):
         traces: list[Any] = []
@@ -390,10 +408,11 @@ def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[
 
 
 def _apart(points: Sequence[tuple[int, float]], switches: Sequence[int]) -> list[tuple[int, float | None]]:
-    """The points with a gap in the line behind each switch: losses of two objectives don't compare, so no line joins them."""
+    """Break the line after each switch: losses of different objectives are not comparable, so no line joins them."""
     found: list[tuple[int, float | None]] = []
     for number, (step, value) in enumerate(points):
         if number and any(points[number - 1][0] <= switch < step for switch in switches):
+            # Plotly breaks a line at a null.
             found.append((step, None))
         found.append((step, value))
     return found

@@ -1,4 +1,4 @@
-"""The model card (README.md) of a model's Hugging Face folder."""
+"""The model card (README.md) in a model's Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ FAMILIES = {
     "qwen2": ("Qwen2", "Qwen2"),
     "qwen3": ("Qwen3", "Qwen3"),
 }
-"""Architectures by transformers' name: the encoder's and the decoder's, in words."""
+"""Names of the encoder and the decoder, by transformers' name of the architecture."""
 UNMASKED = ("qwen2", "qwen3")
-"""Those that transformers has no masked language model of: the encoder is their causal one, told not to be."""
+"""Architectures for which transformers has no masked language model.
+
+Their encoder is the causal model with `is_causal` set to false.
+"""
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
-    """The card as Markdown with YAML front matter; a pure function of the facts.
+    """Return the card as Markdown with YAML front matter; a pure function of the facts.
 
     Args:
-        facts: `name` is needed; of the others what is absent, empty or None is left out of the card:
+        facts: `name` is required; of the others, what is absent, empty or None is left out of the card:
             objective: of the last phase, such as "clm" or "mlm40"; None for an untrained model. causal: whether it is
                 causal, so that `decoder/` holds the same weights as a decoder.
-            architecture: a key of `FAMILIES`, "eurobert" if it isn't given.
-            initial: the model that this one continues from, if any. base_model: its name on the hub, if it has one.
-            description: one paragraph. stages: texts, one a phase of the plan. size: its name.
-            recipe, corpus: label to value, in the order to show; underscores are shown as spaces.
-            curve: training loss as (step, nats a predicted token) pairs. validation_loss: at the end, in nats.
+            architecture: a key of `FAMILIES`; "eurobert" by default.
+            initial: the model from which this one continues, if any. base_model: its name on the Hub, if it has one.
+            description: one paragraph. stages: texts, one per phase of the plan. size: the name of the size.
+            recipe, corpus: label to value, in display order; underscores are shown as spaces.
+            curve: training loss as (step, nats per predicted token) pairs. validation_loss: at the end, in nats.
             parameters, steps, tokens, flops: numbers.
-            languages: ISO codes. tags: further tags. command: that makes the model again.
+            languages: ISO codes. tags: further tags. command: the command that reproduces the model.
 
     Raises:
-        ValueError: no name.
+        ValueError: there is no name.
     """
     if not facts.get("name"):
         raise ValueError("model card: no name in the facts.")
@@ -73,7 +76,7 @@ def _front(facts: Mapping[str, Any]) -> str:
         fields["base_model"] = facts["base_model"]
     kind = objective or ("untrained" if not facts.get("initial") else None)
     fields["tags"] = ["mlmclm", family, "encoder", *([kind] if kind else []), *(facts.get("tags") or ())]
-    # No licence: that of the corpus decides, and nobody but its user knows it.
+    # No licence: it depends on the licence of the corpus, which only the user knows.
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
 
 
@@ -158,7 +161,7 @@ def _line(value: object) -> str:
 def _code(language: str, lines: Sequence[str]) -> str:
     body = "\n".join(lines)
     fence = "```"
-    # A fence longer than any in the text, so that no text can close it.
+    # The fence must be longer than any in the text, so that the text cannot close it.
     while fence in body:
         fence += "`"
     return f"{fence}{language}\n{body}\n{fence}"

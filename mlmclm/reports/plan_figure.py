@@ -1,4 +1,4 @@
-"""The picture of a plan: one lane a stage, one bar a stretch of steps that the same models need."""
+"""The picture of a plan: one lane per stage, and one bar per stretch of steps that the same models share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from mlmclm.reports.figures import FAINT, GRID, INK, PALETTE
 
 _LANE_PIXELS = 26
 _BAR = 0.7
-"""Height of a bar, in lanes."""
+"""Height of a bar as a fraction of a lane."""
 
 
 def plan_page(plan: Plan, pricing: Pricing) -> str:
-    """A page that needs nothing beside it; steps to the right, a stage's offspring in the lanes below it.
+    """Return a self-contained HTML page; steps run to the right, and a stage's children are in the lanes below it.
 
-    A number on a bar says for how many models its steps are trained once; hovering names them.
+    The number on a bar is the number of models that share its steps, which are trained once; hovering shows their
+    names.
     """
     stages = plan.tree()
     lane = {stage: number for number, stage in enumerate(stages)}
@@ -26,6 +27,7 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
     for stage in stages:
         parent = plan.parent(stage)
         if parent is not None:
+            # Connects a stage to its parent at the step at which it branches off.
             figure.add_shape(
                 type="line", x0=stage.start.step, x1=stage.start.step, y0=lane[parent], y1=lane[stage],
                 line={"color": FAINT[0], "width": 1.5}, layer="below",

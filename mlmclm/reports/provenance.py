@@ -1,6 +1,6 @@
-"""Where a report's numbers come from: when and on what they were computed, with which software and data, at what cost.
+"""Provenance of a report's numbers: when, on what hardware, with which software and data, and at what cost.
 
-All of it is read in the stored results, so that the same store gives the same words whenever the report is written.
+All of it is read from the stored results, so the same store gives the same text whenever the report is written.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ COMMIT_DIGITS = 12
 
 @dataclass(frozen=True)
 class Work:
-    """One stage of pretraining or one cell, as it was computed.
+    """A pretraining stage or a cell, as it was computed.
 
     Attributes:
         began, ended: seconds since 1970.
-        seconds: of one worker; without what it waited between attempts.
-        workers: how many computed at once.
-        device: the processor's or the GPU's name.
-        host: the machine that computed it; empty where there may have been several.
-        versions: of software, by package.
-        commit: mlmclm's.
+        seconds: the time of one worker, without waits between attempts.
+        workers: the number of workers at a time.
+        device: the name of the processor or the GPU.
+        host: the machine that computed it; empty if there may have been several.
+        versions: versions of software, by package.
+        commit: mlmclm's commit.
     """
 
     began: float
@@ -43,7 +43,7 @@ class Work:
 
 
 def cell_work(result: Mapping[str, Any]) -> Work:
-    """How a cell was computed, from its result's JSON object."""
+    """Return how a cell was computed, from its result's JSON object."""
     cost = result["cost"]
     ended = datetime.fromisoformat(cost["finished"]).timestamp()
     return Work(
@@ -51,23 +51,24 @@ def cell_work(result: Mapping[str, Any]) -> Work:
         ended=ended,
         seconds=cost["seconds"],
         device=cost.get("device", UNKNOWN),
-        host=cost["worker"].rpartition("/")[0],
+        host=cost["worker"].rpartition("/")[0],  # HOST/PROCESS
         versions=cost.get("versions", {}),
         commit=cost.get("commit", ""),
     )
 
 
 def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> Work | None:
-    """How a stage was computed; None where it has no line of metrics.
+    """Return how a stage was computed, or None if it has no line of metrics.
 
     Args:
-        rows: its lines of `metrics.jsonl`.
-        system: `system_facts` of its end.
+        rows: the stage's lines of `metrics.jsonl`.
+        system: `system_facts` from the end of the stage.
     """
     if not rows:
         return None
     gpus = system.get("gpus") if str(system.get("device", "")).startswith("cuda") else None
     return Work(
+        # A line is written at the end of its step.
         began=rows[0]["time"] - rows[0].get("step_seconds", 0.0),
         ended=rows[-1]["time"],
         seconds=sum(row.get("step_seconds", 0.0) for row in rows),
@@ -81,11 +82,13 @@ def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> 
 def provenance(
     stages: Sequence[Work], cells: Sequence[Work], *, corpus: str, tasks: Mapping[str, str]
 ) -> dict[str, str]:
-    """Label to text, in the order to show.
+    """Return label to text, in display order.
 
     Args:
-        corpus: hash of the pretraining corpus.
-        tasks: hash of each task's data.
+        stages: the pretraining stages.
+        cells: the cells.
+        corpus: the hash of the pretraining corpus.
+        tasks: the hash of each task's data.
     """
     every = [*stages, *cells]
     found = {}
@@ -115,19 +118,20 @@ def _hardware(works: Sequence[Work]) -> str:
     devices = Counter(work.device for work in works)
     parts = [name if len(devices) == 1 else f"{name} ({number:,})" for name, number in sorted(devices.items())]
     hosts = {work.host for work in works}
+    # With an unknown host the number of machines is unknown.
     machines = "" if "" in hosts else f"{text.plural(len(hosts), 'machine')}: "
     return f"on {machines}{text.listing(parts)}"
 
 
 def _software(works: Iterable[Work]) -> str:
-    """Each package with all of its versions, and mlmclm's commits."""
+    """List each package with all of its versions, and mlmclm's commits."""
     versions: dict[str, set[str]] = defaultdict(set)
     commits = set()
     for work in works:
         for package, version in work.versions.items():
             versions[package].add(version)
         if work.commit:
-            # A "+" at the end, for changed files, stays.
+            # Keeps the "+" behind the 40 digits that marks changed files.
             commits.add(work.commit[:COMMIT_DIGITS] + work.commit[40:])
     parts = [f"{package} {' and '.join(sorted(own))}" for package, own in sorted(versions.items())]
     if commits:

@@ -1,7 +1,7 @@
-"""Writes a study's outcome: tables as Parquet and CSV, and one self-contained HTML page.
+"""A study's report: tables as Parquet and CSV, and one self-contained HTML page.
 
-Every byte is a function of the analysis and the facts (and of the versions of Plotly and Arrow that write them). The
-page loads nothing from anywhere: Plotly's script is inside it once, and its content security policy forbids the rest.
+Every byte is a function of the analysis and the facts (and of the versions of Plotly and Arrow). The page loads
+nothing: it contains Plotly's script, and its content security policy forbids everything else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CSV_TABLES = {
 
 
 def environment() -> jinja2.Environment:
-    """The templates' environment: everything inserted is escaped, an unknown name is an error."""
+    """Return the environment of the templates: everything inserted is escaped, and an unknown name is an error."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("mlmclm.reports", "templates"),
         autoescape=True,
@@ -45,15 +45,15 @@ def environment() -> jinja2.Environment:
 
 
 def embedded_json(value: Any) -> Markup:
-    """JSON that is safe inside a script element: no "<", ">" or "&" is left in it."""
+    """Serialise to JSON that is safe inside a script element: it contains no "<", ">" or "&"."""
     escaped = canonical_json(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return Markup(escaped)
 
 
 def render_report(analysis: Analysis, facts: StudyFacts) -> str:
-    """The HTML page, about 5 MB, most of which is Plotly's script."""
+    """Return the HTML page, about 5 MB, most of which is Plotly's script."""
     content = page(analysis, facts)
-    # Plotly's encoder turns its own values (colours, arrays) into plain JSON ones.
+    # A round trip through JSON leaves plain values only, as `canonical_json` needs.
     specs = json.loads(json.dumps(content.pop("specs")))
     return (
         environment()
@@ -67,12 +67,11 @@ def render_report(analysis: Analysis, facts: StudyFacts) -> str:
 
 
 def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[str, Path]:
-    """Writes the report into `folder` (made if needed), each file whole or not at all.
+    """Write the report into `folder` (created if needed), each file atomically.
 
     Returns:
-        The paths by name: "report" (report.html), "parquet" (results.parquet: one row a cell), and the CSV tables
-            "results", "best", "curves", "stability",
-        "comparisons", "overall", "claims" and "coverage".
+        The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables
+            "results", "best", "curves", "stability", "comparisons", "overall", "claims" and "coverage".
 
     Raises:
         EnvironmentFault: the folder cannot be written or the disk is full.
@@ -85,6 +84,6 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         paths[name] = folder / f"{name}.csv"
         frame: pd.DataFrame = getattr(analysis, attribute)
         write_atomic(paths[name], frame.to_csv(index=False, lineterminator="\n"))
-    # Last, so that whoever sees the page finds its tables beside it.
+    # Last, so that once the page exists, its tables do too.
     write_atomic(paths["report"], render_report(analysis, facts))
     return paths

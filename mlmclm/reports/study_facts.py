@@ -1,7 +1,7 @@
-"""What a report says beside the results: facts of the study, filled in by whoever ran it.
+"""Facts of a study that a report shows besides the results, filled in by whoever ran it.
 
-Nothing here but `StudyFacts.provenance` may differ between two runs of the same study (no date, duration, host or path), so that
-the rest of the report's bytes don't.
+Only `StudyFacts.provenance` may differ between two runs of the same study (no date, duration, host or path elsewhere),
+so that the rest of the report is byte-identical.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One model and how it was pretrained.
+    """A model and how it was pretrained.
 
     Attributes:
         name: as in the results.
-        kind: "pretrained" here from nothing, "continued" from given weights, "untrained" (initialisation only), or
-            "external" (taken as it is).
-        description: one sentence: what it is.
-        stages: the plan, one text a stage, such as "CLM, steps 0 to 150".
-        parameters: their number, without the language-model head.
+        kind: "pretrained" here from scratch, "continued" from given weights, "untrained" (initialisation only), or
+            "external" (used as it is).
+        description: what it is, in one sentence.
+        stages: the plan, one text per stage, such as "CLM, steps 0 to 150".
+        parameters: the number of parameters, without the language-model head.
         steps: optimiser steps of all stages.
         tokens: tokens seen in all stages.
         flops: estimated floating-point operations of all stages.
-        validation_loss: of the last stage at its end, in nats a predicted token.
-        curve: training loss as (step, nats a predicted token), steps counted over all stages.
-        validation_curve: validation loss, the same way.
-        switches: steps at which the objective changes; losses on either side don't compare.
+        validation_loss: at the end of the last stage, in nats per predicted token.
+        curve: training loss as (step, nats per predicted token), with steps counted over all stages.
+        validation_curve: validation loss in the same form.
+        switches: steps at which the objective changes; losses before and after are not comparable.
     """
 
     name: str
@@ -52,15 +52,15 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """One task.
+    """A task.
 
     Attributes:
         name: as in the results.
-        title: for people.
+        title: the name for people.
         family: the name of its family (`mlmclm.tasks.family`).
-        metric: the main one, as in the results.
-        sizes: examples by split, in the order to show.
-        source: where the data come from, with licence where known.
+        metric: the main metric, as in the results.
+        sizes: examples by split, in display order.
+        source: where the data come from, with the licence if known.
     """
 
     name: str
@@ -76,16 +76,16 @@ class StudyFacts:
     """A study.
 
     Attributes:
-        name: of the study.
-        command: that runs it again, as typed.
-        models: in the order to show.
-        tasks: in the order to show.
-        learning_rates, seeds: the grid of fine-tuning.
-        baseline: name of the untrained model, or None.
-        corpus: label to value, in the order to show: source, documents, tokens, tokenizer.
-        recipe: pretraining's settings shared by all models, the same way.
-        protocol: fine-tuning's settings, the same way.
-        provenance: when, on what, with which software and data, at what cost (`reports.provenance`).
+        name: the study's name.
+        command: the command that runs it again, as typed.
+        models: in display order.
+        tasks: in display order.
+        learning_rates, seeds: the fine-tuning grid.
+        baseline: the name of the untrained model, or None.
+        corpus: label to value, in display order: source, documents, tokens, tokenizer.
+        recipe: pretraining settings shared by all models, in the same form.
+        protocol: fine-tuning settings, in the same form.
+        provenance: when, on what, with which software and data, and at what cost (`reports.provenance`).
         question: what the study asks, as one sentence below the title.
     """
 

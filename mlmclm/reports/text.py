@@ -1,4 +1,4 @@
-"""Numbers as people read them: scores in points, intervals in brackets, rates as in configurations."""
+"""Formatting of numbers for people: scores in points, intervals in brackets, learning rates as in configurations."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def points(score: float, digits: int = 2) -> str:
-    """A score as points out of 100: 0.61234 is 61.23; unknown (NaN) is a dash."""
+    """Format a score in points out of 100: 0.61234 is 61.23; unknown (NaN) is a dash."""
     return NONE if math.isnan(score) else _signed(score * 100, digits, "")
 
 
 def difference(score: float, digits: int = 2) -> str:
-    """A difference of scores in points with its sign: +1.32, −0.40."""
+    """Format a difference of scores in points with its sign: +1.32, −0.40."""
     return NONE if math.isnan(score) else _signed(score * 100, digits, "+")
 
 
 def interval(low: float, high: float, *, sign: bool = False) -> str:
-    """An interval of scores in points, in brackets; empty where there is none."""
+    """Format an interval of scores in points, in brackets; empty if there is none."""
     if math.isnan(low) or math.isnan(high):
         return ""
     write = difference if sign else points
@@ -34,13 +34,14 @@ def interval(low: float, high: float, *, sign: bool = False) -> str:
 
 def _signed(value: float, digits: int, plus: str) -> str:
     text = f"{abs(value):.{digits}f}"
+    # A value that rounds to zero has no sign.
     if float(text) == 0:
         return text
     return f"{MINUS if value < 0 else plus}{text}"
 
 
 def percent(share: float) -> str:
-    """A share as a whole percentage; a small one that isn't zero is "<1 %", and one that isn't all never 100 %."""
+    """Format a share as a whole percentage; only 0 and 1 are shown as 0 % and 100 %."""
     if math.isnan(share):
         return NONE
     if 0 < share < 0.01:
@@ -51,28 +52,28 @@ def percent(share: float) -> str:
 
 
 def rate(value: float) -> str:
-    """A learning rate, or a dash."""
+    """Format a learning rate, or a dash."""
     return NONE if math.isnan(value) else rate_text(value)
 
 
 def rates(values: Sequence[float]) -> str:
-    """Several learning rates in a row."""
+    """Format several learning rates."""
     return ", ".join(rate_text(value) for value in values)
 
 
 def probability(p: float) -> str:
-    """A p value: two digits, and "<0.001" below."""
+    """Format a p value: two digits, and "<0.001" below that."""
     if math.isnan(p):
         return NONE
     return "<0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
 def count(value: float | None) -> str:
-    """A large number in three digits: 4.92 M, 99.1 B; small ones whole, with thousands set apart."""
+    """Format a large number with three digits: 4.92 M, 99.1 B; small numbers in full, with thousands separators."""
     if value is None or math.isnan(value):
         return NONE
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        # Half a unit of the last digit below, so that 999,999 is 1.00 M and not 1000 K.
+        # Starts half a unit of the last digit below the size, so that 999,999 is 1.00 M.
         if abs(value) >= size * 0.9995:
             return f"{_three(value / size)} {unit}"
     return f"{value:,.0f}"
@@ -84,7 +85,7 @@ def _three(value: float) -> str:
 
 
 def scientific(value: float | None) -> str:
-    """A very large number as 1.23 × 10¹⁵, or a dash."""
+    """Format a very large number as 1.23 × 10¹⁵, or a dash."""
     if value is None or math.isnan(value) or value <= 0:
         return NONE
     mantissa, exponent = f"{value:.2e}".split("e")
@@ -92,12 +93,12 @@ def scientific(value: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss in nats with three decimals, or a dash."""
+    """Format a loss in nats with three decimals, or a dash."""
     return NONE if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 def plain(value: object) -> str:
-    """A setting as text: whole numbers with thousands set apart, true and false as yes and no, lists and mappings by commas."""
+    """Format a setting: integers with thousands separators, booleans as yes or no, lists and mappings with commas."""
     if value is None:
         return NONE
     if isinstance(value, bool):
@@ -114,19 +115,19 @@ def plain(value: object) -> str:
 
 
 def family(name: str) -> str:
-    """A family's name for people."""
+    """Return a family's name for people."""
     return families()[name].title if name in families() else name
 
 
 def metric(name: str) -> str:
-    """A metric's name for people; several joined by `+` are their mean."""
+    """Return a metric's name for people; several joined by `+` are their mean."""
     words = {score: title for each in families().values() for score, title in each.metrics.items()}
     parts = [words.get(part, part.replace("_", " ")) for part in metric_parts(name)]
     return parts[0] if len(parts) == 1 else f"mean of {listing(parts)}"
 
 
 def listing(items: Sequence[str], *, most: int = 6) -> str:
-    """a, b and c; the rest beyond `most` as a number."""
+    """Join items as "a, b and c", with the number of those beyond `most`."""
     shown = list(items[:most])
     if len(items) > most:
         shown.append(f"{len(items) - most} more")
@@ -136,5 +137,5 @@ def listing(items: Sequence[str], *, most: int = 6) -> str:
 
 
 def plural(number: int, singular: str, several: str = "") -> str:
-    """1 cell, 12 cells."""
+    """Format a number of things: 1 cell, 12 cells."""
     return f"{number:,} {singular if number == 1 else several or singular + 's'}"

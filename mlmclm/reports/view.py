@@ -1,4 +1,4 @@
-"""What the page shows, as plain strings: the report's template only lays it out."""
+"""The content of the report page as plain strings; the template only lays it out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one
 
 
 def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, ...]:
-    """The facts of every model that has or should have results, in the order of the facts; those without facts last."""
+    """Return the facts of all models that have or should have results.
+
+    They are in the facts' order; models without facts come last.
+    """
     wanted = {str(name) for name in analysis.coverage["model"]}
     known = tuple(model for model in facts.models if model.name in wanted)
     others = sorted(wanted - {model.name for model in known})
@@ -28,7 +31,10 @@ def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, .
 
 
 def ordered_tasks(analysis: Analysis, facts: StudyFacts) -> tuple[TaskFacts, ...]:
-    """The facts of every task that has or should have results, in the order of the facts; those without facts last."""
+    """Return the facts of all tasks that have or should have results.
+
+    They are in the facts' order; tasks without facts come last.
+    """
     wanted = {row["task"]: row for row in records(analysis.best)}
     wanted |= {row["task"]: row for row in records(analysis.best) if row["metric"]}
     known = tuple(task for task in facts.tasks if task.name in wanted)
@@ -37,9 +43,10 @@ def ordered_tasks(analysis: Analysis, facts: StudyFacts) -> tuple[TaskFacts, ...
 
 
 def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
-    """Everything the template needs; a pure function of its arguments."""
+    """Return everything that the template needs; a pure function of its arguments."""
     models, tasks = ordered_models(analysis, facts), ordered_tasks(analysis, facts)
-    # Facts may hold more models than there are results for: their styles are drawn up together, one a model everywhere.
+    # The facts may have models without results. Styles are assigned to all together, so that a model has one
+    # everywhere.
     extra = [model.name for model in facts.models if model not in models]
     every = figures.styles([*(model.name for model in models), *extra], analysis.baseline or facts.baseline)
     looks = {model.name: every[model.name] for model in models}
@@ -85,7 +92,8 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
 
 
 def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
-    """The sentence in pieces, each with whether it is a model's name, which must not be broken over lines."""
+    """Split the sentence into pieces, each with whether it is a model's name, which must not be broken across lines."""
+    # Longest first, as a name can be the prefix of another.
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     return [(part, part in names) for part in re.split(f"({pattern})", sentence) if part]
 
@@ -120,6 +128,7 @@ def _families(tasks: Sequence[TaskFacts]) -> str:
 
 def _overall(analysis: Analysis) -> list[dict[str, Any]]:
     rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
+    # NaN must not take part in comparisons, or the order would be arbitrary.
     ranked = sorted(
         rows, key=lambda row: (math.isnan(row["mean"]), -row["mean"] if row["mean"] == row["mean"] else 0, row["model"])
     )
@@ -137,7 +146,7 @@ def _overall(analysis: Analysis) -> list[dict[str, Any]]:
                 "baseline": row["model"] == analysis.baseline,
                 "mean": text.points(row["mean"]),
                 "interval": text.interval(row["low"], row["high"]),
-                # Stored as "best minus this one": shown as what this one lacks.
+                # Stored as "best minus this one", shown as the deficit of this one.
                 "gap": text.difference(-gap["difference"]) if gap else "",
                 "gap_interval": text.interval(-gap["high"], -gap["low"], sign=True) if gap else "",
                 "p": text.probability(gap["p_holm"]) if gap else "",
@@ -210,8 +219,9 @@ def _seeds(row: Record) -> str:
 
 
 def _winner(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Record]) -> tuple[str | None, set[str]]:
-    """The highest model on a task, and those that are not told apart from it."""
+    """Return the model with the highest score on a task, and the models not distinguishable from it."""
     known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["test_mean"])]
+    # A single score has nothing to be better than.
     if len(known) < 2:
         return None, set()
     top = min(known, key=lambda row: (-row["test_mean"], row["model"]))["model"]

@@ -1,5 +1,4 @@
-"""What the study's numbers say, in sentences: the answer, the check against the baseline, and what to be careful
-about."""
+"""The study's findings in sentences: the answer, the check against the baseline, cautions and limits."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ class Headline:
     """The answer to the study's question.
 
     Attributes:
-        clear: whether one model is told apart from all others.
+        clear: whether one model can be told apart from all others.
         verdict: one short sentence.
-        detail: the numbers behind it, one or two sentences.
-        best: the model that scores highest, None where no model has a score on every task.
+        detail: the numbers behind it, in one or two sentences.
+        best: the model with the highest score, or None if no model has a score on every task.
         tied: models that cannot be told apart from it (Holm's p at or above 1 - confidence, or no interval).
     """
 
@@ -37,7 +36,7 @@ class Headline:
 
 
 def headline(analysis: Analysis) -> Headline:
-    """Which model is best on the mean over tasks, and whether the interval lets one say so."""
+    """Say which model is best on the mean over tasks, and whether the interval supports that."""
     rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
     ranked = sorted((row for row in rows if not math.isnan(row["mean"])), key=lambda row: (-row["mean"], row["model"]))
     tasks = text.plural(rows[0]["tasks"], "task")
@@ -52,6 +51,7 @@ def headline(analysis: Analysis) -> Headline:
         others = "It is the only model" + (" with a score on every task" if len(rows) > 1 else "")
         return Headline(False, f"{own} on {scope}.", f"{others}, so there is nothing to compare.", best["model"])
     rivals = {row["model_b"]: row for row in against(analysis.comparisons, best["model"]) if row["kind"] == "all"}
+    # `not p < level` instead of `p >= level`: a NaN, which means that there is no interval, must count as tied.
     tied = tuple(row["model"] for row in ranked[1:] if not rivals[row["model"]]["p_holm"] < 1 - analysis.confidence)
     runner_up = ranked[1]
     gap = rivals[runner_up["model"]]
@@ -85,7 +85,7 @@ def _p(value: float) -> str:
 
 
 def baseline_sentence(analysis: Analysis) -> str:
-    """Whether every model beats the untrained baseline, and for which it is not shown; empty without a baseline."""
+    """Say whether every model beats the untrained baseline, and which isn't shown to; empty without a baseline."""
     rows = records(analysis.claims)
     if analysis.baseline is None or not rows:
         return ""
@@ -112,7 +112,7 @@ def baseline_sentence(analysis: Analysis) -> str:
 
 
 def claim_reason(row: Record) -> str:
-    """Why a model's claim against the baseline has its verdict, from a row of the claims table."""
+    """Explain the verdict on a model's claim against the baseline, from a row of the claims table."""
     on_tasks = (
         f"ahead on {row['tasks_ahead']} of {row['tasks']} tasks ({row['tasks_clear']} by more than the interval), "
         f"{row['tasks_required']} needed"
@@ -125,10 +125,11 @@ def claim_reason(row: Record) -> str:
 
 
 def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> list[str]:
-    """What a reader must know before trusting the tables, most serious first; empty when there is nothing.
+    """List what a reader must know before trusting the tables, most serious first; empty if there is nothing.
 
     Args:
-        titles: what tasks are called where it is not their name, as in the tables beside these sentences.
+        analysis: the analysis.
+        titles: display names of tasks if they differ from their names, as in the tables beside these sentences.
     """
     best = [{**row, "task": (titles or {}).get(row["task"], row["task"])} for row in records(analysis.best)]
     notes = []
@@ -170,14 +171,14 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
 
 
 def _preference(analysis: Analysis) -> str:
-    """How the rule deals with lost cells."""
+    """Say how the rule treats lost cells."""
     if analysis.rule == "mean":
         return "A rate that lost seeds is chosen only where no other kept more."
     return "Each seed chooses among the rates at which it has a score."
 
 
 def _pairs(rows: list[Record], total: int) -> str:
-    """Few (model, task) pairs by name with their rates, many by their number for each model."""
+    """Name a few (model, task) pairs with their rates, or count many of them by model."""
     if len(rows) <= 4:
         return text.listing([f"{row['model']} on {row['task']} ({row['learning_rates']})" for row in rows])
     each = Counter(row["model"] for row in rows)
@@ -186,7 +187,7 @@ def _pairs(rows: list[Record], total: int) -> str:
 
 
 def _noise(grid: Grid) -> str:
-    """What of a cell's chance the grid's seeds vary, and what that means for an interval."""
+    """Say which sources of a cell's randomness the grid's seeds vary, and what that means for an interval."""
     if all(isinstance(seed, int) for seed in grid.seeds):
         return "fine-tuning seeds only"
     seeds = [Seeds.of(seed) for seed in grid.seeds]
@@ -196,13 +197,14 @@ def _noise(grid: Grid) -> str:
     noise = f"{text.listing(varied)} only" if varied else "no seed"
     if held:
         noise += f"; {text.listing(held)} {'was' if len(held) == 1 else 'were'} held"
+    # A stream with fewer values than there are combinations repeats some of them.
     if any(len(numbers[name]) not in (1, len(seeds)) for name in STREAM_WORDS):
         noise += ". Combinations share seeds, so their scores are not independent and intervals are too narrow"
     return noise
 
 
 def limits(analysis: Analysis) -> list[str]:
-    """What the intervals never cover, whatever the results."""
+    """List what the intervals never cover, whatever the results."""
     percent = f"{analysis.confidence * 100:g} %"
     return [
         f"The {percent} intervals cover the noise of {_noise(analysis.grid)}.",

@@ -1,1 +1,1 @@
-"""Starts and stops what runs beside the work: a Ray cluster of this machine, the MLflow server."""
+"""Services beside the work: a Ray cluster on this machine, and the MLflow server."""

@@ -1,4 +1,4 @@
-"""The cluster of the current Ray session: its resources, those that its autoscaler can add, and what the driver waits for."""
+"""The current Ray session's cluster: its resources, what its autoscaler can add, and what the driver waits for."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from mlmclm.service.placement import HEAD, Cluster, Group, Growth, NodeType, Res
 
 SECONDS_BETWEEN_LOOKS = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 10.0
-"""Ray takes some seconds to place workers on a busy machine; that is no news."""
+"""Ray takes some seconds to place workers on a busy machine, which is not worth a message."""
 SECONDS_BETWEEN_LINES = 60.0
 STATUS_KEY = "__autoscaling_status"
-"""Where Ray's first autoscaler leaves its report (`DEBUG_AUTOSCALING_STATUS`)."""
+"""Ray's internal key under which the first autoscaler (v1) leaves its report (`DEBUG_AUTOSCALING_STATUS`)."""
 METRICS_KEY = "AutoscalerMetricsAddress"
-"""Every autoscaler says here where its metrics are."""
+"""Ray's internal key under which every autoscaler publishes the address of its metrics."""
 
 
 def cluster_view() -> Callable[[], Cluster]:
-    """A function that looks at the current session's cluster; what it can get is read once, now."""
+    """Return a function that looks at the current session's cluster; the autoscaler's limits are read once, now."""
     growth = _growth()
 
     def look() -> Cluster:
@@ -42,19 +42,21 @@ def cluster_view() -> Callable[[], Cluster]:
 
 @contextmanager
 def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = False) -> Iterator[None]:
-    """Says every so often what the driver's placement groups wait for, as long as the body runs.
+    """Print every so often, while the body runs, what the driver's placement groups wait for.
 
     Args:
         what: the beginning of the line, such as `pretraining`.
-        all_of_them: as for `waiting_line`.
+        view: looks at the cluster.
+        all_of_them: see `waiting_line`.
     """
     since, said, text = math.inf, -math.inf, ""
 
     def look() -> None:
         nonlocal since, said, text
-        with suppress(Exception):  # a cluster that doesn't answer is the work's own error
+        with suppress(Exception):  # if the cluster doesn't answer, the work itself reports it
             found, now = waiting_line(_groups(), view(), _starting(), all_of_them=all_of_them), time.monotonic()
             since = math.inf if found is None else min(since, now)
+            # A changed message is printed soon; the same one is repeated only now and then.
             news = SECONDS_BEFORE_THE_FIRST_LINE if found != text else SECONDS_BETWEEN_LINES
             if found is not None and now - since >= SECONDS_BEFORE_THE_FIRST_LINE and now - said >= news:
                 say(f"{what} waits for {found}")
@@ -65,7 +67,10 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
 
 
 def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) -> None:
-    """Waits until the cluster has a node for a bundle, which an autoscaler adds for it; for work that reserves nothing itself."""
+    """Wait until the cluster has a node for a bundle, for work that makes no reservation itself.
+
+    A placement group is what makes an autoscaler add such a node.
+    """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -74,11 +79,12 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
     group = placement_group([dict(bundle)])
     with waits_said(what, view):
         ray.get(group.ready())
+    # The group was only a request for a node; it would keep the resources from the work itself.
     remove_placement_group(group)
 
 
 def _groups() -> list[Group]:
-    """The placement groups of this job: a group's id ends with its job's."""
+    """Return the placement groups of this job, whose ids end with the job's id."""
     import ray
     from ray.util import placement_group_table
 
@@ -91,11 +97,13 @@ def _groups() -> list[Group]:
 
 
 def _starting() -> Mapping[str, int]:
-    """Nodes that the autoscaler starts now, by type."""
+    """Return the number of nodes that the autoscaler is starting, by type."""
     import ray
     from ray.autoscaler.v2.sdk import get_cluster_status
     from ray.experimental.internal_kv import _internal_kv_get
 
+    # The two generations of Ray's autoscaler report in different places; only one of them runs, so the counts don't
+    # overlap.
     counts: Counter[str] = Counter()
     report = json.loads(_internal_kv_get(STATUS_KEY) or "{}").get("autoscaler_report") or {}
     counts.update(report.get("pending_launches") or {})
@@ -108,7 +116,7 @@ def _starting() -> Mapping[str, int]:
 
 
 def _growth() -> Growth | None:
-    """Return what the cluster's autoscaler can add; None if there is one that doesn't say."""
+    """Return what the cluster's autoscaler can add, or None if there is one whose limits can't be read."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -116,6 +124,7 @@ def _growth() -> Growth | None:
     head = next(node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"])
     if head == context.get_node_id():
         return growth_on_head(context.gcs_address)
+    # The configuration file and the monitor process are on the head node, so a task pinned to that node reads them.
     task = ray.remote(growth_on_head).options(
         num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False)
     )
@@ -124,8 +133,11 @@ def _growth() -> Growth | None:
 
 
 def growth_on_head(gcs_address: str) -> Growth | None:
-    """`_growth`, on the head node. The limits are in Ray's own record of the cluster's configuration, where something has filed it
-    there, or in the file that the head's monitor process (`ray start --autoscaling-config`) has been given."""
+    """Implement `_growth` on the head node.
+
+    The limits are in Ray's own record of the cluster's configuration, if something has stored it there, or in the file
+    given to the head's monitor process (`ray start --autoscaling-config`).
+    """
     import ray
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -133,24 +145,27 @@ def growth_on_head(gcs_address: str) -> Growth | None:
     if recorded is not None and recorded.node_group_configs:
         return Growth(
             tuple(
+                # A negative count means no limit.
                 NodeType(group.name, dict(group.resources), math.inf if group.max_count < 0 else group.max_count)
                 for group in recorded.node_group_configs
             )
         )
     monitor = _monitor(gcs_address)
-    if monitor is None:  # Kubernetes: the autoscaler has a container of its own
+    if monitor is None:  # on Kubernetes the autoscaler runs in its own container
         return Growth() if _internal_kv_get(METRICS_KEY) is None else None
     path = next((word.partition("=")[2] for word in monitor if word.startswith("--autoscaling-config=")), "")
     if not path:
         return Growth()
     try:
         return configured_growth(yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")))
+    # An unreadable file means unknown limits, not the absence of an autoscaler.
     except (OSError, ValueError, yaml.YAMLError, AttributeError):
         return None
 
 
 def configured_growth(config: Mapping[str, Any]) -> Growth:
-    """Return the nodes that a file of Ray's cluster launcher lets its autoscaler add; the head is not among them."""
+    """Return the nodes, without the head, that a configuration of Ray's cluster launcher lets its autoscaler add."""
+    # 2 is the default of Ray's cluster launcher.
     most = float(config.get("max_workers", 2))
     types = config.get("available_node_types") or {}
     return Growth(
@@ -164,7 +179,10 @@ def configured_growth(config: Mapping[str, Any]) -> Growth:
 
 
 def _monitor(gcs_address: str) -> list[str] | None:
-    """The command of this node's monitor process, None if it runs none; clusters on one machine differ in their port."""
+    """Return the command line of this node's monitor process, or None if there is none.
+
+    Clusters on the same machine differ in their GCS port.
+    """
     port = gcs_address.rpartition(":")[2]
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The MLflow server on a store's own database, for looking at a study: loopback only, in the foreground."""
+"""The MLflow server on a store's own database, for looking at a study: on loopback only, in the foreground."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from mlmclm.tracking.views import experiment_link
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
 SERVER_ENVIRONMENT = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight more processes of 235 MB
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # saves eight processes of 235 MB each
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
 
 def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], None] = typer.echo) -> None:
-    """Runs the server until it is interrupted (Ctrl-C or SIGTERM); `on_ready` gets a line with a link for each study once it answers.
+    """Run the server until it is interrupted (Ctrl-C or SIGTERM).
+
+    Args:
+        on_ready: called with a line with a link for each study, once the server answers.
 
     Raises:
         UserError: the store has no MLflow database yet, or the port is taken.
@@ -40,6 +43,7 @@ def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], Non
     with running_server(store, port=port) as (links, process):
         for study, link in links.items():
             on_ready(f"{study}: {link}")
+        # SIGTERM would end this process without running the clean-up that stops the server; SystemExit runs it.
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
             process.wait()
@@ -52,9 +56,13 @@ def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], Non
 
 @contextmanager
 def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
-    """An MLflow server on the store, for the time of the block: yields the link to each study's runs, and its process.
+    """Run an MLflow server on the store for the duration of the block.
 
-    Raises: as `serve`.
+    Yields:
+        The link to each study's runs, and the server's process.
+
+    Raises:
+        UserError, EnvironmentFault: as for `serve`.
     """
     address = default_address(store)
     database = sqlite_file(address)
@@ -90,7 +98,8 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **SERVER_ENVIRONMENT},
-                # A group of its own: Ctrl-C reaches us alone, and we end the server with all its workers.
+                # In a process group of its own, Ctrl-C reaches only this process, which then ends the server with all
+                # its workers.
                 start_new_session=True,
             )
         try:
@@ -102,7 +111,11 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
 
 
 def _wait(process: subprocess.Popen[bytes], base: str, log: Path) -> None:
-    """Returns when the server answers."""
+    """Wait until the server answers.
+
+    Raises:
+        EnvironmentFault: it exits or doesn't answer in `START_SECONDS`.
+    """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -118,7 +131,7 @@ def _wait(process: subprocess.Popen[bytes], base: str, log: Path) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server's process group, politely first."""
+    """End the server's process group, first with SIGTERM and then with SIGKILL."""
     for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, sign)
@@ -137,6 +150,7 @@ def _free_port() -> int:
 
 def _checked_port(port: int) -> int:
     with socket.socket() as probe:
+        # The server may bind a port in TIME_WAIT, such as that of a previous run, so the probe must too.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

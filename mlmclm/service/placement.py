@@ -1,4 +1,4 @@
-"""The device that workers run on, and how many of them a cluster can ever hold: pure functions of plain values."""
+"""Device selection and the number of workers that a cluster can ever hold, as pure functions of plain values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from mlmclm.errors import UserError
 Device = Literal["cpu", "cuda"]
 Choice = Literal["auto", "cpu", "cuda"]
 Resources = Mapping[str, float]
-"""Amounts by Ray's names: CPU, GPU, and others."""
+"""Amounts by Ray's resource names: CPU, GPU and others."""
 
 HEAD = "node:__internal_head__"
-"""The resource that Ray gives to the head node alone."""
+"""The resource that Ray gives only to the head node."""
 _ROUNDING = 1e-9
+"""Tolerance for fractional amounts: in floating point, 0.1 fits only 2.9999999999999996 times into 0.3."""
 _SHOWN = ("CPU", "GPU")
+"""Resources that messages mention."""
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """Nodes of one kind that an autoscaler starts, `most` of them at once (math.inf where nothing limits them)."""
+    """A type of nodes that an autoscaler starts, at most `most` at a time (math.inf if unlimited)."""
 
     name: str
     resources: Resources
@@ -32,7 +34,7 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Growth:
-    """The nodes that an autoscaler can add: of these types, `most` of all types together."""
+    """The nodes that an autoscaler can add: these types, at most `most` nodes over all types."""
 
     types: tuple[NodeType, ...] = ()
     most: float = math.inf
@@ -43,18 +45,18 @@ class Cluster:
     """The resources that a cluster has, and those that it can get."""
 
     nodes: tuple[Resources, ...]
-    """The resources of each node that is there."""
+    """The resources of each existing node."""
     free: Resources
-    """The part of all nodes' resources that nobody holds."""
+    """The unreserved resources, summed over nodes."""
     growth: Growth | None = Growth()
-    """None where there is an autoscaler whose limits can't be read."""
+    """None if there is an autoscaler whose limits can't be read."""
 
     def total(self, kind: str) -> float:
-        """The amount of a resource that is there."""
+        """Return the amount of a resource that exists now."""
         return math.fsum(node.get(kind, 0.0) for node in self.nodes)
 
     def can_have(self, kind: str) -> bool | None:
-        """Whether there is any of a resource, now or ever; None where that can't be known."""
+        """Return whether the cluster has or can get any of a resource; None if that can't be known."""
         if self.total(kind) > 0:
             return True
         if self.growth is None:
@@ -63,35 +65,38 @@ class Cluster:
 
 
 def places(resources: Resources, bundle: Resources) -> int:
-    """How often a bundle fits into some resources."""
+    """Return how many times a bundle fits into some resources."""
     return min((int(resources.get(kind, 0.0) / amount + _ROUNDING) for kind, amount in bundle.items() if amount), default=0)  # fmt: skip
 
 
 def places_now(cluster: Cluster, bundle: Resources) -> int:
-    """How many bundles the nodes that are there hold when nothing else runs; a bundle lies on one node."""
+    """Return how many bundles the existing nodes hold if nothing else runs; a bundle must fit on one node."""
     return sum(places(node, bundle) for node in cluster.nodes)
 
 
 def most_places(cluster: Cluster, bundle: Resources) -> float:
-    """How many bundles the cluster can ever hold; math.inf where that is not limited or not known."""
+    """Return how many bundles the cluster can ever hold; math.inf if that is unlimited or unknown."""
     if cluster.growth is None:
         return math.inf
-    # Which of the other nodes the autoscaler has started is not known, so they are not counted beside its types.
+    # It is not known which nodes the autoscaler has started. To count none twice, only the head counts besides its
+    # types.
     grown: float = sum(places(node, bundle) for node in cluster.nodes if HEAD in node)
     left = cluster.growth.most
+    # Types that hold the most bundles come first, since the limit on nodes is shared by all types.
     for each in sorted(cluster.growth.types, key=lambda each: -places(each.resources, bundle)):
         held, count = places(each.resources, bundle), min(each.most, left)
         if held and count > 0:
             grown += held * count
             left -= count
+    # Existing nodes that aren't the autoscaler's can hold more than that.
     return max(grown, places_now(cluster, bundle))
 
 
 def choose_device(choice: Choice, cluster: Cluster) -> Device:
-    """The device of all of a study's workers: `auto` is GPUs where the cluster has or can have any, else CPUs.
+    """Choose the device of all workers of a study: `auto` means GPUs if the cluster has or can get any, else CPUs.
 
     Raises:
-        UserError: `auto`, and nobody knows whether the cluster can have GPUs.
+        UserError: the choice is `auto`, and it is unknown whether the cluster can get GPUs.
     """
     if choice != "auto":
         return choice
@@ -113,7 +118,10 @@ def cell_bundle(cpus: float, gpus: float | None, choice: Choice, cluster: Cluste
     """Return the resources that a cell of a sweep reserves.
 
     Args:
-        gpus: None for one where `choose_device` chooses GPUs, else none.
+        cpus: the number of CPUs.
+        gpus: the number of GPUs; None means one if `choose_device` chooses GPUs, else none.
+        choice: as for `choose_device`.
+        cluster: as for `choose_device`.
     """
     if gpus is None:
         gpus = 1.0 if choose_device(choice, cluster) == "cuda" else 0.0
@@ -121,10 +129,10 @@ def cell_bundle(cpus: float, gpus: float | None, choice: Choice, cluster: Cluste
 
 
 def check_workers(workers: int, choice: Choice, device: Device, cluster: Cluster) -> None:
-    """Refuses a stage that would wait for ever.
+    """Refuse a stage that would wait forever.
 
     Raises:
-        UserError: it says what the cluster can have and what to change.
+        UserError: the cluster can never hold so many workers; the message says what it can have and what to change.
     """
     most = most_places(cluster, worker_bundle(device))
     if most >= workers:
@@ -143,10 +151,10 @@ def check_workers(workers: int, choice: Choice, device: Device, cluster: Cluster
 
 
 def check_place(what: str, bundle: Resources, cluster: Cluster, *, remedy: str) -> None:
-    """Refuses work that would wait for ever for one bundle.
+    """Refuse work that would wait forever for a single bundle.
 
     Raises:
-        UserError: it says what the cluster can have and `remedy`.
+        UserError: no node can ever hold the bundle; the message says what the cluster can have, and `remedy`.
     """
     if most_places(cluster, bundle) < 1:
         raise UserError(
@@ -155,7 +163,7 @@ def check_place(what: str, bundle: Resources, cluster: Cluster, *, remedy: str) 
 
 
 def amounts(bundle: Resources) -> str:
-    """A bundle for people: `1 CPU and 0.25 GPU`."""
+    """Format a bundle for people: `1 CPU and 0.25 GPU`."""
     return " and ".join(f"{amount:g} {kind}" for kind, amount in bundle.items())
 
 
@@ -178,7 +186,7 @@ def describe(cluster: Cluster) -> str:
 
 
 def no_gpu(node: str) -> str:
-    """The message where Ray has given a worker a GPU that torch doesn't see."""
+    """Return the message for a worker that Ray has given a GPU which torch doesn't see."""
     return (
         f"node {node} offers Ray a GPU, but torch sees none there: install torch with CUDA (or ROCm) and the driver on it, or start its Ray "
         "without GPUs (`ray start --num-gpus=0`)."
@@ -196,13 +204,14 @@ class Group:
 def waiting_line(
     groups: Sequence[Group], cluster: Cluster, starting: Mapping[str, int], *, all_of_them: bool
 ) -> str | None:
-    """Describe what a driver's work waits for and what is there; None if it doesn't wait.
+    """Describe what a driver's work waits for and what there is, or return None if it doesn't wait.
 
     Args:
         groups: the driver's placement groups.
-        starting: nodes that the autoscaler starts now, by type.
-        all_of_them: it counts as waiting only if none of the groups has what it needs.
-    """  # fmt: skip
+        cluster: the current cluster.
+        starting: the number of nodes that the autoscaler is starting, by type.
+        all_of_them: count the work as waiting only if all of the groups wait.
+    """
     waiting = [group for group in groups if group.waiting]
     if not waiting or (all_of_them and len(waiting) < len(groups)):
         return None

@@ -1,8 +1,8 @@
-"""A Ray session for the driver: the cluster it was told of, or one of its own on this machine.
+"""The driver's Ray session: a given cluster, or a private one on this machine.
 
-A cluster of its own listens on loopback only, asks every client for a token, lives in a temporary folder, and ends with
-the driver, however the driver ends: the kernel kills Ray's daemons with the process that started them (which must be
-the main thread), and workers follow their raylet.
+A private cluster listens on loopback only, requires a token from every client, lives in a temporary folder, and ends
+with the driver, however the driver ends: the kernel kills Ray's daemons when the process dies that started them (which
+must happen in its main thread), and workers follow their raylet.
 """
 
 from __future__ import annotations
@@ -33,41 +33,47 @@ from mlmclm.storage.temporary import swept_folder
 
 TEMPORARY_PREFIX = "mlmclm-ray-"
 ROOT = "r"
-"""Ray's root folder lies in one of ours that only its owner can enter: Ray lets everyone write to its own."""
+"""Name of Ray's root folder inside a private folder of ours: Ray makes its root writable for everyone."""
 LONGEST_ROOT = 40
 """Ray's socket paths add up to 65 characters to its root folder, and the system allows 107."""
 ANSWER_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 << 20
 """Nothing large passes through Ray's object store: corpora and results are files."""
 START_LIMITS = {
-    "RAY_gcs_server_port_wait_time_s": "120",  # its head service must listen; 30
-    "RAY_gcs_rpc_server_connect_timeout_s": "60",  # it must answer; 5
+    "RAY_gcs_server_port_wait_time_s": "120",  # for its head service to listen; 30
+    "RAY_gcs_rpc_server_connect_timeout_s": "60",  # for the head service to answer; 5
     "RAY_py_gcs_connect_timeout_s": "120",  # 30
     "RAY_gcs_server_request_timeout_seconds": "180",  # 60
-    "RAY_raylet_start_wait_time_s": "120",  # the node must register; 30
-    "RAY_raylet_client_num_connect_attempts": "60",  # the driver must reach the node, a second each; 10
-    "RAY_agent_register_timeout_ms": "180000",  # the node ends itself without its two agents, Python processes; 30,000
+    "RAY_raylet_start_wait_time_s": "120",  # for the node to register; 30
+    "RAY_raylet_client_num_connect_attempts": "60",  # for the driver to reach the node, one second each; 10
+    "RAY_agent_register_timeout_ms": "180000",  # without its two agents, Python processes, a node ends itself; 30,000
     "RAY_worker_register_timeout_seconds": "180",  # 60
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # 60
 }
-"""Limits of a start on this machine, with Ray's own behind them: a loaded machine needs longer. Variables of `_private/node.py`,
-`_private/ray_constants.py` and `src/ray/common/ray_config_def.h`."""
+"""Time limits of Ray's start, with Ray's defaults in the comments: a loaded machine needs longer.
+
+The variables come from `_private/node.py`, `_private/ray_constants.py` and `src/ray/common/ray_config_def.h`.
+"""
 OWN_CLUSTER = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
-"""This machine is not taken away: an actor of each training run less, 5 s of a processor."""
+"""No preemption watcher: this machine is not taken away. This saves an actor per training run, 5 s of a processor."""
 STARTS = 3
-"""How often the start of a cluster of our own is tried."""
+"""Number of attempts to start a private cluster."""
 SECONDS_A_START = 300.0
-"""After this time a start counts as hung: its processes are ended, so that it fails."""
+"""After this time a start counts as hung, and its processes are ended so that it fails."""
 SECONDS_TO_END = 5.0
-"""Until a process of a failed start that was asked to end is killed."""
+"""Grace period between asking a process of a failed start to end and killing it."""
 _TOKEN = "RAY_AUTH_TOKEN"
 _chosen: dict[str, str] = {}
-"""The token of this process's clusters, once there has been one."""
+"""The token of this process's clusters, once there is one."""
 
 
 @dataclass(frozen=True)
 class RaySession:
-    """`address` is for other Ray clients; `dashboard` a link or None; `local` says whether the cluster is our own."""
+    """A Ray session.
+
+    `address` is for other Ray clients, `dashboard` is a link or None, and `local` says whether the cluster is a private
+    one.
+    """
 
     address: str
     dashboard: str | None
@@ -86,27 +92,28 @@ def ray_session(
     log_to_driver: bool = False,
     object_store_bytes: int = OBJECT_STORE_BYTES,
 ) -> Iterator[RaySession]:
-    """Leaves Ray initialised inside the block. Inside another session (or after `ray.init`) it is that one, left open.
+    """Initialise Ray for the block; inside another session (or after `ray.init`), reuse that one and leave it open.
 
     Args:
-        store: the study's store; a cluster of our own keeps its access token in `store/ray/auth_token`.
-        address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job; without either a new local
-            cluster.
-        num_cpus, num_gpus: what a new cluster offers; None for what the machine has.
-        dashboard: whether a new cluster starts the dashboard, on loopback, on a free port.
+        store: the study's store; a private cluster keeps its access token in `store/ray/auth_token`.
+        address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job; without either, a private
+            cluster is started.
+        num_cpus, num_gpus: the resources of a new cluster; None for those of the machine.
+        dashboard: whether a new cluster starts the dashboard, on loopback and a free port.
         log_to_driver: whether the workers' output is repeated here; it is in the session's log files in any case.
         object_store_bytes: shared memory of a new cluster.
 
     Raises:
-        UserError: the address is of another kind.
-        EnvironmentFault: the cluster doesn't answer, or none can be started in `STARTS` tries.
+        UserError: the address is of an unsupported kind.
+        EnvironmentFault: the cluster doesn't answer, or none can be started in `STARTS` attempts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The coming default, that a worker with no GPUs still sees them; without a choice Ray warns at every start.
+    # Ray's future default: a worker without GPUs still sees those of the node. Without a choice Ray warns on every
+    # start.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = cluster_address(address)
     if not address:
-        for name, value in (START_LIMITS | OWN_CLUSTER).items():  # before the import, which reads some of them
+        for name, value in (START_LIMITS | OWN_CLUSTER).items():  # set before the import, which reads some of them
             os.environ.setdefault(name, value)
     import ray
 
@@ -138,6 +145,8 @@ def ray_session(
                 },
                 stack,
             )
+        # Callbacks run in reverse order: list what the daemons would leave behind, remove the discovery file, shut Ray
+        # down, and only then delete the folders.
         left: list[Path] = []
         stack.callback(_remove, left)
         stack.callback(ray.shutdown)
@@ -149,7 +158,7 @@ def ray_session(
 
 
 def computes_here() -> bool:
-    """Whether the current cluster's workers may run on the driver's own machine."""
+    """Return whether the current cluster's workers may run on the driver's machine."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -157,15 +166,15 @@ def computes_here() -> bool:
 
 
 def cluster_address(given: str | None) -> str | None:
-    """The address of the running cluster to use: `--ray`, else RAY_ADDRESS, which is set inside a Ray job. None for none."""
+    """Return the address of the running cluster to use: `--ray`, else RAY_ADDRESS (set inside a Ray job), else None."""
     return given or os.environ.get("RAY_ADDRESS") or None
 
 
 def check_cluster(address: str) -> None:
-    """Fails at once where nothing listens: Ray itself tries for minutes and then ends the process.
+    """Fail at once if nothing listens: Ray itself retries for minutes and then ends the process.
 
     Raises:
-        UserError: the address of a dashboard, which takes jobs and no drivers.
+        UserError: this is the address of a dashboard, which accepts jobs but not drivers.
         EnvironmentFault: nothing answers there.
     """
     if "://" in address and not address.startswith("ray://"):
@@ -184,18 +193,19 @@ def check_cluster(address: str) -> None:
 
 
 def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
-    """Starts a cluster of our own in a new folder that only its owner can enter, which `stack` removes, and returns the folder.
+    """Start a private cluster in a new folder that only its owner can enter; `stack` will remove it. Return the folder.
 
-    A loaded machine can be too slow for one of the limits in Ray's start. A start that failed or hung leaves nothing behind and is
-    tried again in another folder.
+    A loaded machine can be too slow for one of Ray's start limits. A start that failed or hung leaves nothing behind
+    and is retried in another folder.
 
     Raises:
-        EnvironmentFault: the last of `STARTS` tries failed.
+        EnvironmentFault: all `STARTS` attempts failed.
     """
     for number in range(1, STARTS + 1):
         with ExitStack() as own:
             private = own.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
-            own.callback(_end_daemons, private)  # they write to the folder until they end
+            own.callback(_end_daemons, private)  # before the folder is removed, to which they write until they end
+            # `ray.init` has no overall timeout; ending its daemons is what makes a hung call fail.
             hung = threading.Timer(SECONDS_A_START, _end_daemons, [private])
             hung.daemon = True
             hung.start()
@@ -208,15 +218,19 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
                 continue
             finally:
                 hung.cancel()
+            # The start succeeded: the caller's stack takes over the clean-up.
             stack.push(own.pop_all())
             return private
     raise AssertionError("the last try returns or raises")
 
 
 def _end_daemons(folder: Path) -> None:
-    """Ends the processes of a start in `folder`: `ray.shutdown` doesn't wait for them, and doesn't know of them where `ray.init`
-    failed."""
+    """End the processes of a start in `folder`.
+
+    `ray.shutdown` doesn't wait for them, and it doesn't know of them if `ray.init` failed.
+    """
     daemons = _daemons(folder)
+    # Must be read while the daemons are alive: their open sockets tell the folders.
     left = _left_behind(daemons)
     for daemon in daemons:
         with suppress(psutil.Error):
@@ -228,7 +242,7 @@ def _end_daemons(folder: Path) -> None:
 
 
 def _daemons(folder: Path) -> list[psutil.Process]:
-    """Our processes that were started for a cluster in `folder`."""
+    """Return our child processes that were started for a cluster in `folder`, with their children."""
     found: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
@@ -238,7 +252,7 @@ def _daemons(folder: Path) -> list[psutil.Process]:
 
 
 def _left_behind(daemons: list[psutil.Process]) -> list[Path]:
-    """The temporary folders that the daemons, which Ray kills, would leave."""
+    """Return the temporary folders that the daemons would leave behind when Ray kills them."""
     return [place for daemon in daemons for place in _listening_in(daemon)]
 
 
@@ -248,7 +262,10 @@ def _remove(folders: list[Path]) -> None:
 
 
 def _listening_in(daemon: psutil.Process) -> list[Path]:
-    """Temporary folders of Python's multiprocessing (the dashboard's fork server), which stay behind when their process is ended."""
+    """Return the temporary folders of Python's multiprocessing in which a process listens.
+
+    They belong to the dashboard's fork server and stay behind when the process is killed.
+    """
     with suppress(psutil.Error):
         sockets = [Path(str(found.laddr)) for found in daemon.net_connections("unix")]
         return [path.parent for path in sockets if path.parent.name.startswith("pymp-")]
@@ -257,9 +274,13 @@ def _listening_in(daemon: psutil.Process) -> list[Path]:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keeps this process's way of ending on SIGTERM: Ray has its own, and its C++ library one that aborts with a stack trace."""
+    """Keep this process's SIGTERM handler during the block.
+
+    Ray installs its own, and its C++ library one that aborts with a stack trace.
+    """
     from ray._private import utils
 
+    # Signal handlers can be set in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -281,13 +302,13 @@ def _connect(arguments: dict[str, Any], what: str) -> None:
     except BaseException as error:
         ray.shutdown()
         if not isinstance(error, Exception):
-            raise  # interrupted
+            raise  # KeyboardInterrupt or SystemExit
         reason = str(error).strip().splitlines()
         raise EnvironmentFault(f"{what}: {type(error).__name__}: {reason[0] if reason else ''}") from error
 
 
 def _dashboard() -> str | None:
-    """The link of the current cluster's dashboard, None where it has none."""
+    """Return the link to the current cluster's dashboard, or None if it has none."""
     import ray
 
     url = ray._private.worker.get_dashboard_url()
@@ -296,16 +317,16 @@ def _dashboard() -> str | None:
 
 @contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Has a new cluster's servers listen on 127.0.0.1, which Ray does on systems where it has no real clusters.
+    """Make a new cluster's servers listen on 127.0.0.1 only.
 
-    Otherwise some ten ports are open to the network, the one for serialised code among them, with only the token before
-    it.
+    Ray does so by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports are open
+    to the network, including the one for serialised code, protected by the token alone.
     """
     from ray._private import ray_constants
 
     variable, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
     os.environ[variable] = "0"  # for the daemons and workers
-    ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, which has read the variable by now
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, which has already read the variable
     try:
         yield
     finally:
@@ -314,18 +335,18 @@ def _loopback_only() -> Iterator[None]:
 
 
 def _job_environment() -> dict[str, Any]:
-    """The runtime environment that `ray job submit` gave this driver; empty outside a job."""
+    """Return the runtime environment that `ray job submit` gave this driver; empty outside a job."""
     config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
     found: dict[str, Any] = (json.loads(config).get("runtime_env") or {}) if config else {}
     return found
 
 
 def _own_token(store: Path) -> Path | None:
-    """Has the new cluster ask for a token, kept in the store and readable by its owner only; returns its file.
+    """Make the new cluster require a token, kept in the store and readable by its owner only; return its file.
 
-    Ray's default is to make one in the home folder. One that is there is used; a token or mode that the user has set in
-    the environment is left to Ray (None). The token goes into this process's environment and stays there: Ray reads it
-    once a process, and its daemons inherit it.
+    By default Ray creates a token in the home folder. An existing one is reused. If the user has set a token or an
+    authentication mode in the environment, it is left to Ray (None). The token goes into this process's environment and
+    stays there: Ray reads it once per process, and its daemons inherit it.
     """
     path = store.resolve() / "ray" / "auth_token"
     if _TOKEN not in _chosen:
@@ -337,18 +358,19 @@ def _own_token(store: Path) -> Path | None:
         _chosen[_TOKEN] = found[0] if found else secrets.token_hex(32)
     token = _chosen[_TOKEN]
     if _text_of(path) != token:
+        # The file must never be readable by others, not even before a chmod.
         umask = os.umask(0o077)
         try:
             write_atomic(path, f"{token}\n")
         finally:
             os.umask(umask)
-    # RAY_AUTH_MODE is left to ray.init, which turns tokens on for a new cluster and refreshes what it has read already.
+    # RAY_AUTH_MODE is left to ray.init, which turns tokens on for a new cluster and refreshes what it has already read.
     os.environ[_TOKEN] = token
     return path
 
 
 def _text_of(file: Path) -> str:
-    """A file's text; empty where it isn't there, or where this user may not read it: a home folder or a store of another one."""
+    """Return a file's text; empty if it is missing or unreadable, such as in another user's home folder or store."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError:
@@ -356,22 +378,23 @@ def _text_of(file: Path) -> str:
 
 
 def _short_root() -> Path:
-    """The system's temporary folder, or /tmp where that is too long for Ray's sockets."""
+    """Return the system's temporary folder, or /tmp if that is too long for Ray's sockets."""
     chosen = Path(tempfile.gettempdir()).resolve()
     return chosen if len(f"{chosen}/{TEMPORARY_PREFIX}12345678/{ROOT}") <= LONGEST_ROOT else Path("/tmp")
 
 
 def _write_discovery(root: Path) -> Path:
-    """Says where the new cluster's metrics are, in a file beside its folder, where `dashboards/prometheus.yml` looks for it.
+    """Write a file that tells Prometheus where the new cluster's metrics are, and return its path.
 
-    Ray writes the like of it only with its dashboard, and into a folder that a Prometheus of another user cannot enter.
+    The file lies beside the cluster's folder, where `dashboards/prometheus.yml` looks for it. Ray writes such a file
+    only with its dashboard, and into a folder that another user's Prometheus cannot enter.
     """
     import ray
 
     targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
     for abandoned in root.parent.glob(f"{TEMPORARY_PREFIX}*.json"):
         if not abandoned.with_suffix("").exists():
-            with suppress(OSError):  # another user's
+            with suppress(OSError):  # another user's file
                 abandoned.unlink()
     path = root.with_suffix(".json")
     write_atomic(path, json.dumps([{"labels": {"job": "ray"}, "targets": targets}]) + "\n")

@@ -1,4 +1,4 @@
-"""The environment of Ray worker processes: what both pretraining workers and sweep workers start with."""
+"""The environment of Ray worker processes, shared by pretraining and sweep workers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from typing import Any
 
 GIBIBYTE = 1 << 30
 LARGE_BLOCK = 1 << 20
-"""Bytes, for `map_large_blocks`."""
+"""Smallest block, in bytes, that `map_large_blocks` maps by itself."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
-"""Of glibc's malloc.h."""
+"""Parameters of mallopt, from glibc's malloc.h."""
 
 BACKEND = "MLMCLM_BACKEND"
-"""The user's choice of a backend (`mlmclm.backends`), which workers follow."""
+"""Variable for the user's choice of a backend (`mlmclm.backends`), which workers follow."""
 SETUP_HOOK = "mlmclm.service.worker_environment.quiet_worker"
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment variables of one-thread workers, for the `env_vars` of a Ray runtime environment.
+    """Return the environment variables of single-threaded workers, for the `env_vars` of a Ray runtime environment.
 
-    Two one-thread workers are faster than one two-thread worker on small models. The allocator's settings keep large
-    buffers in the process instead of faulting them in again at every step (1.5 times the speed of a pretraining loop on
-    the machine of reference/platform.md): no block is mapped by itself, whatever its size (a threshold would not do, glibc
-    takes none above 32 MiB). One arena, because glibc serves large blocks of any other from fresh memory all the same,
-    and Ray Train runs the training function in a thread that is not the main one. Memory comes in pages of 2 MiB where the
-    system gives them on request (3 to 8 % of a pretraining step).
+    Two single-threaded workers are faster than one worker with two threads on small models. The allocator's settings
+    keep large buffers in the process instead of faulting them in again at every step (1.5 times the speed of a
+    pretraining loop on the machine of reference/platform.md):
+
+    - No block gets a mapping of its own, whatever its size. A threshold would not do, as glibc accepts none above 32
+      MiB.
+    - There is one arena. From any other arena glibc would still serve large blocks with fresh memory, and Ray Train
+      runs the training function in a thread that is not the main one.
+    - Memory comes in pages of 2 MiB where the system provides them on request (3 to 8 % of a pretraining step).
     """
     tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
     return {
@@ -45,9 +48,9 @@ def worker_environment() -> dict[str, str]:
 
 
 def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The `runtime_env` for `ray.init`; what the surrounding Ray job has set already (`job`) is left to it.
+    """Return the `runtime_env` for `ray.init`, without what the surrounding Ray job (`job`) has already set.
 
-    Ray refuses a driver's runtime environment that sets a variable, or the hook, that its job's sets too.
+    Ray refuses a driver's runtime environment that sets a variable, or the hook, that its job's environment also sets.
     """
     job = job or {}
     theirs = job.get("env_vars") or {}
@@ -60,28 +63,31 @@ def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def map_large_blocks() -> None:
-    """Has this process take each large block from the system, and return it as soon as it is freed: the contrary of
-    `worker_environment`, for what needs memory more than speed; nothing where the C library is not glibc."""
+    """Make this process map each large block separately and return it to the system as soon as it is freed.
+
+    This is the opposite of `worker_environment`, for work that needs memory more than speed. It does nothing if the C
+    library is not glibc.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        # Undoes MALLOC_MMAP_MAX_=0, which forbids mappings altogether.
         mallopt(M_MMAP_MAX, 1 << 16)
         mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)
         mallopt(M_TOP_PAD, LARGE_BLOCK)
 
 
 def return_freed_memory() -> None:
-    """Hands the system what this process has freed, which `worker_environment` has it keep; nothing where the C library is
-    not glibc."""
+    """Return freed memory, which `worker_environment` makes the process keep, to the system; glibc only."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def quiet_worker() -> None:
-    """Runs in each new worker process: silences what Ray logs about features that are off.
+    """Silence, in each new worker process, what Ray logs about features that are off.
 
-    Ray Train's placement group cleaner asks the dashboard for the state of the run and logs a failed query every few
-    seconds where there is no dashboard.
+    Ray Train's placement group cleaner asks the dashboard for the state of the run. Without a dashboard it logs a
+    failed query every few seconds.
     """
     logging.getLogger("ray.train.v2._internal.execution.controller.placement_group_cleaner").setLevel(logging.ERROR)

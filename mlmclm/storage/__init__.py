@@ -1,1 +1,1 @@
-"""Files in a store: written whole or not at all, with checksums, claimed by one process at a time."""
+"""Storage of files: atomic writes, checksums, and claims that let one process at a time make a part of a store."""

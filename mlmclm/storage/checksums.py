@@ -1,9 +1,9 @@
-"""Checksums of what is immutable: of a folder's files beside them, of a JSON object inside it.
+"""Checksums of immutable data: for a folder, in a file beside its files; for a JSON object, inside the object.
 
     FOLDER/checksums.json    size and SHA-256 of each file of the folder, by its name; written last
     {"checksum": ..., ...}   SHA-256 of the object's other entries
 
-What an earlier version wrote has none and is taken as it is.
+Data that earlier versions wrote has no checksums and is accepted as it is.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ CHECKSUM = "checksum"
 
 
 def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Notes size and SHA-256 of files of a folder, and has the system put them on the disk.
+    """Record size and SHA-256 of a folder's files, and flush the files to disk.
 
     Args:
-        names: of the files; None for all.
+        folder: the folder that holds the files and gets the checksums.
+        names: the files' names; None for all files.
     """
     if names is None:
         names = (path.name for path in folder.iterdir() if path.is_file())
     sums = {}
     for path in (folder / name for name in sorted(names)):
+        # A checksum must not reach the disk before the content that it vouches for.
         with path.open("rb") as handle:
             os.fsync(handle.fileno())
         sums[path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
@@ -39,11 +41,12 @@ def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
 
 
 def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = None) -> str | None:
-    """Return what a folder with checksums lacks to be whole, None if nothing.
+    """Return what is wrong with a folder that has checksums, or None if it is intact.
 
     Args:
-        read: compare checksums too; sizes alone are looked at otherwise, in no time.
-        names: look at these files only; one that was not noted counts as damage.
+        folder: the folder.
+        read: whether to compare checksums too. Otherwise only sizes are compared, which takes no time.
+        names: the files to check; None for all. A file without a recorded checksum counts as damage.
     """
     if not folder.is_dir():
         return "it is not there"
@@ -60,16 +63,17 @@ def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = Non
                 return f"{name} has {size:,} bytes instead of {noted['bytes']:,}"
             if read and hash_file(path) != noted["sha256"]:
                 return f"{name} is not what was written: its checksum differs"
+    # The file of checksums may itself be damaged, in any way.
     except (UserError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         return f"{CHECKSUMS} cannot be read ({type(error).__name__})"
     return None
 
 
 def checked(folder: Path, names: Iterable[str] | None, remedy: str) -> None:
-    """Holds files of a folder against their checksums; a folder of an earlier version, which has none, passes.
+    """Verify files of a folder against their checksums; a folder of an earlier version, which has none, passes.
 
     Raises:
-        UserError: one of them is not what was written; the message names the file and the remedy.
+        UserError: a file differs from what was written; the message names the file and the remedy.
     """
     found = damage(folder, names=names) if noted(folder) else None
     if found is not None:
@@ -77,38 +81,41 @@ def checked(folder: Path, names: Iterable[str] | None, remedy: str) -> None:
 
 
 def noted(folder: Path) -> bool:
-    """Whether a folder has checksums; one that an earlier version wrote has none."""
+    """Return whether a folder has checksums; one that an earlier version wrote has none."""
     return (folder / CHECKSUMS).is_file()
 
 
 def whole_cache(folder: Path, needed: str) -> bool:
-    """Whether a folder that can be made again is there and whole; reads it.
+    """Return whether a reproducible folder exists and is intact, reading all of it.
 
-    One that is damaged is renamed, and a line says so: whoever calls makes it again.
+    A damaged folder is renamed with a message, and the caller makes it again.
 
     Args:
-        needed: a file without which there is nothing to use, in a folder of an earlier version too.
+        folder: the folder.
+        needed: a file without which the folder is useless; checked in folders of earlier versions too.
     """
     if not folder.is_dir():
         return False
     if cache_damage(folder, needed) is None:
         return True
     with in_turn(folder.with_name(".damaged.lock")):
-        found = cache_damage(folder, needed) if folder.is_dir() else None  # another process may have made it again
+        # Checked again, as another process may have made it anew meanwhile.
+        found = cache_damage(folder, needed) if folder.is_dir() else None
         if found is not None:
             say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again.")
     return folder.is_dir()
 
 
 def cache_damage(folder: Path, needed: str) -> str | None:
-    """Return what is wrong with a folder that is there, None if nothing; arguments as those of `whole_cache`."""
+    """Return what is wrong with an existing folder, or None if it is intact; for the arguments see `whole_cache`."""
     found = damage(folder) if noted(folder) else None
     return found or (None if (folder / needed).is_file() else f"{needed} is missing")
 
 
 def set_aside(path: Path) -> Path:
-    """Renames what is not whole, so that it can be made again; returns where it is now."""
+    """Rename a damaged file or folder so that it can be made again; return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
+    # Only the latest damaged copy is kept.
     shutil.rmtree(aside, ignore_errors=True)
     aside.unlink(missing_ok=True)
     path.rename(aside)
@@ -116,15 +123,15 @@ def set_aside(path: Path) -> Path:
 
 
 def sealed(value: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object with its checksum among its entries."""
+    """Return a JSON object with its checksum among its entries."""
     return {**value, CHECKSUM: stable_hash(value)}
 
 
 def unsealed(value: Any) -> dict[str, Any]:
-    """A JSON object without its checksum, which must be right where there is one.
+    """Return a JSON object without its checksum, after verifying it if there is one.
 
     Raises:
-        ValueError: it isn't, or this is no object.
+        ValueError: the checksum is wrong, or this is not an object.
     """
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -135,7 +142,7 @@ def unsealed(value: Any) -> dict[str, Any]:
 
 
 def parse_sealed(content: bytes, where: object, remedy: str) -> dict[str, Any]:
-    """The object of a JSON file's content, without its checksum.
+    """Parse a JSON file's content and return the object without its checksum.
 
     Raises:
         UserError: it is damaged; the message names the file (`where`) and the remedy.
@@ -149,10 +156,10 @@ def parse_sealed(content: bytes, where: object, remedy: str) -> dict[str, Any]:
 
 
 def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """The object of a JSON file, without its checksum.
+    """Read the object of a JSON file, without its checksum.
 
     Raises:
-        UserError: it isn't there, or is damaged; the message names the file and the remedy.
+        UserError: the file is missing or damaged; the message names the file and the remedy.
     """
     try:
         content = path.read_bytes()
@@ -162,5 +169,5 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def write_sealed(path: Path, value: dict[str, Any]) -> None:
-    """Writes a JSON object with its checksum, whole or not at all."""
+    """Write a JSON object with its checksum, atomically."""
     write_json(path, sealed(value))

@@ -1,15 +1,17 @@
-"""Claims: which parts of a store a process makes now, so that no other process makes the same at the same time.
+"""Claims: locks on parts of a store, so that no two processes make the same part at the same time.
 
-A claim is a file `store/claims/PART-KEY` that says who holds it. It appears whole (a hard link), its holder renews its time of
-change, and removes it at the end. One whose holder has died is taken over:
+A claim is a file `store/claims/PART-KEY` that names its holder. It is created atomically (by a hard link); its holder
+renews its modification time and removes it at the end. The claim of a dead holder is taken over:
 
-- On one machine the holder has a lock on the file (flock), which the kernel drops when the process dies, however it dies.
-- Between machines that share a store, locks may not reach (NFS, by its version and mount options). A claim of another machine
-  that nobody has a lock on is dead once it has not been renewed for `LEASE_SECONDS` of the waiting process's own clock, so that
-  machines' clocks need not agree.
+- On one machine the holder has a lock on the file (flock), which the kernel drops when the process dies, however it
+  dies.
+- Between machines that share a store, locks may not work (on NFS this depends on its version and mount options). A
+  claim of another machine on which nobody has a lock is dead if it has not been renewed for `LEASE_SECONDS`, measured
+  by the waiting process's own clock, so that the machines' clocks need not agree.
 
-A claim saves work and keeps processes out of a folder that changes; it proves nothing. Whoever gets one looks again at what is
-there. A process that is stopped for longer than a lease, while another machine waits, loses its claim.
+A claim saves work and keeps processes out of a folder that is changing, but it guarantees nothing: whoever gets a claim
+must check again what exists. A process that is suspended for longer than a lease while another machine waits loses its
+claim.
 """
 
 from __future__ import annotations
@@ -33,16 +35,18 @@ from mlmclm.storage.files import disk_fault
 from mlmclm.storage.files import machine as this_machine
 
 LEASE_SECONDS = 120.0
-"""Longer than file systems keep a file's attributes in a cache (NFS: 60 s)."""
+"""Longer than file systems cache a file's attributes (NFS: 60 s)."""
 RENEWALS_A_LEASE = 8
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class Claims:
-    """The claims on one store, as one process sees them; safe to use from any thread.
+    """The claims on one store, as one process sees them; thread-safe.
 
     Args:
-        machine: what tells this machine's processes from others'; by default the kernel's own identity.
+        store: the store.
+        lease: seconds without renewal after which another machine's claim is dead.
+        machine: an identity that distinguishes this machine from others; by default the running kernel's.
     """
 
     def __init__(self, store: Path, *, lease: float = LEASE_SECONDS, machine: str | None = None) -> None:
@@ -50,26 +54,30 @@ class Claims:
         self._lease = lease
         self._machine = machine or this_machine()
         self._seen: dict[str, tuple[Any, float]] = {}
+        """The state of each claim, and when this process first saw it in that state."""
 
     def holder(self, name: str) -> str | None:
-        """Who holds a claim ("process 12 on HOST"), None where nobody does. One whose holder is dead is removed.
+        """Return who holds a claim ("process 12 on HOST"), or None if nobody does; a dead holder's claim is removed.
 
         Raises:
-            EnvironmentFault: it cannot be read.
+            EnvironmentFault: the claim cannot be read.
         """
         path = self.folder / name
         try:
-            with path.open("r+b") as file:  # NFS locks only what is open for writing
+            with path.open("r+b") as file:  # NFS locks only files that are open for writing
                 status, content = os.fstat(file.fileno()), file.read()
                 held, locked = _read(content), _lock(file.fileno())
                 who = f"process {held['process']} on {held['host']}"
                 if locked is False:
                     return who
+                # A lock that could be taken proves death only on the holder's own machine; another machine's locks may
+                # not reach here.
                 died_here = locked and held["machine"] == self._machine
                 since = self._unchanged_since(name, (status.st_ino, status.st_mtime_ns, content))
                 if not died_here and time.monotonic() - since < self._lease:
                     return who
-                if path.stat().st_ino == status.st_ino:  # while we have the lock, nobody of this machine exchanges it
+                # While we have the lock, no process of this machine replaces the file.
+                if path.stat().st_ino == status.st_ino:
                     path.unlink()
         except FileNotFoundError:
             pass
@@ -80,7 +88,7 @@ class Claims:
 
     @contextmanager
     def attempt(self, names: Sequence[str]) -> Iterator[str | None]:
-        """Claims all of these, or none, for the time of the block; yields None, or who holds one of them.
+        """Claim all of these, or none, for the duration of the block; yield None, or who holds one of them.
 
         Raises:
             EnvironmentFault: the disk is full or not writable.
@@ -91,7 +99,9 @@ class Claims:
                     if self._take(name, stack):
                         break
                     other = self.holder(name)
+                    # None means that the claim was released or its holder is dead: try again.
                     if other is not None:
+                        # Holding some claims while waiting for others could block two processes forever.
                         stack.close()
                         yield other
                         return
@@ -99,11 +109,11 @@ class Claims:
 
     @contextmanager
     def wait(self, names: Callable[[], Sequence[str]], waiting: Callable[[str], None]) -> Iterator[None]:
-        """Claims all of these for the time of the block, after whoever holds one of them now.
+        """Claim all of these for the duration of the block, waiting for whoever holds one of them now.
 
         Args:
-            names: asked before each attempt: the other process may have made some of it.
-            waiting: called once with who holds it, where that takes time.
+            names: called before each attempt, since the other process may have made some of the parts.
+            waiting: called once with the holder if there is one to wait for.
 
         Raises:
             EnvironmentFault: the disk is full or not writable.
@@ -120,7 +130,7 @@ class Claims:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _take(self, name: str, stack: ExitStack) -> bool:
-        """Makes a claim, which `stack` then releases; False where there is one."""
+        """Create a claim, to be released by `stack`; return False if it exists."""
         path = self.folder / name
         if path.exists():
             return False
@@ -130,8 +140,9 @@ class Claims:
             descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".")
             try:
                 os.write(descriptor, content.encode())
+                # mkstemp makes files that only their owner can open, but other users may share the store.
                 os.fchmod(descriptor, 0o666 & ~_umask())
-                _lock(descriptor)  # before it can be seen
+                _lock(descriptor)  # before others can see the file, or they could take it for a dead holder's
                 _link(temporary, path)
             except BaseException:
                 os.close(descriptor)
@@ -147,11 +158,11 @@ class Claims:
             target=_renew, args=(descriptor, released, self._lease), name=f"mlmclm claim {name}", daemon=True
         )
         stack.callback(_release, path, descriptor, released, renewal)
-        renewal.start()  # fails where a process may have no more threads
+        renewal.start()  # started last, as it fails when the process may have no more threads
         return True
 
     def _unchanged_since(self, name: str, state: Any) -> float:
-        """When (monotonic) this process first saw a claim as it is."""
+        """Return when (on the monotonic clock) this process first saw a claim in its current state."""
         known = self._seen.get(name)
         if known is None or known[0] != state:
             known = self._seen[name] = (state, time.monotonic())
@@ -159,14 +170,17 @@ class Claims:
 
 
 def make_once(store: Path, name: str, title: str, *, there: Callable[[], bool], make: Callable[[], None]) -> None:
-    """Makes a part of the store unless it is there, while no other process makes it.
+    """Make a part of the store unless it exists, while no other process makes it.
 
     Args:
-        name: of the claim.
-        title: what it is, for the line that says that it is waited for.
+        store: the store.
+        name: the claim's name.
+        title: what the part is, for the message that it is being waited for.
+        there: whether the part exists.
+        make: makes the part.
 
     Raises:
-        EnvironmentFault: the disk is full or not writable. Besides, whatever `make` raises.
+        EnvironmentFault: the disk is full or not writable. Whatever `make` raises is passed on.
     """
 
     def waiting(other: str) -> None:
@@ -179,7 +193,7 @@ def make_once(store: Path, name: str, title: str, *, there: Callable[[], bool], 
 
 def _renew(descriptor: int, released: threading.Event, lease: float) -> None:
     while not released.wait(lease / RENEWALS_A_LEASE):
-        with suppress(OSError):  # a server that is away for a moment
+        with suppress(OSError):  # the file server may be unavailable for a moment
             os.utime(descriptor)
 
 
@@ -188,7 +202,7 @@ def _release(path: Path, descriptor: int, released: threading.Event, renewal: th
     if renewal.ident is not None:
         renewal.join()
     with suppress(OSError):
-        if path.stat().st_ino == os.fstat(descriptor).st_ino:  # not another's, who has taken it over
+        if path.stat().st_ino == os.fstat(descriptor).st_ino:  # unless another process has taken it over
             path.unlink()
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the file open
@@ -196,10 +210,12 @@ def _release(path: Path, descriptor: int, released: threading.Event, renewal: th
 
 
 def _link(made: str, path: Path) -> None:
-    """Gives a whole file its name, unless another has it: the only way that is one step on every kind of network file system.
+    """Give a complete file its final name unless that name is taken.
+
+    A hard link is the only way to do so that is atomic on every kind of network file system.
 
     Raises:
-        FileExistsError: another has it.
+        FileExistsError: another process has taken the name.
         EnvironmentFault: this file system has no hard links.
     """
     try:
@@ -214,7 +230,7 @@ def _link(made: str, path: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Locks an open file unless another process has: whether it did; None where the file system has no locks."""
+    """Try to lock an open file: return whether that worked, or None if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -225,7 +241,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _read(content: bytes) -> dict[str, Any]:
-    """A claim's content; one that is no claim's is some other machine's."""
+    """Return a claim's content; content that is no claim's counts as that of an unknown machine."""
     unknown = {"machine": "", "host": "an unknown machine", "process": "?"}
     try:
         return unknown | dict(json.loads(content))
@@ -234,6 +250,7 @@ def _read(content: bytes) -> dict[str, Any]:
 
 
 def _umask() -> int:
+    # The umask can only be read by setting it.
     umask = os.umask(0)
     os.umask(umask)
     return umask

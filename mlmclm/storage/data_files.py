@@ -1,4 +1,4 @@
-"""Data as people have them in files: Parquet, JSON lines, JSON arrays, CSV and TSV, compressed or in parts."""
+"""Data files in common formats: Parquet, JSON Lines, JSON arrays, CSV and TSV, also compressed or split into parts."""
 
 from __future__ import annotations
 
@@ -17,47 +17,49 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
-"""Kinds of files that hold a table, the first before the others where a split is there as several."""
+"""Suffixes of files that hold a table, in order of preference if a split exists in several formats."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""Those that pyarrow reads, by its names."""
+"""Compressions that pyarrow reads, with pyarrow's names."""
 _PART = re.compile(r"(?P<split>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?")
-"""The Hub's own files of a split, such as `train-00000-of-00002.parquet`, without their suffix."""
+"""Name, without suffixes, of the Hub's part files of a split, such as `train-00000-of-00002.parquet`."""
 NO_TABLES = ("dataset_info.json", "dataset_infos.json", "state.json")
-"""Files about a data set that lie beside it."""
+"""Metadata files that lie beside a data set."""
 _CLOSED = r"\"(?:[^\"]++|\"\")*+"
-"""A quoted field up to its closing mark; possessive, because there is nothing to try again."""
+"""A quoted field up to its closing mark; possessive, because backtracking could not find another match."""
 _LONGEST_BLOCK = 2**31 - 1
-"""Bytes that pyarrow reads as one block, which a row must not exceed."""
+"""The largest block, in bytes, that pyarrow reads; a row must not exceed a block."""
 
 
 def kind_of(path: Path) -> str:
-    """The suffix that says what a file holds, without the one of its compression: `.csv` of `train.csv.gz`."""
+    """Return the suffix of the file format, without that of the compression: `.csv` for `train.csv.gz`."""
     return _stem_and_kind(path)[1]
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file's name ends in that of a compression."""
+    """Return whether a file's name ends in the suffix of a compression."""
     return path.suffix.lower() in COMPRESSED
 
 
 def read_table(path: Path) -> pa.Table:
-    """The table that a file holds; text is text, however the file encodes it.
+    """Read the table in a file; text columns have a plain string type, however the file encodes them.
 
     Raises:
-        UserError: the file is cut short, is not UTF-8, or is not what its name says.
+        UserError: the file is truncated, is not UTF-8, or does not match its suffix.
     """
     import pyarrow as pa
     import pyarrow.parquet
 
     kind = kind_of(path)
     try:
+        # pyarrow reads an uncompressed Parquet file by itself, without loading all of it as bytes first.
         if kind == ".parquet" and not is_compressed(path):
             return _plain(pyarrow.parquet.read_table(path))
         with open_bytes(path) as file:
             content = file.read()
         if kind == ".parquet":
             return _plain(pyarrow.parquet.read_table(pa.BufferReader(content)))
+        # The UTF-8 byte order mark, which some programs write.
         content = content.removeprefix(b"\xef\xbb\xbf")
         _check_text(path, content)
         if kind in (".csv", ".tsv"):
@@ -69,7 +71,7 @@ def read_table(path: Path) -> pa.Table:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """A file's content, decompressed as it is read."""
+    """Open a file for reading bytes, decompressed on the fly."""
     import pyarrow as pa
 
     if path.suffix.lower() == ".xz":
@@ -82,19 +84,19 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
-    """A file's lines as UTF-8, without the mark that some programs put before them."""
+    """Open a file for reading lines of UTF-8, without a byte order mark."""
     with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
         yield text
 
 
 def files_of(folders: Iterable[Path], names: Iterable[str]) -> list[Path]:
-    """The files of a split, in order: the first of these names that is there, in the first of these folders.
+    """Find the files of a split, in order: the first of these names that exists, in the first folder that has it.
 
-    A split is a file (`train.csv`), else the Hub's parts of one (`train-00000-of-00002.parquet`), else a folder of files
-    (`train/`). A name may begin with a folder (`qrels/test`).
+    A split is a file (`train.csv`), or else the Hub's parts of a file (`train-00000-of-00002.parquet`), or else a
+    folder of files (`train/`). A name may begin with a folder (`qrels/test`).
 
     Raises:
-        UserError: some of the parts are missing, or there twice.
+        UserError: some parts are missing or duplicated.
     """
     there = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for name in names:
@@ -114,7 +116,7 @@ def files_of(folders: Iterable[Path], names: Iterable[str]) -> list[Path]:
 
 
 def names_in(folders: Iterable[Path]) -> list[str]:
-    """The names of the tables in these folders, for messages."""
+    """Return the names of the tables in these folders, for messages."""
     return [file.name for folder in dict.fromkeys(folders) for file in _tables_in(folder)]
 
 
@@ -126,7 +128,7 @@ def _tables_in(folder: Path) -> list[Path]:
 
 
 def _one_kind(files: Sequence[Path]) -> list[Path]:
-    """The files of the first kind that is there."""
+    """Return the files of the most preferred format that is there."""
     ranks = [(TABLES.index(kind_of(file)), is_compressed(file)) for file in files]
     return [file for file, rank in zip(files, ranks, strict=True) if rank == min(ranks)]
 
@@ -143,7 +145,7 @@ def _check_parts(files: Sequence[Path]) -> None:
 
 
 def _stem_and_kind(path: Path) -> tuple[str, str]:
-    """A file's name without its suffixes, and the one that says what it holds."""
+    """Return a file's name without its suffixes, and the suffix of its format."""
     inner = Path(path.name).with_suffix("") if is_compressed(path) else Path(path.name)
     return inner.stem, inner.suffix.lower()
 
@@ -159,22 +161,22 @@ def _check_text(path: Path, content: bytes) -> None:
 
 
 def _read_separated(content: bytes, delimiter: str) -> pa.Table:
-    """A CSV or TSV file with a header. Fields that begin with a quotation mark end with one too.
+    """Read a CSV or TSV file with a header; fields that begin with a quotation mark must also end with one.
 
-    In a TSV file as GLUE's they need not: where one doesn't, quotation marks are characters like others.
+    TSV files such as GLUE's may break this rule: if any field does, quotation marks are ordinary characters.
     """
     import pyarrow as pa
 
     if delimiter == "\t":
         return _parse(content, delimiter, quoted=_is_quoted(content))
-    # pyarrow takes the end of a file for the end of a quoted field too.
+    # pyarrow accepts the end of the file as the end of a quoted field, so a truncated file would go unnoticed.
     if any(not field[1] for field in re.finditer(rf"(?:^|[,\n]){_CLOSED}(\"?)".encode(), content)):
         raise pa.ArrowInvalid("a quoted field has no end")
     return _parse(content, delimiter, quoted=True)
 
 
 def _is_quoted(content: bytes) -> bool:
-    """Whether quotation marks around fields of a TSV file mean anything."""
+    """Return whether quotation marks quote fields in a TSV file."""
     fields = re.finditer(rf"(?:^|[\t\n]){_CLOSED}(\"?)([^\t\r\n]?)".encode(), content)
     return all(field[1] and not field[2] for field in fields)
 
@@ -193,12 +195,12 @@ def _parse(content: bytes, delimiter: str, *, quoted: bool) -> pa.Table:
 
 
 def _block(content: bytes) -> int:
-    """The size of block in which all of it is read at once, where pyarrow has one so large."""
+    """Return a block size that lets pyarrow read the whole content at once, up to its limit."""
     return min(max(len(content), 1 << 20), _LONGEST_BLOCK)
 
 
 def _read_json(content: bytes) -> pa.Table:
-    """An array of objects, or one object a line; both are called .json."""
+    """Read an array of objects, or one object per line; both are called .json."""
     import pyarrow as pa
     import pyarrow.json
 
@@ -208,12 +210,13 @@ def _read_json(content: bytes) -> pa.Table:
     rows = json.loads(content)
     if not all(isinstance(row, dict) for row in rows):
         raise pa.ArrowInvalid("an array of objects is expected, one a row")
+    # Rows may lack keys, so columns are collected over all rows, in order of first appearance.
     names: dict[str, Any] = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """The table with text and numbers in place of dictionaries of them, and of views."""
+    """Replace dictionary-encoded and view columns by plain ones."""
     import pyarrow as pa
 
     fields = [field.with_type(_plain_type(field.type)) for field in table.schema]

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and hashes that mean the same thing everywhere."""
+"""Atomic file writes, file locks, and hashes that are equal on every machine."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from mlmclm.errors import EnvironmentFault, UserError
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces; floats as Python's shortest round-trip form; NaN is refused."""
+    """Serialise to JSON with sorted keys, no spaces and floats in Python's shortest round-trip form; refuses NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def stable_hash(value: Any) -> str:
-    """SHA-256 (hex) of a JSON-able value's canonical form: equal values hash equal in every process and on every machine."""
+    """Return the SHA-256 (hex) of a value's canonical JSON: equal values hash equal in every process and machine."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
+    """Return the SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes a file whole or not at all (temporary file in the same folder, fsync, rename).
+    """Write a file completely or not at all (temporary file in the same folder, fsync, rename).
 
     Raises:
         EnvironmentFault: the disk is full or not writable; nothing is left behind.
@@ -47,7 +47,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields an open temporary file that becomes `path` on success, and vanishes on any error.
+    """Yield an open temporary file that becomes `path` on success and is removed on any error.
 
     Raises:
         EnvironmentFault: the disk is full or not writable.
@@ -60,6 +60,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
+        # mkstemp makes files that only their owner can read; apply the usual mode. The umask can only be read by
+        # setting it.
         umask = os.umask(0)
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)
@@ -72,17 +74,21 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of indented JSON with sorted keys."""
+    """Write indented JSON with sorted keys, atomically."""
     write_atomic(path, readable(value))
 
 
 def readable(value: Any) -> str:
-    """Indented JSON with sorted keys."""
+    """Return indented JSON with sorted keys."""
     return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Any:
-    """Reads JSON; a file that isn't there or isn't JSON is a `UserError` that names it."""
+    """Read a JSON file.
+
+    Raises:
+        UserError: the file is missing or not JSON; the message names it.
+    """
     try:
         return parse_json(path.read_bytes(), path)
     except FileNotFoundError as error:
@@ -90,7 +96,11 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes, where: object) -> Any:
-    """The value of a JSON file's content; a `UserError` names the file (`where`) that isn't JSON."""
+    """Parse the content of a JSON file.
+
+    Raises:
+        UserError: it is not JSON; the message names the file (`where`).
+    """
     try:
         return json.loads(content.decode("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -98,7 +108,7 @@ def parse_json(content: bytes, where: object) -> Any:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with `~` or `~name` at its beginning replaced.
+    """Return the path with a leading `~` or `~name` expanded.
 
     Raises:
         UserError: there is no such home folder.
@@ -110,11 +120,12 @@ def expanded(path: str | Path) -> Path:
 
 
 def places_of(path: str | Path, beside: Path | None, data_root: Path | None = None) -> list[Path]:
-    """Where a path that a configuration file names is looked for: in that file's folder, in the working directory, under
-    `data_root`.
+    """List where to look for a path from a configuration file: its folder, the working directory, then `data_root`.
 
     Args:
-        beside: the file's folder; None where no file names the path.
+        path: the path.
+        beside: the file's folder; None if no file names the path.
+        data_root: a further folder to look in, if any.
     """
     own = expanded(path)
     if own.is_absolute():
@@ -124,12 +135,12 @@ def places_of(path: str | Path, beside: Path | None, data_root: Path | None = No
 
 
 def first_there(places: Iterable[Path]) -> Path | None:
-    """The first of these paths that there is."""
+    """Return the first of these paths that exists."""
     return next((place for place in places if place.exists()), None)
 
 
 def disk_fault(error: OSError, path: Path, *, choose: str = "another folder with --store") -> EnvironmentFault:
-    """The `EnvironmentFault` for a failed write: says which path, and what to do when the disk is full."""
+    """Return the `EnvironmentFault` for a failed write; it names the path, and what to do if the disk is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFault(
             f"{path}: the disk is full. Free some space, or choose {choose}, and run the same command "
@@ -140,9 +151,9 @@ def disk_fault(error: OSError, path: Path, *, choose: str = "another folder with
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `target` that becomes `target` on success, and vanishes on any error.
+    """Yield a temporary folder beside `target` that becomes `target` on success and is removed on any error.
 
-    If `target` appears meanwhile (another process was faster with the same content), the temporary one is dropped.
+    If `target` appears meanwhile (another process was faster with the same content), the temporary folder is dropped.
 
     Raises:
         EnvironmentFault: the disk is full or not writable.
@@ -154,11 +165,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_hidden(target.name)))
         held = os.open(temporary, os.O_RDONLY)
         _hold(held)
+        # mkdtemp makes folders that only their owner can enter.
         temporary.chmod(0o755)
         yield temporary
         try:
             temporary.rename(target)
         except OSError as error:
+            # Another process was faster; its content is the same.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
     except OSError as error:
@@ -171,9 +184,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def temporary_file(folder: Path, name: str) -> tuple[int, str]:
-    """Makes a hidden file that is to become `folder/name`: its descriptor and its path.
+    """Create a hidden file that is to become `folder/name`; return its descriptor and its path.
 
-    As long as the descriptor is open `temporary.sweep_unfinished` leaves it alone.
+    While the descriptor is open, `temporary.sweep_unfinished` leaves the file alone.
     """
     descriptor, path = tempfile.mkstemp(dir=folder, prefix=_hidden(name))
     _hold(descriptor)
@@ -181,7 +194,7 @@ def temporary_file(folder: Path, name: str) -> tuple[int, str]:
 
 
 def machine() -> str:
-    """The identity of this machine: that of the running kernel, which containers share as they share its locks."""
+    """Return the identity of this machine: the boot id of its kernel, which containers share along with its locks."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -190,30 +203,31 @@ def machine() -> str:
 
 @cache
 def machine_tag() -> str:
-    """`machine` in eight hex digits, for names of files."""
+    """Return `machine` as eight hex digits, for file names."""
     return stable_hash(machine())[:8]
 
 
 def _hidden(name: str) -> str:
-    """How the name of what is to become `name` begins; `temporary.UNFINISHED` knows it by that."""
+    """Return the prefix of the temporary name of what will become `name`; `temporary.UNFINISHED` matches it."""
     return f".{name}.{machine_tag()}."
 
 
 def _hold(descriptor: int) -> None:
-    """Locks an open file or folder of our own, where the file system has locks."""
+    """Lock an open file or folder of our own, if the file system has locks."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def only_one(path: Path, what: str) -> Iterator[None]:
-    """Holds an advisory lock on `path`; the kernel drops it when the process dies, however it dies.
+    """Hold an advisory lock on `path`; the kernel drops it when the process dies, however it dies.
 
     Raises:
         UserError: another live process holds it.
         EnvironmentFault: the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Append mode, so that opening the file doesn't erase the id of the process that holds the lock.
     with path.open("a+") as handle:
         try:
             _lock(handle, path, fcntl.LOCK_NB)
@@ -231,10 +245,10 @@ def only_one(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Holds an advisory lock on `path`, after whoever holds it now; `waiting` is called where that takes time.
+    """Hold an advisory lock on `path`, waiting for its holder; `waiting` is called if there is one to wait for.
 
     Raises:
-        EnvironmentFault: the file cannot be made, or the file system has no locks.
+        EnvironmentFault: the file cannot be created, or the file system has no locks.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +266,12 @@ def in_turn(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[N
 
 
 def _lock(handle: IO[str], path: Path, more: int = 0) -> None:
-    """Locks an open file; raises `BlockingIOError` where another process has it and `more` says not to wait."""
+    """Lock an open file.
+
+    Raises:
+        BlockingIOError: another process has it locked, and `more` says not to wait.
+        EnvironmentFault: the file system has no locks.
+    """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | more)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The user's home folder, which a process in a container or a service may not have."""
+"""The user's home folder, which a process in a container or a service may lack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlmclm.storage.temporary import swept_folder
 
 
 def find_home() -> Path | None:
-    """The home folder, of HOME or of the user's entry in the system's list; None without either."""
+    """Return the home folder from HOME or the system's user database, or None if neither has one."""
     try:
         return Path.home()
     except RuntimeError:
@@ -23,9 +23,9 @@ def find_home() -> Path | None:
 
 @contextmanager
 def some_home() -> Iterator[None]:
-    """Has this process and those that it starts find a home folder and a user's name: temporary ones where there are none.
+    """Provide a home folder and a user name, temporary ones if there are none, to this process and its children.
 
-    Without, libraries fail (Ray Tune, MLflow as soon as it is imported) or write to a folder called `~`.
+    Without them, libraries fail (Ray Tune, and MLflow on import) or write to a folder called `~`.
     """
     with ExitStack() as stack:
         stand_ins = {}

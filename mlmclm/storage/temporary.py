@@ -1,4 +1,4 @@
-"""Working folders that do not outlive their use, even when the process that made them was killed."""
+"""Temporary folders that are removed even if the process that made them was killed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from stat import S_ISDIR
 from mlmclm.storage.files import disk_fault, machine_tag
 
 GRACE_SECONDS = 60.0
-"""The least age of what is swept: its owner may be between making it and locking it."""
+"""Minimum age of what is swept: a younger one may not have been locked by its owner yet."""
 FOREIGN_SECONDS = 7 * 24 * 3600.0
-"""The same for another machine's, whose locks may not be seen here; this machine is another one after it was started again."""
+"""Minimum age of what another machine made, whose locks may not be visible here.
+
+After a reboot this machine counts as another one.
+"""
 UNFINISHED = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})\.[a-z0-9_]{8}")
-"""The name of a file or folder that isn't whole yet; see `files.temporary_file`."""
+"""Name of a file or folder that is not complete yet; see `files.temporary_file`."""
 
 
 @contextmanager
 def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yields a new folder `parent/prefix…`, removed at the end; folders of the same prefix whose owner died go first.
+    """Yield a new folder `parent/prefix...` and remove it at the end, after sweeping those of dead owners.
 
     The owner holds a lock on the folder's `.lock` file, which the kernel drops when the process dies, however it dies.
 
@@ -49,8 +52,11 @@ def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def sweep_unfinished(store: Path) -> None:
-    """Removes what killed processes left half made in a store: what `files.whole_file`, `whole_folder` and `temporary_file`
-    hide until it is whole. What a process works on is left alone, and for a week what another machine made."""
+    """Remove incomplete files and folders that killed processes left in a store.
+
+    They are what `files.whole_file`, `whole_folder` and `temporary_file` hide until it is complete. What a process is
+    working on is left alone, and what another machine made is left alone for a week.
+    """
     for folder in (store, *store.glob("*/"), *store.glob("*/*/")):
         for path in folder.glob(".*"):
             named = UNFINISHED.fullmatch(path.name)
@@ -61,6 +67,7 @@ def sweep_unfinished(store: Path) -> None:
                 status = path.lstat()
                 if time.time() - status.st_mtime < grace:
                     continue
+                # NFS locks only files that are open for writing, but folders cannot be opened for writing.
                 descriptor = os.open(path, (os.O_RDONLY if S_ISDIR(status.st_mode) else os.O_RDWR) | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +80,7 @@ def sweep_unfinished(store: Path) -> None:
 
 
 def _sweep(parent: Path, prefix: str) -> None:
-    """Removes this user's abandoned folders; those of others, young ones and ones in use are left alone."""
+    """Remove this user's abandoned folders; other users' folders, young ones and ones in use are left alone."""
     for folder in parent.glob(f"{prefix}*"):
         try:
             status = folder.lstat()
@@ -81,7 +88,8 @@ def _sweep(parent: Path, prefix: str) -> None:
                 continue
             if time.time() - status.st_mtime < GRACE_SECONDS:
                 continue
-            with (folder / ".lock").open("a") as lock:  # made anew where a removal was cut short after it
+            # Creates the file again if an interrupted removal has deleted it but not the folder.
+            with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:

@@ -1,5 +1,5 @@
-"""The one place that talks to MLflow, and the one place that defines live metrics.
+"""MLflow tracking and live metrics: the only package that calls MLflow, and the only one that defines metrics.
 
-`records` and `views` say what a study looks like in MLflow, `Tracker` exports it without ever holding up the work,
-`check_address` says whether an address answers, `metrics` defines what Prometheus sees while something runs.
+`records` and `views` define how a study appears in MLflow. `Tracker` exports it without ever blocking the work.
+`check_address` checks whether an address answers. `metrics` defines the live metrics that Prometheus scrapes.
 """

@@ -1,4 +1,4 @@
-"""MLflow addresses: the default one in the store, and whether one answers."""
+"""MLflow addresses: the choice of one, its default in the store, and a check that it answers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from mlmclm.errors import EnvironmentFault, UserError, unknown
 from mlmclm.tracking.database import fault, sqlite_address, sqlite_file
 
 ANSWER_SECONDS = 4.0
-"""How long an address may take to answer; a second try follows, so that one lost packet is no fault."""
+"""Timeout of one attempt to reach an address; there is a second attempt, so that one lost packet is not fatal."""
 VARIABLE = "MLFLOW_TRACKING_URI"
-"""MLflow's own, for programs that aren't told an address."""
+"""MLflow's own variable for programs that are given no address."""
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}
 
 
 def chosen_address(given: str | None, store: Path, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Where a study's runs are written: the address and where it comes from.
+    """Choose the address that a study's runs are written to.
 
-    MLflow's own variable is honoured, as every program that uses MLflow does; what the study file says comes first.
+    The study file comes first, then MLflow's own environment variable, as in every program that uses MLflow, then the
+    store.
 
     Args:
         given: `tracking` of the study file.
-        environment: the process's variables.
+        environment: the environment variables of the process.
+
+    Returns:
+        The address, and where it comes from.
     """
     if given is not None:
         return given, "tracking in the study file"
@@ -37,28 +41,29 @@ def chosen_address(given: str | None, store: Path, environment: Mapping[str, str
 
 
 def without_password(address: str) -> str:
-    """The address as it may be shown."""
+    """Return the address with its password masked, for display."""
     password = urlsplit(address).password
     return address if not password else address.replace(f":{password}@", ":***@", 1)
 
 
 def default_address(store: Path) -> str:
-    """The store's own SQLite file."""
+    """Return the address of the store's own SQLite file."""
     return sqlite_address(store.resolve() / "mlflow" / "mlflow.db")
 
 
 def is_local(address: str) -> bool:
-    """Whether runs and artifacts are written by this process instead of a server."""
+    """Return whether this process writes runs and artifacts itself instead of sending them to a server."""
     return sqlite_file(address) is not None
 
 
 def check_address(address: str) -> None:
-    """Returns where an MLflow server (or a database) answers there, within about 10 s.
+    """Check that an MLflow server or a database answers at an address; takes about 10 s at most.
 
     Raises:
-        UserError: not an address of a kind that can be used.
-        EnvironmentFault: it doesn't answer, or is something else.
+        UserError: the address is not of a supported kind.
+        EnvironmentFault: nothing answers, or something else than an MLflow server or database does.
     """
+    # SQLAlchemy's schemes may name a driver too, as in postgresql+psycopg2.
     scheme = urlsplit(address).scheme.split("+")[0]
     if scheme in ("http", "https"):
         _check_server(address)
@@ -98,6 +103,7 @@ def _check_sqlite(address: str) -> None:
     path = sqlite_file(address)
     if path is None or not path.name:
         raise UserError(f"{address!r} names no file: an SQLite address is sqlite:/// followed by a path.")
+    # The first export creates a missing database.
     if not path.exists():
         return
     try:

@@ -1,4 +1,4 @@
-"""One experiment of one MLflow address, opened once: the only module that calls MLflow's client.
+"""A connection to one experiment at one MLflow address; the only module that calls MLflow's client.
 
 Everything here may raise whatever the client raises; `Tracker` contains it.
 """
@@ -22,9 +22,9 @@ from mlmclm.tracking.records import Point, RunRecord, points_hash
 KEY_TAG = "mlmclm.key"
 IDENTITY_TAG = "mlmclm.experiment"
 CLIENT_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # with the defaults a dead server holds a client for minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # with MLflow's defaults a dead server blocks a client for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves a request a run
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves one request per run
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 POINTS_A_BATCH, VALUES_A_BATCH = 1000, 100
@@ -32,15 +32,21 @@ LONGEST_PARAM, LONGEST_TAG = 6000, 5000
 
 
 def mlflow_environment() -> None:
-    """Settings that MLflow reads when it is imported or called; what the user has set stays."""
+    """Set the environment variables that MLflow reads on import or on calls; what the user has set stays."""
     for name, value in CLIENT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 class Connection:
-    """An experiment ready to take runs. Opening one creates what is missing: database, schema, experiment, index.
+    """An experiment that is ready to take runs.
 
-    Takes seconds the first time (importing MLflow 2 s, creating its SQLite schema 3 s), and belongs to one thread.
+    Opening one creates what is missing: database, schema, experiment, index. The first time this takes seconds
+    (importing MLflow 2 s, creating its SQLite schema 3 s). A connection belongs to one thread.
+
+    Args:
+        address: an MLflow tracking address.
+        experiment: the name of the experiment.
+        folder: the store's `mlflow/`, which holds the index.
     """
 
     def __init__(self, address: str, experiment: str, folder: Path) -> None:
@@ -48,26 +54,31 @@ class Connection:
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.ERROR)
         database = sqlite_file(address)
+        # Imported here because it takes 2 s, and after `mlflow_environment`, since some variables are read on import.
         from mlflow.tracking import MlflowClient
 
-        logging.getLogger("mlflow").setLevel(logging.ERROR)  # importing it sets the level anew
+        logging.getLogger("mlflow").setLevel(logging.ERROR)  # the import resets the level
         if database is not None:
             own = database == sqlite_file(default_address(folder.parent))
             make_usable(database, own=own)
             if own:
                 adopt_artifacts(database)
         self._client = MlflowClient(tracking_uri=address)
+        # A server decides for itself where artifacts go; only a database needs a location from its clients.
         artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
-        with in_turn(folder / ".experiment.lock"):  # another process may open the same one
+        with in_turn(folder / ".experiment.lock"):  # another process may be opening the same one
             found, identity = self._open(experiment, artifacts)
         self.index = Index(folder / "index.jsonl", identity)
         if found:
+            # With an empty index (lost, or the experiment is another store's) every run is looked up. Otherwise only
+            # runs still marked RUNNING can be ones whose creator was killed before it could index them.
             self._adopt("" if not len(self.index) else "attributes.status = 'RUNNING'")
 
     def _open(self, experiment: str, artifacts: str | None) -> tuple[bool, str]:
-        """Finds or makes the experiment: whether it was there, and its identity."""
+        """Find or create the experiment; return whether it existed, and its identity."""
         found = self._client.get_experiment_by_name(experiment)
         if found is not None and found.lifecycle_stage == "deleted":
+            # MLflow keeps the name of a deleted experiment reserved, so a new one could not be created under it.
             self._client.restore_experiment(found.experiment_id)
         if found is None:
             self.experiment_id: str = self._client.create_experiment(experiment, artifact_location=artifacts)
@@ -75,16 +86,18 @@ class Connection:
             self.experiment_id = found.experiment_id
         identity = found.tags.get(IDENTITY_TAG) if found is not None else None
         if identity is None:
+            # Experiment ids repeat from database to database; a random tag tells the experiments apart.
             identity = uuid.uuid4().hex
             self._client.set_experiment_tag(self.experiment_id, IDENTITY_TAG, identity)
         return found is not None, identity
 
     def export(self, record: RunRecord, content: str, *, look_first: bool) -> str:
-        """Makes the run of a record what the record says; returns its id.
+        """Create or update the run of a record to match it; return the run's id.
 
         Args:
             content: the record's `content_hash`.
-            look_first: search for a run of this key before making one, since a reply may have been lost.
+            look_first: search for a run with this key before creating one, because the reply to an earlier request may
+                have been lost.
         """
         entry = self.index.get(record.key)
         if entry is None and look_first:
@@ -100,7 +113,7 @@ class Connection:
             entry = None
         made = None
         if entry is None:
-            with self.index.locked():  # and sees what another process has made since
+            with self.index.locked():  # which also reads what another process has created since
                 entry = self.index.get(record.key)
                 if entry is None:
                     run = self._client.create_run(
@@ -112,6 +125,7 @@ class Connection:
                     entry = made = Entry(record.key, run.info.run_id, parent=parent_run)
                     self.index.set(entry)
         if made is not None:
+            # `create_run` has written the tags already.
             tags = {}
         else:
             self._client.update_run(entry.run_id, status="RUNNING", name=record.name)
@@ -119,14 +133,15 @@ class Connection:
         if record.status != "RUNNING":
             self._client.set_terminated(entry.run_id, status=record.status, end_time=record.end_ms)
         points, final = list(record.metrics), record.status != "RUNNING"
+        # Only a complete run gets its content hash: one that was interrupted is filled again by the next export.
         self.index.set(Entry(record.key, entry.run_id, content, len(points), points_hash(points), parent_run, final))
         return entry.run_id
 
     def is_unchanged(self, record: RunRecord, content: str) -> bool:
-        """Whether the run is there, has this content, and hangs on the parent's present run.
+        """Return whether the run exists with this content and below the parent's current run.
 
-        A record that is announced as running again, with nothing new in it, leaves an ended run as it is: a study that
-        is run again announces everything before it finds that nothing is left to do.
+        A record that announces a finished run as running again, with nothing new in it, leaves the run as it is: a
+        study that is run again announces everything before it finds that nothing is left to do.
         """
         entry = self.index.get(record.key)
         if entry is None or entry.content is None:
@@ -140,7 +155,7 @@ class Connection:
 
         params, changed = dict(record.params), {}
         if entry.content is not None or entry.points or tags:
-            # A parameter can be written once only; one that has changed is shown as a tag beside it.
+            # MLflow parameters are write-once; a changed one is shown as a tag next to it.
             there = self._client.get_run(entry.run_id).data.params
             changed = {f"changed.{name}": value for name, value in params.items() if there.get(name, value) != value}
             params = {name: value for name, value in params.items() if name not in there}
@@ -151,6 +166,7 @@ class Connection:
             list(_chunks([Param(*pair) for pair in _cut(params, LONGEST_PARAM).items()], VALUES_A_BATCH)),
             list(_chunks([RunTag(*pair) for pair in all_tags.items()], VALUES_A_BATCH)),
         )
+        # One request carries a batch of each kind, within MLflow's limits per request.
         for number in range(max(map(len, batches))):
             metrics, parameters, run_tags = (part[number] if number < len(part) else [] for part in batches)
             self._client.log_batch(entry.run_id, metrics=metrics, params=parameters, tags=run_tags)
@@ -158,7 +174,7 @@ class Connection:
             self._client.log_artifact(entry.run_id, str(path), folder or None)
 
     def _is_gone(self, entry: Entry) -> bool:
-        """Whether a known run was deleted at the server."""
+        """Return whether an indexed run has been deleted on the server."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -170,8 +186,11 @@ class Connection:
         return bool(run.info.lifecycle_stage == "deleted")
 
     def _adopt(self, condition: str) -> None:
-        """Notes runs of ours that the index doesn't know: it was lost, or their maker was killed before it noted
-        them."""
+        """Index runs of ours that the index lacks: it was lost, or their creator was killed before it could index them.
+
+        Args:
+            condition: a filter of MLflow's run search; empty for all runs.
+        """
         token = None
         while True:
             page = self._client.search_runs(
@@ -187,10 +206,11 @@ class Connection:
 
 
 def _new_points(entry: Entry, record: RunRecord) -> Sequence[Point]:
-    """The points that are not in the run yet.
+    """Return the points that the run lacks.
 
-    Where those that are there are no longer the record's first ones, all of the record's are written with the present
-    time, which makes them the latest ones; a point that is there already exactly as given is not doubled by MLflow.
+    If the points in the run are no longer the first ones of the record, all of the record's points are written again
+    with the current time, which makes them the latest. MLflow does not duplicate a point that is already there exactly
+    as given.
     """
     points = list(record.metrics)
     if not entry.points:
@@ -202,7 +222,7 @@ def _new_points(entry: Entry, record: RunRecord) -> Sequence[Point]:
 
 
 def _cut(values: Mapping[str, Any], longest: int) -> dict[str, str]:
-    """Values as text no longer than MLflow takes."""
+    """Convert values to text, cut to the length that MLflow accepts."""
     texts = {name: str(value) for name, value in values.items()}
     return {name: text if len(text) <= longest else f"{text[: longest - 1]}…" for name, text in texts.items()}
 

@@ -1,8 +1,9 @@
-"""MLflow's SQLite database: whole from the moment that it is there, and noticed where it isn't.
+"""MLflow's SQLite database: created atomically, and checked for damage before use.
 
-MLflow makes its schema in dozens of steps, seconds in all, and cannot open what was interrupted in between. So it is made in a
-folder of its own beside its place, by one process at a time, and renamed. The store's own database is a view of its files: one
-that cannot be used is set aside and made anew.
+MLflow creates its schema in dozens of steps that take seconds in all, and it cannot open a database whose creation was
+interrupted. One process at a time therefore creates the database in a temporary folder beside its final path and
+renames it. The store's own database is only a view of the store's files: if it is unusable, it is set aside and created
+anew.
 """
 
 from __future__ import annotations
@@ -20,23 +21,26 @@ from mlmclm.storage.files import in_turn
 from mlmclm.storage.temporary import swept_folder
 
 ALONGSIDE = ("", "-wal", "-shm")
-"""Endings of the files that SQLite keeps for a database; a write-ahead log beside another database would damage that."""
+"""Suffixes of the files that make up an SQLite database.
+
+They move together: a write-ahead log next to another database would corrupt that one.
+"""
 LOCK_SECONDS = 10.0
 ARTIFACTS = "artifacts"
-"""The folder of the runs' files, beside the database."""
+"""Name of the artifact folder beside the database."""
 
 
 def sqlite_address(path: Path) -> str:
-    """The address of a SQLite file.
+    """Return the address of an SQLite file.
 
-    Only the two characters that SQLAlchemy would read as something else are escaped: MLflow makes the folders of an address
-    without unescaping it, so each escaped one leaves an empty folder beside the right one.
+    Only the two characters that SQLAlchemy would interpret are escaped: MLflow creates the folders of an address
+    without unescaping it, so every escaped character leaves an empty folder beside the right one.
     """
     return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
 
 
 def sqlite_file(address: str) -> Path | None:
-    """The file of a `sqlite:///` address, None for any other."""
+    """Return the file of a `sqlite:///` address, or None for any other address."""
     try:
         url = make_url(address)
     except (ArgumentError, ValueError):
@@ -45,24 +49,25 @@ def sqlite_file(address: str) -> Path | None:
 
 
 def studies_of(database: Path) -> dict[str, str]:
-    """The ids of the experiments that hold runs of studies, by name.
+    """Return the ids of the experiments that hold studies' runs, by name.
 
     Raises:
-        sqlite3.Error: it cannot be read.
+        sqlite3.Error: the database cannot be read.
     """
     with closing(_connect(database)) as connection:
         found = connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
+        # Every MLflow database has an experiment named Default.
         return {name: str(number) for name, number in sorted(found) if name != "Default"}
 
 
 def adopt_artifacts(database: Path) -> None:
-    """Points the runs of the store's own database to the artifacts beside it.
+    """Point the runs of the store's own database to the artifacts beside it.
 
-    MLflow notes where a run's files are as absolute addresses. In a store that was copied they would be those of the old
-    one, and in a store that was moved they would be gone.
+    MLflow records artifact locations as absolute addresses. After a store is copied they would point into the old
+    store, and after it is moved they would point nowhere.
 
     Raises:
-        sqlite3.Error: it cannot be read or changed.
+        sqlite3.Error: the database cannot be read or changed.
     """
     here, root = _artifacts(database), f"/{database.parent.name}/{ARTIFACTS}"
     with closing(_connect(database)) as connection, connection:
@@ -74,19 +79,21 @@ def adopt_artifacts(database: Path) -> None:
             for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
                 connection.execute(
                     f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                    # Replaces only the prefix, and compares with substr because LIKE would treat `_` and `%` in paths
+                    # as wildcards.
                     (here, len(old) + 1, len(old), old),
                 )
 
 
 def make_usable(database: Path, *, own: bool) -> None:
-    """Makes a database that isn't there, and exchanges the store's own for a new one where MLflow cannot use it.
+    """Create a missing database, and replace the store's own if MLflow cannot use it.
 
     Args:
         own: whether it is the store's own; any other is left as it is, for MLflow to judge.
 
     Raises:
-        EnvironmentFault: its folder is not writable.
-        sqlite3.OperationalError: another process holds it up.
+        EnvironmentFault: the folder is not writable.
+        sqlite3.OperationalError: another process keeps the database locked.
     """
     with in_turn(database.parent / f".{database.name}.lock"):
         if database.exists():
@@ -98,25 +105,30 @@ def make_usable(database: Path, *, own: bool) -> None:
                 f"{database} is not used: {reason}. It is kept as {aside.name}, and this study's runs are written anew; "
                 "`mlmclm report STUDY.yaml --export` writes those of another study."
             )
+        # Companion files without their database would corrupt a new one of the same name.
         elif any(database.with_name(database.name + ending).exists() for ending in ALONGSIDE):
             _set_aside(database)
         _make(database)
 
 
 def own_fault(database: Path) -> str | None:
-    """Why this MLflow cannot use the store's own database, None where it can; its pages are looked at too. Raises as `fault`."""
+    """Return why this MLflow cannot use the store's own database, or None if it can; checks its pages too.
+
+    Raises:
+        sqlite3.OperationalError: as for `fault`.
+    """
     return fault(database, _revision(), pages=True)
 
 
 def fault(database: Path, revision: str | None = None, *, pages: bool = False) -> str | None:
-    """Why MLflow cannot use a database, None where it can.
+    """Return why MLflow cannot use a database, or None if it can.
 
     Args:
-        revision: of the schema that it must have; None for any.
-        pages: read all of it for damage: a second for some hundred MB.
+        revision: the schema revision that it must have; None for any.
+        pages: whether to read the whole file for damage, about a second for some hundred MB.
 
     Raises:
-        sqlite3.OperationalError: it cannot be opened, or another process holds it up.
+        sqlite3.OperationalError: it cannot be opened, or another process keeps it locked.
     """
     connection = _connect(database)
     try:
@@ -129,6 +141,7 @@ def fault(database: Path, revision: str | None = None, *, pages: bool = False) -
             return f"its schema is of revision {have}, and this MLflow's of {revision}: another version made it, or its making was interrupted"
         damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if pages else "ok"
         return None if damage == "ok" else f"it is damaged ({damage})"
+    # A subclass of DatabaseError that means "locked" or "cannot open", which says nothing about damage.
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
@@ -138,25 +151,25 @@ def fault(database: Path, revision: str | None = None, *, pages: bool = False) -
 
 
 def _connect(database: Path) -> sqlite3.Connection:
-    """Opens a database that is there."""
+    """Open an existing database; `mode=rw` keeps SQLite from creating one."""
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=LOCK_SECONDS)
 
 
 def _artifacts(database: Path) -> str:
-    """Where the runs' files are, as MLflow notes it."""
+    """Return the artifact location in the form that MLflow records."""
     return (database.parent / ARTIFACTS).resolve().as_uri()
 
 
 @cache
 def _revision() -> str:
-    """The schema's, of the MLflow that is installed; it reads all of its migrations for that."""
+    """Return the schema revision of the installed MLflow; slow, as it reads all of MLflow's migrations."""
     from mlflow.store.db.utils import _get_latest_schema_revision
 
     return str(_get_latest_schema_revision())
 
 
 def _set_aside(database: Path) -> Path:
-    """Renames a database with what belongs to it; returns where it is now."""
+    """Rename a database together with its companion files; return its new path."""
     number = 1
     while list(database.parent.glob(f"{database.name}.unusable-{number}*")):
         number += 1
@@ -175,10 +188,10 @@ def _make(database: Path) -> None:
         made = folder / database.name
         store = SqlAlchemyStore(sqlite_address(made), _artifacts(database))
         store.engine.dispose()
-        # Twice as fast with 15,000 runs there, and readers don't wait for the writer. The setting stays in the file.
+        # Twice as fast with 15,000 runs, and readers don't wait for the writer. The file keeps the setting.
         connection = sqlite3.connect(made)
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         finally:
-            connection.close()  # which leaves no log behind
+            connection.close()  # the last connection removes the log on closing
         made.rename(database)

@@ -1,7 +1,7 @@
-"""The index: which record has become which MLflow run, and with what content, so that an unchanged one costs nothing.
+"""Index of exported records: each record's MLflow run and a hash of its content, so that unchanged ones cost nothing.
 
-A file of JSON lines, `store/mlflow/index.jsonl`; the last line of a key counts. Lines carry the identity of the
-experiment they are about (a tag that the experiment got when it was made), so those of a deleted database or another
+The index is a JSON Lines file, `store/mlflow/index.jsonl`; the last line of a key counts. Each line carries the
+identity of its experiment (a tag set when the experiment was created), so lines about a deleted database or another
 server are ignored.
 """
 
@@ -21,8 +21,11 @@ from mlmclm.storage.files import canonical_json, in_turn, write_atomic
 
 @dataclass(frozen=True)
 class Entry:
-    """A run that exists. `content` is the hash of what is in it, None while it is being filled; `points` and
-    `points_hash` describe the metric points in it, `parent` is its parent run, `final` says that it was ended."""
+    """A run that exists.
+
+    `content` is the hash of the run's content, or None while the run is being filled. `points` and `points_hash`
+    describe its metric points, `parent` is its parent run, and `final` says that it has ended.
+    """
 
     key: str
     run_id: str
@@ -42,7 +45,7 @@ class Index:
         self._entries: dict[str, Entry] = {}
         self._locked = False
         self._read_from: tuple[int, int] = (0, 0)
-        """The file's inode, and how much of it has been read."""
+        """The file's inode, and the number of bytes read so far."""
         self._cut_off = False
         with self.locked():
             self._compact()
@@ -51,14 +54,15 @@ class Index:
         return len(self._entries)
 
     def get(self, key: str) -> Entry | None:
-        """The entry of a record, None where it isn't known to have a run."""
+        """Return the entry of a record, or None if it is not known to have a run."""
         return self._entries.get(key)
 
     def set(self, entry: Entry) -> None:
-        """Notes an entry, at once on disk."""
+        """Store an entry and append it to the file at once."""
         with self.locked():
             self._entries[entry.key] = entry
             with self._path.open("a", encoding="utf-8") as handle:
+                # After a line that was cut off, a newline keeps this entry from being appended to the fragment.
                 handle.write(("\n" if self._cut_off else "") + self._line(entry))
                 handle.flush()
                 status = os.fstat(handle.fileno())
@@ -67,7 +71,7 @@ class Index:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps the other processes of this store from noting anything, and takes over what they have noted."""
+        """Keep the store's other processes from writing the index, and read what they have written; reentrant."""
         if self._locked:
             yield
             return
@@ -80,19 +84,19 @@ class Index:
                 self._locked = False
 
     def adopt(self, key: str, run_id: str) -> None:
-        """Notes a run found at the server, of unknown content, unless its key has one."""
+        """Store a run that was found on the server, with unknown content, unless its key already has an entry."""
         if key not in self._entries:
             self.set(Entry(key, run_id))
 
     def drop(self, key: str) -> None:
-        """The run is gone: the next export makes a new one."""
+        """Forget a run that no longer exists, so that the next export creates a new one."""
         self._entries.pop(key, None)
 
     def _line(self, entry: Entry) -> str:
         return canonical_json(sealed({"experiment": self._identity, **asdict(entry)})) + "\n"
 
     def _read(self) -> None:
-        """Takes over the lines that have been added."""
+        """Read the lines that were added since the last read."""
         try:
             handle = self._path.open("rb")
         except FileNotFoundError:
@@ -100,6 +104,7 @@ class Index:
         with handle:
             status = os.fstat(handle.fileno())
             known, offset = self._read_from
+            # A different inode means that another process has compacted the file: read it from the start.
             handle.seek(offset if known == status.st_ino else 0)
             content = handle.read()
         self._read_from = (status.st_ino, status.st_size)
@@ -112,7 +117,7 @@ class Index:
             self._cut_off = not content.endswith(b"\n")
 
     def _compact(self) -> None:
-        """Writes the file anew, without entries that later ones replaced, where most lines are such."""
+        """Rewrite the file without superseded entries if most of its lines are superseded."""
         try:
             lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
@@ -126,7 +131,10 @@ class Index:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """A line's values; None for one that is damaged, or cut off when its writer was killed: its run is found again by its tag."""
+    """Return a line's values, or None if it is damaged or was cut off when its writer was killed.
+
+    Nothing is lost with such a line: its run is found again by its tag.
+    """
     try:
         value = unsealed(json.loads(line))
     except ValueError:

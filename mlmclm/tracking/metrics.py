@@ -1,7 +1,8 @@
-"""Every live metric of ours, defined once; exported by Ray to Prometheus under its name with the prefix `ray_`.
+"""Definitions of all live metrics; Ray exports each to Prometheus under its name with the prefix `ray_`.
 
-Labels are few and closed (task, status, model, objective), never a trial's or a cell's: each combination of values is a
-time series that Prometheus keeps. The dashboards in `dashboards/` query these names, and a test compares the two.
+Labels are few and have closed sets of values (task, status, model, objective). A trial or a cell is never a label,
+because Prometheus keeps a time series for each combination of values. The dashboards in `dashboards/` query these
+names, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 PREFIX = "ray_"
 SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+"""Histogram boundaries for durations, in seconds."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A metric's name (without Ray's prefix), kind, description with its unit, and labels."""
+    """A metric: its name (without Ray's prefix), kind, description with the unit, and labels."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -64,17 +66,29 @@ DEFINITIONS: dict[str, Definition] = {
 
 
 def counter(name: str) -> Counter:
-    """The counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. Raises KeyError where none is defined."""
+    """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0.
+
+    Raises:
+        KeyError: no counter of this name is defined.
+    """
     return _metric("counter", name)
 
 
 def gauge(name: str) -> Gauge:
-    """The gauge `name`: `.set(value, tags={label: text, ...})`. Raises KeyError where none is defined."""
+    """Return the gauge `name`: `.set(value, tags={label: text, ...})`.
+
+    Raises:
+        KeyError: no gauge of this name is defined.
+    """
     return _metric("gauge", name)
 
 
 def histogram(name: str) -> Histogram:
-    """The histogram `name`: `.observe(value, tags={label: text, ...})`. Raises KeyError where none is defined."""
+    """Return the histogram `name`: `.observe(value, tags={label: text, ...})`.
+
+    Raises:
+        KeyError: no histogram of this name is defined.
+    """
     return _metric("histogram", name)
 
 

@@ -1,4 +1,4 @@
-"""What is told to MLflow, as plain values: a run's key, name, parameters, tags, metric points and files."""
+"""The content of an MLflow run as plain values: key, name, parameters, tags, metric points and files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from mlmclm.storage.files import hash_file, stable_hash
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 Point = tuple[str, float, int, int]
-"""Name, value, step, and the time in milliseconds since 1970."""
+"""Name, value, step, and time in milliseconds since 1970."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One MLflow run. Its `key` says which run it is; everything else says what is in it.
+    """An MLflow run; `key` identifies it, and the other fields are its content.
 
-    `artifacts` are pairs of a local file and the folder it is shown in ("" for the top). Times are in milliseconds
-    since 1970; a record that is built from the same results again has the same times, so that it is the same record.
+    `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
+    milliseconds since 1970. They come from the results, so a record built again from the same results is the same
+    record.
     """
 
     key: str
@@ -34,7 +35,7 @@ class RunRecord:
     end_ms: int | None = None
 
     def content_hash(self) -> str:
-        """Equal for records that would give equal runs; files count by their bytes."""
+        """Hash the content: records that would give equal runs have equal hashes. Files count by their bytes."""
         return stable_hash(
             {
                 "name": self.name,
@@ -49,5 +50,6 @@ class RunRecord:
 
 
 def points_hash(points: Sequence[Point]) -> str:
-    """A hash of metric points in order; NaN and infinities included."""
+    """Hash metric points in order, including NaN and infinities."""
+    # As text, because canonical JSON refuses NaN and infinities.
     return stable_hash([[name, repr(float(value)), step, time] for name, value, step, time in points])

@@ -1,4 +1,4 @@
-"""Facts about the machine and the software, for the record of a run."""
+"""Facts about the machine and the software, recorded with a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIT_SECONDS = 10.0
 
 
 def system_facts() -> dict[str, Any]:
-    """Python, versions of what decides a result, processor, memory, GPUs; nested values of plain types."""
+    """Return the Python version, platform, processor, memory, GPUs and `software()` as nested plain values."""
     import psutil
     import torch
 
@@ -26,6 +26,7 @@ def system_facts() -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "processor": processor(),
+        # The cores that this process may use, which can be fewer than the machine's.
         "cpus": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": gpus,
@@ -35,14 +36,14 @@ def system_facts() -> dict[str, Any]:
 
 @cache
 def software() -> dict[str, Any]:
-    """The versions of what decides a result, and mlmclm's commit where it can be told."""
+    """Return the versions of the packages that affect results, and mlmclm's commit if known."""
     found = {"versions": {name: version for name in PACKAGES if (version := _version(name)) is not None}}
     return found | ({"commit": own} if (own := commit()) else {})
 
 
 @cache
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -53,22 +54,25 @@ def processor() -> str:
 
 @cache
 def commit() -> str | None:
-    """The commit of the mlmclm that runs, with `+` behind it where files differ, or may; None for a release."""
+    """Return the commit of the running mlmclm, with a `+` suffix if files differ or may differ; None for a release."""
     try:
         url = json.loads(metadata.distribution("mlmclm").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
         url = {}
+    # Installed from a repository with pip: the installer has recorded the commit.
     if "vcs_info" in url:
         return str(url["vcs_info"]["commit_id"])
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
+    # A checkout, as in an editable install. If `git status` fails, the files may differ, hence the `+`.
     head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
     return None if head is None else head + ("" if changes == "" else "+")
 
 
 def _git(root: Path, *words: str) -> str | None:
     try:
+        # Without optional locks `git status` never gets in the way of a git command of the user.
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, timeout=GIT_SECONDS
         )

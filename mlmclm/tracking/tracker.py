@@ -1,8 +1,7 @@
-"""The exporter: takes records from the work and makes them MLflow runs in a thread of its own.
+"""Exporter that turns records into MLflow runs in a background thread.
 
-The work never waits for MLflow and never fails because of it: a record that cannot be exported now is tried again, and
-what is left in the end is reported, not raised. MLflow is a view of the store's files and can be rebuilt from them at
-any time.
+The work never waits for MLflow and never fails because of it: a record that cannot be exported is retried, and what is
+left at the end is reported, not raised. MLflow is a view of the store's files and can be rebuilt from them at any time.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from mlmclm.tracking.records import RunRecord
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds between tries while nothing can be exported; doubled each time."""
+"""Seconds between attempts while nothing can be exported; the pause doubles each time."""
 GIVE_UP_AFTER = 3
-"""Records that fail one after the other once the work is over: then the server, not a record, is at fault."""
+"""Number of consecutive failures on closing after which the server is considered down, rather than one record bad."""
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What became of the records: `exported` were written, `unchanged` were there already, `failed` are not there."""
+    """The outcome of an export: `exported` records were written, `unchanged` already there, `failed` are missing."""
 
     exported: int
     unchanged: int
@@ -37,25 +36,25 @@ class ExportReport:
 
 
 class Tracker:
-    """Exports to one experiment. Safe to call from any thread; use as a context manager, or call `close`.
+    """Background exporter to one experiment; thread-safe. Use it as a context manager, or call `close`.
 
     Args:
         store: the store; the index is kept in its `mlflow/`.
-        experiment: the experiment's name; a study has one.
+        experiment: the experiment's name; a study has one experiment.
         address: an MLflow tracking address; None for the store's own database.
-        close_seconds: how long leaving the context waits for what is left.
+        close_seconds: how long leaving the context waits for pending records.
     """
 
     def __init__(self, store: Path, experiment: str, *, address: str | None = None, close_seconds: float = 60) -> None:
         self.address = address or default_address(store)
         self.experiment = experiment
         self.experiment_id: str | None = None
-        """Known once something has been exported."""
+        """Set once something has been exported."""
         self._folder = store.resolve() / "mlflow"
         self._close_seconds = close_seconds
         self._changed = threading.Condition()
         self._waiting: dict[str, RunRecord] = {}
-        self._suspect: set[str] = set()  # keys of which a request failed, so that its reply may have been lost
+        self._suspect: set[str] = set()  # keys with a failed request, whose reply may have been lost
         self._run_ids: dict[str, str] = {}
         self._busy = False
         self._closing = False
@@ -73,12 +72,14 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # After an error the user wants the message, not a long wait for MLflow.
         self.close(timeout=self._close_seconds if error is None else 5)
 
     def put(self, record: RunRecord) -> None:
-        """Queues a record and returns at once; a queued one of the same key is replaced.
+        """Queue a record and return at once; a queued record with the same key is replaced.
 
-        Put parents before children: a child whose parent is neither there nor queued gets none until it is put again.
+        Put parents before children: a child whose parent is neither exported nor queued has no parent until it is put
+        again.
         """
         with self._changed:
             if self._closed is not None:
@@ -87,17 +88,16 @@ class Tracker:
             self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Waits until everything queued is exported; False where that takes longer than `timeout` seconds."""
+        """Wait until everything queued is exported; return False if that takes longer than `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout)
 
     def run_id(self, key: str) -> str | None:
-        """The MLflow run of a record that this tracker has seen exported."""
+        """Return the MLflow run id of a record that this tracker has exported or found unchanged, else None."""
         return self._run_ids.get(key)
 
     def close(self, timeout: float = 60) -> ExportReport:
-        """Exports what is left, tries once more what failed, and says what became of all; logs a warning for the
-        rest."""
+        """Export what is left, retry what failed, and report the outcome; log a warning if records remain."""
         with self._changed:
             if self._closed is not None:
                 return self._closed
@@ -121,7 +121,7 @@ class Tracker:
         return self._closed
 
     def _run(self) -> None:
-        """The thread: one record after the other until closed; after a failure it pauses, longer each time."""
+        """Export records one by one until closed (the thread's main function); back off after failures."""
         while True:
             record = self._take()
             if record is None:
@@ -136,7 +136,7 @@ class Tracker:
                 self._changed.notify_all()
 
     def _take(self) -> RunRecord | None:
-        """The next record, a parent before its child; None when closing and nothing is left."""
+        """Return the next record, parents before children; None when closing with nothing left."""
         with self._changed:
             while not self._waiting:
                 if self._closing:
@@ -149,6 +149,7 @@ class Tracker:
             return self._waiting.pop(key)
 
     def _export(self, record: RunRecord) -> None:
+        # Opened here, in the thread: importing MLflow takes seconds, and opening may fail like any export.
         if self._connection is None:
             self._connection = Connection(self.address, self.experiment, self._folder)
             self.experiment_id = self._connection.experiment_id
@@ -165,17 +166,18 @@ class Tracker:
         self._failures_in_a_row = 0
 
     def _failed(self, record: RunRecord, error: Exception) -> bool:
-        """Puts the record back behind the others and pauses; True where the thread should end."""
+        """Requeue a record at the end and back off; return True if the thread should end."""
         with self._changed:
             self._suspect.add(record.key)
             self._failures_in_a_row += 1
             self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             logger.debug("MLflow export of %s failed", record.name, exc_info=error)
-            if record.key not in self._waiting:  # unless a newer one has been put meanwhile
+            if record.key not in self._waiting:  # a newer version may have been put meanwhile
                 self._waiting[record.key] = record
             self._busy = False
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures_in_a_row - 1))
             if not self._closing:
+                # `close` cuts the pause short.
                 self._changed.wait_for(lambda: self._closing, pause)
                 return False
             return self._failures_in_a_row >= GIVE_UP_AFTER

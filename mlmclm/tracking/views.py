@@ -1,8 +1,8 @@
-"""From results to records: what a study looks like in MLflow. Pure functions of what the store holds.
+"""Conversion of results to records: how a study appears in MLflow. Pure functions of the store's content.
 
-An experiment a study; in it a run a pretraining stage, one run for the sweep, under it one for each (model, task), and
-under that one for each cell. Parameters are few and named so that the learning rate comes first in MLflow's parallel
-coordinates, which take the first three in alphabetical order.
+A study is an experiment. It holds one run per pretraining stage and one run for the sweep, below which there is one run
+per (model, task), and below that one run per cell. Parameters are few, and their names put the learning rate first in
+MLflow's parallel coordinates plot, which takes the first three in alphabetical order.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from mlmclm.tracking.records import Point, RunRecord, Status
 
 KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"
 MADE_WITH = ("device", "versions", "commit")
-"""The parts of a cell's `cost` that name its machine and software; earlier versions' results have none."""
+"""Entries of a cell's `cost` that name its machine and software; results of earlier versions lack them."""
 LINK_QUERY = "workflowType=machine_learning"
-"""Without it a fresh browser lands on MLflow's view for generative AI."""
+"""Query that selects MLflow's machine learning view; a fresh browser would open the view for generative AI."""
 
 
 def sweep_key(study: str) -> str:
-    """The record key of a study's sweep."""
+    """Return the record key of a study's sweep."""
     return stable_hash(["sweep", study])
 
 
 def group_key(study: str, model: str, task: str) -> str:
-    """The record key of a (model, task)."""
+    """Return the record key of a (model, task)."""
     return stable_hash(["group", study, model, task])
 
 
 def cell_record_key(model: str, key: str) -> str:
-    """The record key of a cell: its own key and the model's name, since two names may stand for the same weights."""
+    """Return the record key of a cell.
+
+    It combines the cell's own key with the model's name, because two names may stand for the same weights.
+    """
     return stable_hash(["cell", model, key])
 
 
 def stage_key(study: str, stage: str) -> str:
-    """The record key of a pretraining stage; `stage` is the key of the state that it ends in."""
+    """Return the record key of a pretraining stage; `stage` is the key of the state in which the stage ends."""
     return stable_hash(["stage", study, stage])
 
 
@@ -63,13 +66,16 @@ def sweep_record(
     provenance: Mapping[str, str] | None = None,
     status: Status = "FINISHED",
 ) -> RunRecord:
-    """The run above all (model, task) runs of a study; reports and tables hang on it as artifacts.
+    """Build the run that is the parent of all (model, task) runs of a study; reports and tables are its artifacts.
 
-    Its description says the grid's size and, as the report's last lines do, where the numbers come from (`provenance`).
+    Its description gives the size of the grid and, like the last lines of the report, where the numbers come from
+    (`provenance`).
 
-    `points` is the number of the grid's points over all tasks, where it has other axes than learning rates and seeds.
-    `settings` (nested, the search space's protocol for instance) are flattened into parameters; what can grow from one
-    call to the next (models, seeds, …) is in tags, since MLflow's parameters never change.
+    Args:
+        points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
+        grid: the values of these other axes, by axis.
+        settings: nested settings, for instance the search space's protocol, flattened into parameters. What can grow
+            between calls (models, seeds, ...) goes into tags, since MLflow's parameters never change.
     """
     size = len(models) * (points or len(tasks)) * len(learning_rates) * len(seeds)
     axes = {
@@ -115,12 +121,14 @@ def group_record(
     artifacts: Sequence[tuple[Path, str]] = (),
     status: Status = "FINISHED",
 ) -> RunRecord:
-    """The run of one (model, task): the analysis' numbers (`analysis.summary.task_metrics`) as metrics; unknown ones
-    left out.
+    """Build the run of one (model, task), with the analysis' numbers as metrics; unknown ones are left out.
 
-    `metric` is the main score's name, which the numbers are of, and `rates` the best learning rate as text, with counts where
-    seeds have different ones (`selection.rates_text`). `time_ms` is the time of the last of its cells
-    (`last_finished_ms`), so that the record is the same whenever it is built.
+    Args:
+        metric: the name of the main score, to which the numbers refer.
+        rates: the best learning rate as text, with counts if seeds have different ones (`selection.rates_text`).
+        metrics: the numbers, from `analysis.summary.task_metrics`.
+        time_ms: when the last of its cells finished (`last_finished_ms`), so that the record is the same whenever it is
+            built.
     """
     known = {name: value for name, value in (metrics or {}).items() if value is not None}
     note = ""
@@ -151,14 +159,17 @@ def group_record(
 
 
 def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
-    """The run of one cell, from its result's JSON: scores, curve, settings, cost. A diverged cell's run is `FAILED`."""
+    """Build the run of one cell from its result's JSON: scores, curve, settings and cost.
+
+    A diverged cell's run is `FAILED`.
+    """
     finished = finished_ms(result)
     seconds = float(result["cost"]["seconds"])
     start = finished - round(1000 * seconds)
     curve = result["curve"]
     metrics: list[Point] = []
     for step, loss in curve:
-        # The steps of a cell take equally long, which is all that is known of the time of each.
+        # Results hold no times of single steps; assume that all steps take equally long.
         time = start + round(1000 * seconds * step / max(1, result["steps"]))
         metrics.append(("loss", float(loss), int(step), time))
     for split, scores in (result["scores"] or {}).items():
@@ -211,16 +222,17 @@ def stage_record(
     models: Sequence[str] = (),
     status: Status = "FINISHED",
 ) -> RunRecord:
-    """The run of one pretraining stage.
+    """Build the run of one pretraining stage.
 
     Args:
-        stage: key of the state that the stage ends in.
-        title: what the stage is called; the run's name.
-        settings: the whole configuration, nested; becomes parameters named `a.b.c`.
-        rows: lines of `metrics.jsonl`: `step`, `time` (seconds since 1970), and numbers by name. For live curves the
-            same record is put again with more rows; only the new ones travel.
-        facts: what it ran on (`system_facts`); becomes tags, since a resumed stage may have moved.
-        models: names of the models that share the stage.
+        stage: the key of the state in which the stage ends.
+        title: the stage's title, which becomes the run's name.
+        settings: the whole nested configuration, which becomes parameters named `a.b.c`.
+        rows: the lines of `metrics.jsonl`: `step`, `time` (seconds since 1970), and numbers by name. For live curves,
+            put the same record again with more rows; only the new ones are sent.
+        facts: what the stage ran on (`system_facts`). They become tags, since a resumed stage may have moved to another
+            machine.
+        models: the names of the models that share the stage.
     """
     points: list[Point] = []
     for row in rows:
@@ -250,17 +262,17 @@ def stage_record(
 
 
 def finished_ms(result: Mapping[str, Any]) -> int:
-    """When a cell was finished, in milliseconds since 1970."""
+    """Return when a cell finished, in milliseconds since 1970."""
     return round(1000 * datetime.fromisoformat(result["cost"]["finished"]).timestamp())
 
 
 def last_finished_ms(results: Iterable[Mapping[str, Any]]) -> int:
-    """When the last of these cells was finished, in milliseconds since 1970; 0 for none."""
+    """Return when the last of these cells finished, in milliseconds since 1970; 0 if there are none."""
     return max(map(finished_ms, results), default=0)
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as pairs of a dotted name and text; None is left out, lists are joined by commas."""
+    """Yield nested settings as pairs of a dotted name and text; None is left out, and lists are joined by commas."""
     for name, item in value.items():
         if isinstance(item, Mapping):
             yield from flatten(item, f"{prefix}{name}.")
@@ -271,15 +283,15 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 
 
 def experiment_link(base: str, experiment_id: str | None = None) -> str:
-    """A link into MLflow's pages that shows runs: of one experiment, or the list of experiments."""
+    """Return a link to the runs of an experiment in MLflow's web interface, or to its list of experiments."""
     page = f"experiments/{experiment_id}/runs" if experiment_id else "experiments"
     return f"{base.rstrip('/')}/#/{page}?{LINK_QUERY}"
 
 
 def _single_points(values: Mapping[str, Any], time_ms: int) -> list[Point]:
-    """Numbers without a curve, at step 0; what is not a finite number is left out."""
+    """Return numbers without a curve as points at step 0; what is not a finite number is left out."""
     return [
-        # MLflow's names have no @, as in ndcg@10.
+        # MLflow does not allow @ in names such as ndcg@10.
         (name.replace("@", "_at_"), float(value), 0, time_ms)
         for name, value in values.items()
         if isinstance(value, int | float) and math.isfinite(value)
