@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
+# On a fresh machine, `make quickstart` and `make test` do everything, installation included.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,11 +7,11 @@ STORE ?= store
 
 .PHONY: quickstart test test-all lint bench screenshots install
 
-# The whole study at small scale on this machine's own documentation; run again, it trains nothing again.
+# The whole study at small scale, on this machine's own documentation. A second run trains nothing again.
 quickstart: $(VENV)/.installed
 	$(BIN)/mlmclm study examples/quickstart.yaml --store $(STORE)
 
-# Two files of tests at once: half of a test's time on real Ray is waiting for processes to start.
+# Two test files at once: tests on real Ray spend half of their time waiting for processes to start.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
@@ -24,21 +24,21 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Each writes its section of benchmarks/RESULTS.md; half an hour on two cores.
+# Each module writes its section of benchmarks/RESULTS.md. Takes half an hour on two cores.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.isolation
 	$(BIN)/python -m benchmarks.pretraining
 	$(BIN)/python -m benchmarks.memory
 
-# The pictures in docs/screenshots, of the quickstart that is in the store; needs Chromium (Debian: apt-get install chromium).
+# Draws the pictures in docs/screenshots from the quickstart in the store. Needs Chromium (Debian: apt-get install chromium).
 screenshots: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[screenshots]"
 	$(BIN)/python scripts/screenshots.py $(STORE)
 
 install: $(VENV)/.installed
 
-# torch comes first: the CPU build where there is no NVIDIA GPU (several GB less), the default build elsewhere.
+# Installs torch first: the CPU build where there is no NVIDIA GPU (it is several GB smaller), the default build elsewhere.
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/install.sh
 	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV)
 	touch $@
