@@ -11,12 +11,12 @@ STORE ?= store
 quickstart: $(VENV)/.installed
 	$(BIN)/mlmclm study examples/quickstart.yaml --store $(STORE)
 
-# Two test files at once: tests on real Ray spend half of their time waiting for processes to start.
+# Three test files at once: tests on real Ray spend half of their time waiting for processes to start.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check mlmclm tests benchmarks
