@@ -23,7 +23,7 @@ def backend_of(device: torch.device | str) -> Reference:
     """Return the backend for tensors on a device, the same object at each call.
 
     Raises:
-        UserError: `MLMCLM_BACKEND` names a backend that the device doesn't have.
+        UserError: `MLMCLM_BACKEND` names a backend that the device doesn't have, and that is none of another kind of device.
     """
     # The variable's value is an argument, so that it is part of the cache's key.
     return _choose(torch.device(device).type, os.environ.get(BACKEND, ""))
@@ -39,7 +39,8 @@ def backends_of(device: torch.device | str) -> dict[str, Reference]:
 @lru_cache
 def _choose(kind: str, wanted: str) -> Reference:
     available = backends_of(kind)
-    if not wanted:
+    # A process that computes on a GPU has work for its CPU too, which a name of the GPU's backend says nothing about.
+    if not wanted or wanted.partition("+")[0] in _MODULES.keys() - {kind}:
         # Backends are listed best first, and `reference` last.
         return next(iter(available.values()))
     if wanted not in available:

@@ -92,3 +92,12 @@ def test_a_backend_that_the_device_does_not_have_is_refused(monkeypatch: pytest.
         UserError, match=r"MLMCLM_BACKEND.*'referense'.*Did you mean 'reference'.*Allowed: .*cpu, reference"
     ):
         backend_of("cpu")
+
+
+def test_the_name_of_another_device_s_backend_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLMCLM_BACKEND", raising=False)
+    own = backend_of("cpu").name
+    monkeypatch.setenv("MLMCLM_BACKEND", "cuda")
+    assert backend_of("cpu").name == own
+    monkeypatch.setenv("MLMCLM_BACKEND", "cpu")
+    assert [backend_of("cpu").name, backend_of("cuda").name] == ["cpu", "cuda"]
