@@ -3,7 +3,7 @@
 It holds the docstrings of the standard library and of every installed package, and the documentation topics of
 `pydoc`. They are read from sources with `ast`; nothing is imported or executed, so docstrings of C extensions are out
 of reach. Copies are removed, and packages are divided into train, validation and test so that no text is in two of
-them (`splits`). A store extracts the documentation once and keeps it, whatever is installed later (`pin`).
+them (`package_splits`). A store extracts the documentation once and keeps it, whatever is installed later (`pin`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any, Literal, NamedTuple
 
 from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError
+from mlmclm.pydocs.package_splits import Group, drop_copies, split_groups
 from mlmclm.pydocs.pin import documents_folder, pin_file, settle
-from mlmclm.pydocs.splits import Group, drop_copies, split_groups
 from mlmclm.storage.checksums import whole_cache, write_checksums
 from mlmclm.storage.files import hash_file, read_json, stable_hash, whole_folder, write_json
 

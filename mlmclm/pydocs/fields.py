@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mlmclm.pydocs.sections import Field
-from mlmclm.pydocs.text import (
+from mlmclm.pydocs.documented import (
     EVALUATION_SPLITS,
     Documented,
     Table,
@@ -22,6 +21,7 @@ from mlmclm.pydocs.text import (
     shortened,
     words,
 )
+from mlmclm.pydocs.sections import Field
 
 LABELS = ["O", "B-PARAM", "B-TYPE", "I-TYPE", "B-EXCEPTION"]
 COUNTS = {"train": 6000, "validation": 500, "test": 500}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mlmclm.pydocs.text import EVALUATION_SPLITS, Documented, Table, distinct, normal, select, shortened, words
+from mlmclm.pydocs.documented import EVALUATION_SPLITS, Documented, Table, distinct, normal, select, shortened, words
 
 LABELS = ["summary", "parameter", "return", "exception", "note"]
 COUNTS = {"train": 8000, "validation": 500, "test": 500}

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mlmclm.pydocs.sections import Field
-from mlmclm.pydocs.text import (
+from mlmclm.pydocs.documented import (
     EVALUATION_SPLITS,
     Documented,
     Table,
@@ -21,6 +20,7 @@ from mlmclm.pydocs.text import (
     shortened,
     words,
 )
+from mlmclm.pydocs.sections import Field
 
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
 LONGEST_DESCRIPTION = 16

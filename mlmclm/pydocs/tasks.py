@@ -7,7 +7,7 @@
 | pydocs-qa | question-answering | what a parameter does or is, what is returned, when an exception is raised |
 | pydocs-retrieval | retrieval | the rest of a docstring, given its summary |
 
-Train, validation and test come from different packages (`mlmclm.pydocs.splits`), and an evaluation text that
+Train, validation and test come from different packages (`mlmclm.pydocs.package_splits`), and an evaluation text that
 also stands in train is left out even if it was written for another package.
 """
 
@@ -21,12 +21,12 @@ from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_cou
 from mlmclm.errors import UserError, unknown
 from mlmclm.pydocs import fields as pydocs_fields
 from mlmclm.pydocs import kind as pydocs_kind
+from mlmclm.pydocs import passages as pydocs_retrieval
 from mlmclm.pydocs import questions as pydocs_qa
-from mlmclm.pydocs import retrieval as pydocs_retrieval
 from mlmclm.pydocs.documentation import Root, prepare_pydocs, read_group, read_groups
+from mlmclm.pydocs.documented import Documented, Table
 from mlmclm.pydocs.pin import settled
 from mlmclm.pydocs.sections import parse
-from mlmclm.pydocs.text import Documented, Table
 from mlmclm.storage.checksums import whole_cache, write_checksums
 from mlmclm.storage.files import stable_hash, whole_folder, write_json
 

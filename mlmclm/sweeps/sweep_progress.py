@@ -11,7 +11,7 @@ from typing import Any, Self
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import Bar, console, say
 from mlmclm.sweeps.table import SweepTable
-from mlmclm.tracking.metrics import counter, gauge, histogram
+from mlmclm.tracking.live_metrics import counter, gauge, histogram
 
 
 class SweepProgress:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mlmclm.backends.cpu import kernels
-from mlmclm.backends.cpu.attention import TILE, Heads, attend, attend_backward
+from mlmclm.backends.cpu.packed_attention import TILE, Heads, attend, attend_backward
 from mlmclm.backends.packing import Packing
 
 TYPES = [torch.float32, torch.bfloat16]

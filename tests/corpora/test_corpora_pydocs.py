@@ -12,7 +12,7 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
 from mlmclm.pydocs.documentation import Root, docstrings, fingerprint, prepare_pydocs, read_facts, read_group, topics
-from mlmclm.pydocs.splits import Group, drop_copies, split_groups
+from mlmclm.pydocs.package_splits import Group, drop_copies, split_groups
 
 SOURCE = b'''"""The module's own text."""
 import nothing_of_this_name

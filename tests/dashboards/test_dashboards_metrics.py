@@ -16,7 +16,7 @@ import ray
 import yaml
 
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.tracking.metrics import DEFINITIONS, PREFIX, counter, gauge, histogram
+from mlmclm.tracking.live_metrics import DEFINITIONS, PREFIX, counter, gauge, histogram
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
 DASHBOARDS = sorted(FOLDER.glob("*.json"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel, PreTrainedModel
 
-import mlmclm.backends.cpu.attention
+import mlmclm.backends.cpu.packed_attention
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.cpu.backend import Cpu
 from mlmclm.backends.cpu.block import run_blocks
@@ -89,7 +89,7 @@ def test_packed_states_and_gradients_equal_the_padded_models(
     if way == "transformers":
         monkeypatch.setattr(Cpu, "fuses", lambda *_: False)
     elif way == "block in parts":
-        monkeypatch.setattr(mlmclm.backends.cpu.attention, "SCORES_AT_ONCE", 5000)
+        monkeypatch.setattr(mlmclm.backends.cpu.packed_attention, "SCORES_AT_ONCE", 5000)
     both = model(kind, key_value_heads=key_value_heads).train()
     rows = sequences(RAGGED)
     expected = padded(both, rows, causal=causal)

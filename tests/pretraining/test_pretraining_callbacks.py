@@ -26,7 +26,7 @@ from mlmclm.pretraining.worker import train
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import load_study
-from mlmclm.tracking.metrics import DEFINITIONS
+from mlmclm.tracking.live_metrics import DEFINITIONS
 from small_study import write_study
 
 LAST = 25

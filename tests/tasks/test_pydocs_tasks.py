@@ -15,8 +15,8 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.pydocs import tasks as module
 from mlmclm.pydocs.documentation import Root
+from mlmclm.pydocs.documented import normal, select, shortened, words
 from mlmclm.pydocs.tasks import PYDOCS_TASKS, build
-from mlmclm.pydocs.text import normal, select, shortened, words
 from small_words import WORDS
 
 SHARED = """Reads {0} things from there.

@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from mlmclm.backends.adamw import Optimizer, Settings
-from mlmclm.backends.cpu import attention, block, kernels, ready, tile_attention, tile_instructions, tiles
+from mlmclm.backends.cpu import block, kernels, packed_attention, ready, tile_attention, tile_instructions, tiles
 from mlmclm.backends.cpu.host import Host
 from mlmclm.backends.cpu.host_adamw import HostAdamW
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
@@ -53,11 +53,11 @@ class Cpu(Reference):
         batch, heads, length, _ = query.shape
         alike = length == key.shape[2]
         # torch.compile can't trace numba's loops.
-        if mask is None and alike and not traced and attention.by_tiles(query, dropout):
+        if mask is None and alike and not traced and packed_attention.by_tiles(query, dropout):
             # [1, heads, batch * length, width]: the batch end to end, not copied if its memory has transformers' order.
             q, k, v = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value))
             packing = Packing.uniform(batch, length)
-            attended = attention.packed_attention(q, k, v, packing, causal, scale, dropout, window)
+            attended = packed_attention.packed_attention(q, k, v, packing, causal, scale, dropout, window)
             return attended.view(batch, length, *attended.shape[2:])
         if length > LONGEST_WRITTEN_OUT or not alike:
             return super().attention(
@@ -87,8 +87,8 @@ class Cpu(Reference):
         Each of these goes through torch's kernel by itself, unless tiles do without score matrices anyway.
         """
         settings = (causal, scale, dropout, window)
-        if int(packing.lengths.max()) <= LONGEST_WRITTEN_OUT or attention.by_tiles(query, dropout):
-            return attention.packed_attention(query, key, value, packing, *settings)
+        if int(packing.lengths.max()) <= LONGEST_WRITTEN_OUT or packed_attention.by_tiles(query, dropout):
+            return packed_attention.packed_attention(query, key, value, packing, *settings)
         places = np.split(np.arange(packing.tokens), packing.starts[1:])  # indices of each sequence's tokens
         short = [place for place in places if len(place) <= LONGEST_WRITTEN_OUT]
         long = [place for place in places if len(place) > LONGEST_WRITTEN_OUT]
@@ -102,7 +102,7 @@ class Cpu(Reference):
             rows = np.concatenate([*short, np.full(inner.padded_tokens - inner.tokens, packing.tokens)])
             index = torch.from_numpy(rows)
             q, k, v = (tensor[:, :, index] for tensor in (query, key, value))
-            attended = attention.packed_attention(q, k, v, inner, *settings)
+            attended = packed_attention.packed_attention(q, k, v, inner, *settings)
             pieces.append(attended[:, : inner.tokens].to(pieces[0].dtype))
         padding = np.arange(packing.tokens, query.shape[2])
         pieces.append(pieces[0].new_zeros(1, len(padding), *pieces[0].shape[2:]))

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from mlmclm.backends.cpu import kernels, tiles
-from mlmclm.backends.cpu.attention import Heads, attend, attend_backward
+from mlmclm.backends.cpu.packed_attention import Heads, attend, attend_backward
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})

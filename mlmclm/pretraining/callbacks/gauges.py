@@ -8,7 +8,7 @@ import numpy as np
 
 from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.step_metrics import StepMetrics
-from mlmclm.tracking.metrics import counter, gauge
+from mlmclm.tracking.live_metrics import counter, gauge
 
 
 class Gauges(Callback):

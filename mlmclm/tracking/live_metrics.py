@@ -96,7 +96,7 @@ def histogram(name: str) -> Histogram:
 def _metric(kind: str, name: str) -> Counter | Gauge | Histogram:
     definition = DEFINITIONS.get(name)
     if definition is None or definition.kind != kind:
-        raise KeyError(f"no {kind} named {name!r} in mlmclm.tracking.metrics.DEFINITIONS")
+        raise KeyError(f"no {kind} named {name!r} in mlmclm.tracking.live_metrics.DEFINITIONS")
     if kind == "histogram":
         return Histogram(
             name, definition.description, boundaries=list(definition.boundaries), tag_keys=definition.labels

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mlmclm.pydocs.text import (
+from mlmclm.pydocs.documented import (
     EVALUATION_SPLITS,
     Documented,
     Table,
