@@ -176,6 +176,16 @@ def test_a_fault_in_an_answer_is_named(tmp_path: Path, answers: Any, message: st
         load("squad_4k", tmp_path)
 
 
+def test_a_question_without_a_context_is_named(tmp_path: Path) -> None:
+    write_questions(tmp_path, unanswerable=True)
+    kind = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
+    answers = pa.array([{"text": [], "answer_start": []}], kind)
+    row = {"id": ["x1"], "context": [" "], "question": ["where?"], "answers": answers}
+    write_table(tmp_path / "squad_v2", "validation", row)
+    with pytest.raises(UserError, match=r"task squad_v2, test .*row 0 \(id x1\): the context is empty"):
+        load("squad_v2", tmp_path)
+
+
 def test_answers_that_are_no_answers_are_named(tmp_path: Path) -> None:
     write_questions(tmp_path)
     write_table(tmp_path / "squad_4k", "train", {"id": ["1"], "context": ["a"], "question": ["b"], "answers": ["a"]})

@@ -186,6 +186,8 @@ class QuestionAnswering(Family):
         for row, (name, context, answers) in enumerate(zip(*columns, strict=True)):
             place = f"{where}: row {row} (id {name})"
             texts, starts = answers["text"] or [], answers["answer_start"] or []
+            if not context.strip():  # without a span to choose, no score would be finite
+                raise UserError(f"{place}: the context is empty.")
             if len(texts) != len(starts):
                 raise UserError(f"{place}: {len(texts)} answer texts for {len(starts)} positions.")
             if not texts and not task.unanswerable:
