@@ -13,13 +13,22 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+from mlmclm.errors import UserError
+
 TASKS, FAMILIES, GENERATORS, CORPORA = "mlmclm.tasks", "mlmclm.families", "mlmclm.generators", "mlmclm.corpora"
 
 
 def plugin(group: str, name: str) -> Any:
     """Import the object that an entry point names, or return None if no installed package has one with this name."""
     found = importlib.metadata.entry_points(group=group, name=name)
-    return next(iter(found)).load() if found else None
+    for point in found:
+        try:
+            return point.load()
+        except Exception as error:  # whatever the other package raises
+            raise UserError(
+                f"entry point {name!r} of the group {group} ({point.value}) cannot be loaded: {type(error).__name__}: {error}."
+            ) from error
+    return None
 
 
 def plugin_names(group: str) -> list[str]:

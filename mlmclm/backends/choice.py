@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 
 import torch
 
@@ -15,6 +14,8 @@ from mlmclm.errors import unknown
 from mlmclm.service.worker_environment import BACKEND
 
 _MODULES = {"cpu": "mlmclm.backends.cpu.backend", "cuda": "mlmclm.backends.cuda"}
+# A plain dictionary, because torch.compile traces into `backend_of`, and would look past a cache of functools.
+_chosen: dict[tuple[str, str], Reference] = {}
 _given_up: set[str] = set()
 """Kinds of device that compute with torch's operations from now on; see `give_up`."""
 
@@ -25,20 +26,24 @@ def backend_of(device: torch.device | str) -> Reference:
     Raises:
         UserError: `MLMCLM_BACKEND` names a backend that the device doesn't have, and that is none of another kind of device.
     """
-    # The variable's value is an argument, so that it is part of the cache's key.
-    return _choose(torch.device(device).type, os.environ.get(BACKEND, ""))
+    key = torch.device(device).type, os.environ.get(BACKEND, "")
+    if key not in _chosen:
+        _chosen[key] = _choose(*key)
+    return _chosen[key]
 
 
 def backends_of(device: torch.device | str) -> dict[str, Reference]:
     """All backends for a device by name, the best first."""
     kind = torch.device(device).type
-    own = [] if kind in _given_up else _own(kind)
-    return {backend.name: backend for backend in (*own, Reference())}
+    # A kind of device may have a `reference` of its own, which knows its clock and its random generator.
+    found = {backend.name: backend for backend in _own(kind)}
+    return found if "reference" in found else {**found, "reference": Reference()}
 
 
-@lru_cache
 def _choose(kind: str, wanted: str) -> Reference:
     available = backends_of(kind)
+    if kind in _given_up:
+        return available["reference"]
     # A process that computes on a GPU has work for its CPU too, which a name of the GPU's backend says nothing about.
     if not wanted or wanted.partition("+")[0] in _MODULES.keys() - {kind}:
         # Backends are listed best first, and `reference` last.
@@ -73,4 +78,4 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 def give_up(device: torch.device | str) -> None:
     """Fall back on torch's operations for this kind of device, for the rest of this process."""
     _given_up.add(torch.device(device).type)
-    _choose.cache_clear()
+    _chosen.clear()

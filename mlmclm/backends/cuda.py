@@ -13,8 +13,41 @@ from mlmclm.backends.packing import Packing, near
 from mlmclm.backends.reference import Reference
 
 
-class Cuda(Reference):
-    """Operations on the current GPU."""
+class CudaReference(Reference):
+    """torch's operations on the current GPU, with its clock, memory and random generator."""
+
+    def matrix_shapes(self) -> Sequence[tuple[int, int, int]]:
+        """Return one product more than on a CPU: reaching a GPU's peak takes larger ones."""
+        return *super().matrix_shapes(), (8192, 1024, 4096)
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        torch.cuda.synchronize()
+
+    def peak_memory(self) -> int:
+        """Return the most bytes of GPU memory that this process has held so far."""
+        return torch.cuda.max_memory_allocated()
+
+    def title(self) -> str:
+        """Return the GPU's name."""
+        return torch.cuda.get_device_name()
+
+    def random_state(self) -> list[Tensor]:
+        """Return the states of the CPU's and the GPU's random generators."""
+        return [*super().random_state(), torch.cuda.get_rng_state()]
+
+    def set_random_state(self, state: Sequence[Tensor]) -> None:
+        """Restore the states of both random generators."""
+        super().set_random_state(state)
+        torch.cuda.set_rng_state(state[1])
+
+    def fork_rng(self) -> AbstractContextManager[None]:
+        """Return a context that restores both random generators at its end."""
+        return torch.random.fork_rng(devices=[torch.cuda.current_device()])
+
+
+class Cuda(CudaReference):
+    """Kernels made for GPUs, where they are faster than torch's plain operations."""
 
     name = "cuda"
 
@@ -53,35 +86,6 @@ class Cuda(Reference):
         )  # fmt: skip
         return attended.unsqueeze(0)
 
-    def matrix_shapes(self) -> Sequence[tuple[int, int, int]]:
-        """Return one product more than on a CPU: reaching a GPU's peak takes larger ones."""
-        return *super().matrix_shapes(), (8192, 1024, 4096)
-
-    def synchronize(self) -> None:
-        """Wait for the GPU."""
-        torch.cuda.synchronize()
-
-    def peak_memory(self) -> int:
-        """Return the most bytes of GPU memory that this process has held so far."""
-        return torch.cuda.max_memory_allocated()
-
-    def title(self) -> str:
-        """Return the GPU's name."""
-        return torch.cuda.get_device_name()
-
-    def random_state(self) -> list[Tensor]:
-        """Return the states of the CPU's and the GPU's random generators."""
-        return [*super().random_state(), torch.cuda.get_rng_state()]
-
-    def set_random_state(self, state: Sequence[Tensor]) -> None:
-        """Restore the states of both random generators."""
-        super().set_random_state(state)
-        torch.cuda.set_rng_state(state[1])
-
-    def fork_rng(self) -> AbstractContextManager[None]:
-        """Return a context that restores both random generators at its end."""
-        return torch.random.fork_rng(devices=[torch.cuda.current_device()])
-
 
 def _padded(
     query: Tensor,
@@ -115,4 +119,4 @@ def _padded(
 
 def backends() -> list[Reference]:
     """Return the backends for this machine's GPUs."""
-    return [Cuda()]
+    return [Cuda(), CudaReference()]

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.backends.choice import backend_of
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.models.warm_up import prepare
@@ -129,9 +128,11 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
+    from mlmclm.backends.choice import backend_of
     from mlmclm.pretraining.rendezvous import closed
 
     recipe, device = job.recipe, job.device
+    backend_of(device)  # refuses an unknown name here, before workers start
     if device == "cpu" and computes_here():
         # Compile kernels before the workers start: all of them would wait, and the driver can tell the user why.
         prepare([job.model_shape()], say_once)

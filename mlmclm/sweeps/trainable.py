@@ -62,9 +62,7 @@ class SweepWorker(tune.Trainable):
         self._cache: dict[Any, Any] = {}
         self._weights = ""
         self._device: Device = "cuda" if config["resources"].get("GPU") else "cpu"
-        # Compile kernels before any cell is timed; the driver has done so only for its own machine.
-        if self._device == "cpu":
-            prepare(shapes_of(cells.values()), print)
+        self._prepared = False
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -82,6 +80,7 @@ class SweepWorker(tune.Trainable):
         setproctitle(f"ray::cell {name}")
         try:
             self._check_device()
+            self._prepare()
             outcome = self._run()
         except MlmclmError as error:
             kind = ENVIRONMENT_FAULT if isinstance(error, EnvironmentFault) else USER_ERROR
@@ -95,6 +94,12 @@ class SweepWorker(tune.Trainable):
         # A GPU that torch cannot see would fail every cell here, so this stops the sweep instead of causing retries.
         if self._device == "cuda" and not torch.cuda.is_available():
             raise EnvironmentFault(no_gpu(platform.node()))
+
+    def _prepare(self) -> None:
+        # Compile kernels before any cell is timed; the driver has done so only for its own machine.
+        if self._device == "cpu" and not self._prepared:
+            prepare(shapes_of(self._cells.values()), print)
+        self._prepared = True
 
     def _run(self) -> str:
         ledger = Ledger(self._store)

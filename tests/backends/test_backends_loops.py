@@ -199,7 +199,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def try_again() -> None:
     choice._given_up.clear()
-    choice._choose.cache_clear()
+    choice._chosen.clear()
 
 
 def given_up() -> bool:

@@ -43,6 +43,13 @@ def test_the_help_of_no_verb_loads_what_its_work_needs() -> None:
     assert int(verbs.split()[1]) >= 14
 
 
+def test_a_study_that_is_finished_is_looked_at_without_torch_or_ray() -> None:
+    modules = "mlmclm.cli.shared, mlmclm.cli.dry_run, mlmclm.study.opened, mlmclm.study.sweep, mlmclm.reports.report"
+    code = f"import sys, {modules}; print(*sorted({{'torch', 'transformers', 'ray', 'mlflow'}} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize(("typed", "expected"), [
     ("mlmclm st", "study"), ("mlmclm study --dr", "--dry-run"), ("mlmclm data v", "verify"),
 ])  # fmt: skip

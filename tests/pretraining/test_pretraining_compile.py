@@ -103,6 +103,7 @@ def test_layers_of_a_kind_are_compiled_once_whatever_the_documents_lengths(
             found.backward()
 
         step(None)
+        assert not counters["graph_break"], "a layer without packing is one graph"
         step(Packing.of([120]))
         with torch.compiler.set_stance("fail_on_recompile"):
             for lengths in ([1, 119], [60, 10, 50], [2] * 60):

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from mlmclm.backends.choice import give_up
+from mlmclm.backends.choice import backend_of, give_up
 from mlmclm.backends.cpu.loops import cache_folder
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.errors import EnvironmentFault
@@ -44,7 +44,8 @@ def prepare(
         except Exception as error:  # whatever numba and LLVM raise
             _give_up(f"{type(error).__name__}: {error}", None, announce)
         return
-    notes = [folder / f"{stable_hash(asdict(shape))[:20]}.txt" for shape in shapes]
+    backend = backend_of("cpu").name  # `cpu` compiles less than `cpu+amx`
+    notes = [folder / f"{stable_hash({**asdict(shape), 'backend': backend})[:20]}.txt" for shape in shapes]
     if not all(note.is_file() for note in notes):
         with _alone(folder, announce):
             # Another process may have compiled some while this one waited for the lock.
