@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mlmclm.progress import say
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.connection import Connection
 from mlmclm.tracking.records import RunRecord
@@ -97,7 +98,7 @@ class Tracker:
         return self._run_ids.get(key)
 
     def close(self, timeout: float = 60) -> ExportReport:
-        """Export what is left, retry what failed, and report the outcome; log a warning if records remain."""
+        """Export what is left, retry what failed, and report the outcome; say so if records remain."""
         with self._changed:
             if self._closed is not None:
                 return self._closed
@@ -111,12 +112,9 @@ class Tracker:
                 self._error = f"not finished within {timeout:g} s"
             self._closed = ExportReport(self._exported, self._unchanged, failed, self._error if failed else None)
         if failed:
-            logger.warning(
-                "%d records could not be written to MLflow at %s (%s). Nothing is lost: the results are in the "
-                "store, and the same command run again, or `mlmclm report --export`, writes what is missing.",
-                failed,
-                self.address,
-                self._closed.error,
+            say(
+                f"{failed} records could not be written to MLflow at {self.address} ({self._closed.error}). Nothing is lost: the "
+                "results are in the store, and the same command run again, or `mlmclm report --export`, writes what is missing."
             )
         return self._closed
 
