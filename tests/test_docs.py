@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 import re
+import string
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from small_models import BAD, CITIES, FILL, GOOD, NAMES, save_small_decoder, save_small_model, write_sentiment
+from small_models import save_small_decoder, save_small_model, write_sentiment
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -54,10 +55,12 @@ def test_a_reader_who_does_as_the_page_says_comes_to_its_end(page: str, tmp_path
 def _what_readers_have(folder: Path) -> None:
     """The texts, models and data sets that the pages take for given."""
     chance = random.Random(0)
+    # Words enough for the page's vocabulary of 2,048 tokens.
+    words = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(3000)]
     for number in range(200):
         file = folder / "my_texts" / f"{number}.md"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(" ".join(chance.choices(NAMES + CITIES + GOOD + BAD + FILL, k=chance.randint(20, 200))))
+        file.write_text(" ".join(chance.choices(words, k=chance.randint(20, 200))))
     save_small_model(folder / "my_model")
     save_small_decoder(folder / "datasets" / "HuggingFaceTB" / "SmolLM2-135M")
     write_sentiment(folder / "datasets", train=160, test=40)
