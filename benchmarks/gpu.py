@@ -75,15 +75,18 @@ def pretraining(size: str, length: int, batch: int, device: torch.device) -> Ite
     ids = torch.randint(4, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(1)).to(device)
     hidden = torch.rand(batch, length, generator=torch.Generator().manual_seed(2)).to(device) < 0.4
     for title, labels, causal in (("mlm40", torch.where(hidden, ids, -100), False), ("clm", ids, True)):
-        model = random_model(size, length).to(device)
-        ways = {bf16: PretrainingModel(model, precision="bf16-autocast" if bf16 else "fp32") for bf16 in (True, False)}
+        # A model of its own for each precision: `PretrainingModel` takes over the one that it is given.
+        ways = {
+            bf16: PretrainingModel(random_model(size, length).to(device), precision="bf16-autocast" if bf16 else "fp32")
+            for bf16 in (True, False)
+        }
 
         def loss(
             bf16: bool, labels: Tensor = labels, causal: bool = causal, ways: dict[bool, PretrainingModel] = ways
         ) -> Tensor:
             return ways[bf16](ids, labels, causal) / int((labels != -100).sum())
 
-        yield Work(title, model, loss, ids.numel())
+        yield Work(title, nn.ModuleList(ways.values()), loss, ids.numel())
 
 
 def finetuning(size: str, length: int, batch: int, device: torch.device) -> Iterator[Work]:
