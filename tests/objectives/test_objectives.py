@@ -74,7 +74,7 @@ def test_masked_next_tokens_are_predicted_one_position_earlier(separator: int | 
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("separator", [None, EOS])
 def test_the_labelled_share_is_that_of_many_rows(name: str, separator: int | None) -> None:
-    """Of tokens without special ones but the documents' ends, which are none of the share's business but stay small."""
+    """The share of tokens without special ones but the documents' ends, which the share leaves out but which stay few."""
     objective, rows, length, every = parse_objective(name, where="here"), 512, 400, 100
     _, labels = objective.label(tokens(rows, length, every), draw(rows, separator))
     documents = 1 if separator is None else length // every

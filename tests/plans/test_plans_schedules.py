@@ -33,7 +33,7 @@ CLOSED = {
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_law_is_its_closed_form(law: str) -> None:
-    """Of the share of the decay that is over."""
+    """The factor as a function of the share of the decay that is over."""
     found = rates(law)
     assert found[:WARMUP] == pytest.approx([PEAK * (step + 1) / WARMUP for step in range(WARMUP)])
     assert set(found[WARMUP : TOTAL - DECAY]) == {PEAK}
