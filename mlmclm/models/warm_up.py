@@ -24,12 +24,11 @@ def prepare(shapes: Iterable[ModelShape | None], announce: Callable[[str], None]
     Args:
         announce: receives progress messages for the user, a line each.
     """
-    from mlmclm.backends.choice import (
-        backend_of,  # torch is slow to import, and `shape_of_size` and `shape_of_folder` do without
-    )
-
     wanted = sorted({shape for shape in shapes if shape is not None}, key=str)
     if wanted:
+        # torch is slow to import, and not needed where there is nothing to compile.
+        from mlmclm.backends.choice import backend_of
+
         backend_of("cpu").prepare(wanted, announce, compile_all)
 
 
