@@ -52,6 +52,8 @@ def describe(error: BaseException) -> str:
     if isinstance(cause, MlmclmError):
         return str(cause)
     lines = str(cause).strip().splitlines()
-    # Ray puts the worker's traceback first and the exception last; a dead actor's message starts with what happened.
-    text = (lines[-1] if "Traceback" in str(cause) else lines[0]) if lines else ""
+    # Ray puts the worker's traceback first and the exception last; a dead actor's message starts with what happened,
+    # unless the actor died of an exception as it started.
+    raised = "Traceback" in str(cause) or "error raised in its creation task" in str(cause)
+    text = (lines[-1] if raised else lines[0]) if lines else ""
     return f"{type(cause).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Runs the missing cells of a sweep as Ray Tune trials.
+"""Runs the missing cells of a sweep on a pool of workers, which are Ray Tune trials.
 
 The ledger decides what is missing, so a sweep resumes when it is run again, however it was stopped. Tune's own
 experiment state is neither needed nor kept.
@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import shapes_of
 from mlmclm.models.warm_up import prepare
@@ -35,7 +34,7 @@ TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # per-trial CSV, JSON and TensorBoard files took a third of the time
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C may end the driver at once, since there is no state to save
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # seconds: the state grows with the trials and is never read
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # `Watch` reports a crash in one line, and the outcome has the traceback
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # `WorkerPool` reports a crash in one line, and the outcome has the traceback
     "TUNE_WARN_THRESHOLD_S": "60",  # by default Tune warns of every step of its loop that takes half a second
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output engine prints a table at any verbosity
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # workers stay in their working directory
@@ -114,12 +113,10 @@ def run_sweep(
         shown = SweepProgress(missing.values(), table=table, reused=reused, visible=progress)
         with session():
 
-            def on_done(key: str) -> str:
+            def on_done(key: str) -> str | None:
                 result = ledger.find(key)
                 if result is None:
-                    raise EnvironmentFault(
-                        f"{ledger.path(key)}: a worker wrote this result but it isn't there. Is {store} shared?"
-                    )
+                    return None
                 found[key] = result
                 announce(key, shown.result)
                 return str(result["status"])
@@ -156,7 +153,7 @@ def _run_trials(
     max_concurrent: int | None,
     max_failures: int,
     progress: SweepProgress,
-    on_done: Callable[[str], str],
+    on_done: Callable[[str], str | None],
     name: str,
     worker: type[Any] | None,
 ) -> tuple[dict[str, Exception], int]:
@@ -172,7 +169,7 @@ def _run_trials(
     from mlmclm.service.cluster import cluster_view, waits_said
     from mlmclm.service.ray_cluster import computes_here
     from mlmclm.sweeps.trainable import SweepWorker
-    from mlmclm.sweeps.watch import StopOnFault, Watch
+    from mlmclm.sweeps.worker_pool import WorkerPool, most_workers
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
@@ -183,7 +180,7 @@ def _run_trials(
     # Compile the CPU kernels once now, rather than in the workers that will start on this machine.
     if not resources.get("GPU") and computes_here():
         prepare(shapes_of(missing.values()), say_once)
-    fault, errors, computed, rounds = StopOnFault(), dict[str, Exception](), 0, 0
+    errors, computed, rounds = dict[str, Exception](), 0, 0
     left = dict(missing)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
@@ -191,48 +188,54 @@ def _run_trials(
         progress,
         waits_said("fine-tuning", view, all_of_them=True),
         _environment(TUNE_ENVIRONMENT),
-        # `Watch` reports errors in one line each; Tune and Train would log their tracebacks as well.
+        # `WorkerPool` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
     ):
-        while left and not fault.set:
+        while left:
             rounds += 1
-            watch = Watch(left, progress, on_done, fault, max_failures)
-            # This puts the cells into Ray's object store once, so that a trial's config only needs a key.
+            pool = WorkerPool(left, progress, on_done, max_failures)
+            workers = min(len(left), max_concurrent or most_workers(view(), resources))
+            # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root)
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__
-            tune.Tuner(
-                trainable,
-                param_space={
-                    "cell": tune.grid_search(list(left)),  # one trial per cell, in this order
-                    "resources": dict(resources),
-                },
-                tune_config=tune.TuneConfig(
-                    reuse_actors=True,  # an actor's cache holds the model and the tokenised data for the next trial
-                    max_concurrent_trials=max_concurrent,
-                    trial_name_creator=lambda trial: cell_name(missing[trial.config["cell"]]),
-                    trial_dirname_creator=lambda trial: trial.trial_id,  # by default the long name of the trial
-                ),
-                run_config=tune.RunConfig(
-                    name=f"{name}-{rounds}",
-                    storage_path=str(storage),
-                    failure_config=tune.FailureConfig(max_failures=max_failures),
-                    callbacks=[watch],
-                    stop=fault,
-                    verbose=0,
-                ),
-            ).fit()
-            if watch.broken is not None:  # raised here, because Tune would wrap an error of its callback
-                raise watch.broken
-            errors |= watch.errors
-            computed += watch.computed
-            left = {} if fault.set else _left_by_others(watch.taken, ledger, progress, on_done)
+            # Tune asks for so many actors at once; a trial that it never asked for breaks its result grid.
+            with _environment({"TUNE_MAX_PENDING_TRIALS_PG": str(workers)}):
+                tune.Tuner(
+                    trainable,
+                    param_space={
+                        "worker": tune.grid_search(list(range(1, workers + 1))),
+                        "resources": dict(resources),
+                    },
+                    tune_config=tune.TuneConfig(
+                        scheduler=pool,
+                        trial_name_creator=lambda trial: f"worker {trial.config['worker']}",
+                        trial_dirname_creator=lambda trial: trial.trial_id,
+                    ),
+                    run_config=tune.RunConfig(
+                        name=f"{name}-{rounds}",
+                        storage_path=str(storage),
+                        # Workers are started again without limit; `WorkerPool` limits how often a cell is.
+                        failure_config=tune.FailureConfig(max_failures=-1),
+                        callbacks=[pool.callback],
+                        stop=pool.stopper,
+                        verbose=0,
+                    ),
+                ).fit()
+            while pool.late and pool.broken is None:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                pool.tick()
+            if pool.broken is not None:  # raised here, because Tune would wrap an error of its callback
+                raise pool.broken
+            errors |= pool.errors
+            computed += pool.computed
+            left = {} if pool.fault else _left_by_others(pool.taken, ledger, progress, on_done)
     return errors, computed
 
 
 def _left_by_others(
-    taken: Mapping[str, Cell], ledger: Ledger, progress: SweepProgress, on_done: Callable[[str], str]
+    taken: Mapping[str, Cell], ledger: Ledger, progress: SweepProgress, on_done: Callable[[str], str | None]
 ) -> dict[str, Cell]:
     """Wait for cells that other processes are computing, and announce their results.
 
@@ -244,10 +247,9 @@ def _left_by_others(
         for key, cell in list(waiting.items()):
             # Asked before looking for the result: a result is filed before its claim ends, so none can be missed.
             other = ledger.claims.holder(ledger.claim(key))
-            if ledger.path(key).exists():
+            if ledger.path(key).exists() and on_done(key) is not None:
                 del waiting[key]
-                progress.started(cell)
-                on_done(key)
+                progress.started(cell, "another process")
                 progress.finished(cell, "reused")
             elif other is None:
                 free = True

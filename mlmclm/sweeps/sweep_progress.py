@@ -50,10 +50,10 @@ class SweepProgress:
             self._bar.complete = self._reused + self._done >= (self._bar.total or 0)
         self._stack.__exit__(kind, error, trace)
 
-    def started(self, cell: Cell) -> None:
-        """Note that a cell has been given to a worker."""
+    def started(self, cell: Cell, worker: str) -> None:
+        """Note that a cell has been given to a worker, of this name."""
         self._running[cell.task] += 1
-        self._table.started(cell)
+        self._table.started(cell, worker)
         self._export(cell.task)
 
     def retried(self, cell: Cell, message: str) -> None:

@@ -76,12 +76,13 @@ class SweepTable:
             self._pairs[cell.model, cell.task].cells += 1
         self._models = list(dict.fromkeys(model for model, _ in self._pairs))
         self._tasks = list(dict.fromkeys(task for _, task in self._pairs))
-        self._running: dict[str, float] = {}
+        self._running: dict[str, tuple[float, str]] = {}
+        """Name of a running cell -> its start and its worker."""
 
-    def started(self, cell: Cell) -> None:
-        """Note that a worker has taken the cell."""
+    def started(self, cell: Cell, worker: str) -> None:
+        """Note that a worker of this name has taken the cell."""
         self._pairs[cell.model, cell.task].running += 1
-        self._running[cell_name(cell)] = time.monotonic()
+        self._running[cell_name(cell)] = time.monotonic(), worker
 
     def stopped(self, cell: Cell, *, failed: bool = False) -> None:
         """Note that a worker is done with the cell, whether it succeeded or not."""
@@ -122,10 +123,10 @@ class SweepTable:
             yield Text(f"and {len(others)} more models: {total.counts()}", style="dim")
         now = time.monotonic()
         longest = sorted(self._running.items(), key=lambda item: item[1])
-        for name, began in longest[:RUNNING_SHOWN]:
-            yield Text(f"running: {name}, {now - began:.0f} s", style="dim", no_wrap=True)
+        for name, (began, worker) in longest[:RUNNING_SHOWN]:
+            yield Text(f"{worker}: {name}, {now - began:.0f} s", style="dim", no_wrap=True)
         if len(longest) > RUNNING_SHOWN:
-            yield Text(f"running: {len(longest) - RUNNING_SHOWN} more", style="dim")
+            yield Text(f"and {len(longest) - RUNNING_SHOWN} more busy workers", style="dim")
 
     def _most_telling(self, count: int) -> list[str]:
         """Choose `count` models, first those with running cells, then unfinished ones; keep the usual order."""

@@ -1,8 +1,9 @@
-"""The Ray Tune trainable: an actor that computes one whole cell per trial and files the result itself."""
+"""The Ray Tune trainable: a worker that computes one cell after another and files the results itself."""
 
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,18 @@ TAKEN = "taken"
 
 
 class SweepWorker(tune.Trainable):
-    """Computes one cell per trial; reused from trial to trial with its cache of weights and tokenised data.
+    """Computes a cell with each call of `take`, which Tune's call of `train` reports on.
 
-    A trial's config holds `cell`, the cell's key, and `resources`, amounts by Ray's names. The cell runs on the GPU if
-    it reserves one or a fraction of one, else on the CPU. A trial is a single step.
+    A trial is a worker: it lasts as long as there are cells to take. Its config holds `resources`, amounts by Ray's
+    names. Cells run on the GPU if it reserves one or a fraction of one, else on the CPU.
 
-    An error that would recur (bad input, a full disk) is the trial's outcome and is not retried. Any other exception
-    ends the actor, and Tune retries the cell in a new one.
+    An error that would recur (bad input, a full disk) is the cell's outcome and is not retried. Any other exception
+    ends the actor, and Tune starts another one.
     """
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return the resources that a trial reserves."""
+        """Return the resources that a worker reserves."""
         return tune.PlacementGroupFactory([config["resources"]])
 
     def setup(
@@ -48,10 +49,10 @@ class SweepWorker(tune.Trainable):
         store: Path | None = None,
         data_root: Path | None = None,
     ) -> None:
-        """Set up an actor for its first trial; the arguments after `config` come from `tune.with_parameters`.
+        """Set up the actor; the arguments after `config` come from `tune.with_parameters`.
 
         Args:
-            cells: the cells of all trials, by key.
+            cells: the cells of the sweep, by key.
             store, data_root: absolute paths.
         """
         if cells is None or store is None:
@@ -63,32 +64,44 @@ class SweepWorker(tune.Trainable):
         self._weights = ""
         self._device: Device = "cuda" if config["resources"].get("GPU") else "cpu"
         self._prepared = False
-        self.reset_config(config)
+        self._report: dict[str, Any] = {}
+        self._crash: Exception | None = None
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Switch to the next trial; when the model changes, drop the cache, so that it holds only one."""
-        self._cell = self._cells[new_config["cell"]]
+    def take(self, key: str) -> None:
+        """Compute and file a cell, unless its result exists or another process computes it.
+
+        The driver calls this under the cell's name, so the Ray dashboard lists cells among the tasks. Nothing is
+        raised here: the next `step` returns the outcome or raises the error, which Tune then handles.
+        """
+        self._cell = self._cells[key]
+        name = cell_name(self._cell)
+        # The cache holds one model only.
         if self._cell.weights != self._weights:
             self._cache.clear()
             self._weights = self._cell.weights
-        return True  # tells Tune that it can reuse this actor
-
-    def step(self) -> dict[str, Any]:
-        """Compute and file the cell unless its result exists or another process computes it; report which it was."""
-        name = cell_name(self._cell)
         # `top` and the dashboard's list of workers show the process title.
         setproctitle(f"ray::cell {name}")
+        began = time.perf_counter()
         try:
             self._check_device()
             self._prepare()
-            outcome = self._run()
+            self._report = {"outcome": self._run(), "backend": backend_of(self._device).name}
         except MlmclmError as error:
             kind = ENVIRONMENT_FAULT if isinstance(error, EnvironmentFault) else USER_ERROR
-            return {"outcome": kind, "message": str(error), "done": True}
+            self._report = {"outcome": kind, "message": str(error)}
+        except Exception as error:
+            self._crash = error
         finally:
             setproctitle("ray::SweepWorker")
-        print(f"{name}: {outcome}", flush=True)
-        return {"outcome": outcome, "backend": backend_of(self._device).name, "done": True}
+        self._report |= {"cell": key, "seconds": time.perf_counter() - began}
+        print(f"{name}: {self._report.get('outcome', 'crashed')}", flush=True)
+
+    def step(self) -> dict[str, Any]:
+        """Report on the cell taken last; the report is empty if none was."""
+        if self._crash is not None:
+            raise self._crash
+        report, self._report = self._report, {}
+        return report
 
     def _check_device(self) -> None:
         # A GPU that torch cannot see would fail every cell here, so this stops the sweep instead of causing retries.
@@ -121,10 +134,10 @@ class SweepWorker(tune.Trainable):
         )
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save nothing, since a trial is a single step."""
+        """Save nothing, since the ledger has every result."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Load nothing, since a retried trial starts from the beginning."""
+        """Load nothing: a worker that is started again takes another cell."""
 
     def __repr__(self) -> str:
         return "SweepWorker"

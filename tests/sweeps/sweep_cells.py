@@ -65,17 +65,26 @@ def make_result(cell: Cell, *, status: str = "ok", worker: str = "host/1") -> di
     }
 
 
+def crew(store: Path) -> list[int]:
+    """Return the processes that have begun a cell."""
+    return [int(path.name) for path in (store / "begun").glob("*")]
+
+
+def wait_for_crew(store: Path, count: int) -> None:
+    """Wait until so many processes, this one among them, have begun a cell."""
+    (store / "begun").mkdir(exist_ok=True)
+    (store / "begun" / str(os.getpid())).touch()
+    deadline = time.monotonic() + 120
+    while len(crew(store)) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 class WatchedWorker(SweepWorker):
     """Computes real cells, once there are two workers; `store/watched` says of each cell which process held the base model
     where."""
 
     def compute(self, cell: Cell) -> dict[str, Any]:
-        begun = self._store / "begun"
-        begun.mkdir(exist_ok=True)
-        (begun / str(os.getpid())).touch()
-        deadline = time.monotonic() + 120
-        while len(list(begun.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for_crew(self._store, 2)
         result = super().compute(cell)
         (base,) = (kept for name, kept in self._cache.items() if name[0] == "model")
         with (self._store / "watched").open("a") as handle:
@@ -113,3 +122,33 @@ class FakeWorker(SweepWorker):
         names = ("OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_")
         (self._store / "environment").write_text(" ".join(os.environ.get(name, "-") for name in names))
         return make_result(cell, status="diverged" if "diverges" in fault else "ok", worker=f"host/{os.getpid()}")
+
+
+class SlowToStart(SweepWorker):
+    """Computes `make_result` in a tenth of a second; all workers but the first take two seconds to start."""
+
+    def setup(self, config: dict[str, Any], **options: Any) -> None:
+        super().setup(config, **options)
+        try:
+            (self._store / "first").touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(2)
+
+    def compute(self, cell: Cell) -> dict[str, Any]:
+        time.sleep(0.1)
+        return make_result(cell, worker=f"host/{os.getpid()}")
+
+
+class InACrew(SweepWorker):
+    """Computes `make_result` once as many workers as `store/wanted` says have begun a cell."""
+
+    def compute(self, cell: Cell) -> dict[str, Any]:
+        wait_for_crew(self._store, int((self._store / "wanted").read_text()))
+        return make_result(cell, worker=f"host/{os.getpid()}")
+
+
+class NeverStarts(SweepWorker):
+    """Cannot be set up."""
+
+    def setup(self, config: dict[str, Any], **options: Any) -> None:
+        raise RuntimeError("no such library")

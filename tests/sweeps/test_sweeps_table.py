@@ -40,7 +40,7 @@ def test_the_best_so_far_is_the_highest_mean_over_seeds_on_validation() -> None:
     first = cells[:4]
     scores = (0.5, 0.7, 0.65, None)  # two seeds of 1e-4, then of 1e-3: 0.6 against 0.65
     for cell, score in zip(first, scores, strict=True):
-        table.started(cell)
+        table.started(cell, "worker 1")
         line = table.add(result(cell, score))
         table.stopped(cell)
     assert line == "2m-clm-600 on sst2: all 4 cells are done, best validation score 65.0 at 1e-3, 1 diverged"
@@ -52,11 +52,11 @@ def test_the_best_so_far_is_the_highest_mean_over_seeds_on_validation() -> None:
 def test_what_runs_is_named_and_what_failed_is_counted() -> None:
     cells = grid()
     table = SweepTable(cells)
-    for cell in cells[:6]:
-        table.started(cell)
+    for number, cell in enumerate(cells[:6], start=1):
+        table.started(cell, f"worker {number}")
     text = drawn(table)
     assert "0/4, 4 running" in text and "0/4, 2 running" in text
-    assert "running: 2m-clm-600/sst2/lr1e-04/s0, 0 s" in text and "running: 2 more" in text
+    assert "worker 1: 2m-clm-600/sst2/lr1e-04/s0, 0 s" in text and "and 2 more busy workers" in text
     table.stopped(cells[0], failed=True)
     assert "0/4, 3 running, 1 failed" in drawn(table)
 
@@ -67,7 +67,7 @@ def test_it_fits_the_terminal_and_no_name_is_cut(width: int, height: int) -> Non
     cells = grid(models, tuple(f"task-{number}" for number in range(15)))
     table = SweepTable(cells)
     busy = next(cell for cell in cells if cell.model == models[30])
-    table.started(busy)
+    table.started(busy, "worker 1")
     lines = drawn(table, width, height).splitlines()
     assert len(lines) <= height - 3, "the bar needs room below"
     assert max(map(len, lines)) <= width
@@ -83,7 +83,7 @@ def test_a_table_that_would_cut_a_name_gives_way_to_sums() -> None:
     cells = grid(MODELS, ("sst2", "conll2003", "pydocs-retrieval"))
     table = SweepTable(cells)
     for cell in cells:
-        table.started(cell)
+        table.started(cell, "worker 1")
         table.add(result(cell, 0.5))
     widths = {width: drawn(table, width) for width in range(44, 140, 4)}
     for width, text in widths.items():
