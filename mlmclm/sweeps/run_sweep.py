@@ -6,6 +6,7 @@ experiment state is neither needed nor kept.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -169,7 +170,7 @@ def _run_trials(
     from mlmclm.service.cluster import cluster_view, waits_said
     from mlmclm.service.ray_cluster import computes_here
     from mlmclm.sweeps.trainable import SweepWorker
-    from mlmclm.sweeps.worker_pool import WorkerPool, most_workers
+    from mlmclm.sweeps.worker_pool import WorkerPool, workers_to_ask_for
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
@@ -181,6 +182,7 @@ def _run_trials(
     if not resources.get("GPU") and computes_here():
         prepare(shapes_of(missing.values()), say_once)
     errors, computed, rounds = dict[str, Exception](), 0, 0
+    numbers = itertools.count(1)
     left = dict(missing)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
@@ -195,22 +197,20 @@ def _run_trials(
         while left:
             rounds += 1
             pool = WorkerPool(left, progress, on_done, max_failures)
-            workers = min(len(left), max_concurrent or most_workers(view(), resources))
+            workers = min(len(left), max_concurrent or len(left))
+            waiting = min(workers, workers_to_ask_for(view(), resources))
             # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root)
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__
-            # Tune asks for so many actors at once; a trial that it never asked for breaks its result grid.
-            with _environment({"TUNE_MAX_PENDING_TRIALS_PG": str(workers)}):
+            with _environment({"TUNE_MAX_PENDING_TRIALS_PG": str(waiting)}):
                 tune.Tuner(
                     trainable,
-                    param_space={
-                        "worker": tune.grid_search(list(range(1, workers + 1))),
-                        "resources": dict(resources),
-                    },
+                    param_space={"resources": dict(resources)},
                     tune_config=tune.TuneConfig(
+                        num_samples=workers,  # Tune makes trials as it finds places for them, so few of these are made
                         scheduler=pool,
-                        trial_name_creator=lambda trial: f"worker {trial.config['worker']}",
+                        trial_name_creator=lambda trial: f"worker {next(numbers)}",
                         trial_dirname_creator=lambda trial: trial.trial_id,
                     ),
                     run_config=tune.RunConfig(

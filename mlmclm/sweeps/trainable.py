@@ -140,7 +140,7 @@ class SweepWorker(tune.Trainable):
         """Load nothing: a worker that is started again takes another cell."""
 
     def __repr__(self) -> str:
-        return "SweepWorker"
+        return str(self.trial_name)
 
 
 class KeepingWorker(SweepWorker):

@@ -30,14 +30,14 @@ from mlmclm.sweeps.outcome import describe
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERROR
 
-WAITING_WORKERS = 100
-"""Workers to ask for beyond those that are known to fit, for nodes that join later."""
+WAITING_WORKERS = 8
+"""Workers to ask for beyond those that are known to fit, at any time, for nodes that join later."""
 SECONDS_UNTIL_VISIBLE = 120.0
 """How long a result that a worker has filed may stay invisible here: NFS caches names for up to a minute."""
 
 
-def most_workers(cluster: Cluster, bundle: Resources) -> int:
-    """Return how many workers to ask for: as many as the cluster can have, and some for nodes that nobody knows of."""
+def workers_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
+    """Return how many workers may wait for a place: as many as the cluster can have, and some for unknown nodes."""
     known = most_places(cluster, bundle)
     return WAITING_WORKERS + (places_now(cluster, bundle) if math.isinf(known) else int(known))
 
@@ -88,6 +88,7 @@ class WorkerPool(FIFOScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Stop workers that haven't started once every cell is taken; leave the choice among others to Tune."""
         if not self._queue:
+            tune_controller.search_alg.set_finished()  # or it would replace those that are stopped here
             for trial in tune_controller.get_trials():
                 if trial.status == Trial.PENDING:
                     tune_controller.stop_trial(trial)

@@ -125,26 +125,27 @@ class FakeWorker(SweepWorker):
 
 
 class SlowToStart(SweepWorker):
-    """Computes `make_result` in a tenth of a second; all workers but the first take two seconds to start."""
+    """Computes `make_result` in a tenth of a second; all workers but the first take a second longer to start."""
 
     def setup(self, config: dict[str, Any], **options: Any) -> None:
         super().setup(config, **options)
         try:
             (self._store / "first").touch(exist_ok=False)
         except FileExistsError:
-            time.sleep(2)
+            time.sleep(1)
 
     def compute(self, cell: Cell) -> dict[str, Any]:
         time.sleep(0.1)
         return make_result(cell, worker=f"host/{os.getpid()}")
 
 
-class InACrew(SweepWorker):
-    """Computes `make_result` once as many workers as `store/wanted` says have begun a cell."""
+class InACrew(FakeWorker):
+    """Computes `make_result` and waits until as many workers as `store/wanted` says have begun a cell."""
 
     def compute(self, cell: Cell) -> dict[str, Any]:
+        result = super().compute(cell)
         wait_for_crew(self._store, int((self._store / "wanted").read_text()))
-        return make_result(cell, worker=f"host/{os.getpid()}")
+        return result
 
 
 class NeverStarts(SweepWorker):

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import ray
 import sweep_cells
 import torch
-from sweep_cells import FakeWorker, WatchedWorker, make_cell, make_cells, make_result
+from sweep_cells import FakeWorker, InACrew, SlowToStart, WatchedWorker, crew, make_cell, make_cells, make_result
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
@@ -122,24 +123,31 @@ def test_only_missing_cells_are_computed_and_equal_keys_once(cluster: None, tmp_
     assert starts(tmp_path) == {"a-sst2-1": 1, "a-sst2-2": 1}
 
 
-def test_a_worker_killed_in_the_middle_of_a_cell_costs_that_cell_another_start_and_nothing_else(
+def test_a_worker_that_starts_late_gets_its_share(cluster: None, tmp_path: Path) -> None:
+    outcome = run_sweep(make_cells(40), store=tmp_path, data_root=None, progress=False, worker=SlowToStart)
+    assert (outcome.computed, outcome.failed) == (40, [])
+    shares = Counter(result["cost"]["worker"] for result in outcome.results)
+    assert len(shares) == 2 and min(shares.values()) > 5
+
+
+def test_a_worker_killed_in_the_middle_of_a_cell_is_replaced_and_costs_that_cell_another_start(
     cluster: None, tmp_path: Path
 ) -> None:
-    cells = make_cells(6)
-    faults(tmp_path, seed2="waits")
+    (tmp_path / "wanted").write_text("3")  # only two fit, so cells wait for the one that replaces the killed one
 
     def kill() -> None:
-        waiting = tmp_path / "waiting"
-        while not waiting.exists() or not waiting.read_text():
+        while len(crew(tmp_path)) < 2:
             time.sleep(0.02)
-        os.kill(int(waiting.read_text()), signal.SIGKILL)
+        os.kill(crew(tmp_path)[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    outcome = sweep(tmp_path, cells)
+    cells = make_cells(6)
+    outcome = run_sweep(cells, store=tmp_path, data_root=None, progress=False, worker=InACrew)
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
     assert outcome.failed == []
-    assert starts(tmp_path) == {f"a-sst2-{seed}": 2 if seed == 2 else 1 for seed in range(6)}
+    assert len(crew(tmp_path)) == 3
+    assert sorted(starts(tmp_path).values()) == [1, 1, 1, 1, 1, 2]
 
 
 @pytest.mark.slow

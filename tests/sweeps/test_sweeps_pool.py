@@ -1,28 +1,29 @@
-"""The pool of a sweep's workers fills the cluster, is refilled, grows with it and shrinks; late results are waited for."""
+"""The pool of a sweep's workers grows and shrinks with the cluster, and waits for results that are seen late."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import sweep_cells
 from ray.cluster_utils import Cluster as Raylets
-from sweep_cells import FakeWorker, InACrew, NeverStarts, SlowToStart, crew, make_cells
+from ray.tune.schedulers import TrialScheduler
+from sweep_cells import InACrew, NeverStarts, crew, make_cells
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.sweep_progress import SweepProgress
+from mlmclm.sweeps.table import SweepTable
+from mlmclm.sweeps.trainable import COMPUTED
+from mlmclm.sweeps.worker_pool import WorkerPool
 
 
 @pytest.fixture(scope="module")
@@ -36,48 +37,13 @@ def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
 
 
-def sweep(store: Path, cells: list[Cell], worker: type[Any], **options: Any) -> SweepOutcome:
-    return run_sweep(cells, store=store, data_root=None, worker=worker, **options)
-
-
-def aside(act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    return thread
-
-
 def wait_until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not true() and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
-def workers_of(outcome: SweepOutcome) -> Counter[str]:
-    return Counter(result["cost"]["worker"] for result in outcome.results)
-
-
-def test_a_worker_that_starts_late_gets_its_share(raylets: Raylets, tmp_path: Path) -> None:
-    outcome = sweep(tmp_path, make_cells(80), SlowToStart)
-    assert (outcome.computed, outcome.failed) == (80, [])
-    assert len(workers_of(outcome)) == 2
-    assert min(workers_of(outcome).values()) > 10
-
-
-def test_a_killed_worker_is_replaced(raylets: Raylets, tmp_path: Path) -> None:
-    (tmp_path / "wanted").write_text("3")  # only two fit, so every cell waits for the one that replaces the killed one
-
-    def kill() -> None:
-        wait_until(lambda: len(crew(tmp_path)) == 2)
-        os.kill(crew(tmp_path)[0], signal.SIGKILL)
-
-    thread = aside(kill)
-    cells = make_cells(6)
-    outcome = sweep(tmp_path, cells, InACrew)
-    thread.join()
-    assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
-    assert len(crew(tmp_path)) == 3
-
-
+@pytest.mark.slow
 def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(raylets: Raylets, tmp_path: Path) -> None:
     (tmp_path / "wanted").write_text("3")
 
@@ -90,47 +56,88 @@ def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(rayl
         raylets.remove_node(node, allow_graceful=False)
         (tmp_path / "wanted").write_text("3")
 
-    thread = aside(join_and_leave)
+    thread = threading.Thread(target=join_and_leave, daemon=True)
+    thread.start()
     cells = make_cells(12)
-    outcome = sweep(tmp_path, cells, InACrew)
+    outcome = run_sweep(cells, store=tmp_path, data_root=None, worker=InACrew)
     thread.join()
     assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
     assert outcome.failed == []
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_start_end_the_sweep_with_the_reason(raylets: Raylets, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"workers of the sweep do not start: .*no such library"):
-        sweep(tmp_path, make_cells(3), NeverStarts, max_failures=1)
+        run_sweep(make_cells(3), store=tmp_path, data_root=None, worker=NeverStarts, max_failures=1)
 
 
-class Late(Ledger):
-    """A ledger on a file system that shows a file only after its name was looked up `looks` times."""
+class Actor:
+    """Stands for a worker's actor, and notes what it is told to take."""
 
-    looks = 3
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, str]] = []
+        self.take = SimpleNamespace(options=self._named)
 
-    def __init__(self, store: Path) -> None:
-        super().__init__(store)
-        self.looked = Counter[str]()
-
-    def find(self, key: str) -> dict[str, Any] | None:
-        found = super().find(key)
-        if found is not None:
-            self.looked[key] += 1
-        return found if self.looked[key] > self.looks else None
+    def _named(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda key: self.taken.append((name, key)))
 
 
-def test_a_result_that_is_seen_late_is_waited_for(raylets: Raylets, tmp_path: Path) -> None:
-    cells = make_cells(4)
-    outcome = sweep(tmp_path, cells, FakeWorker, ledger=Late(tmp_path))
-    assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
-    assert outcome.computed == 4
+class Statuses(dict[str, str]):
+    """The statuses of the results that are visible; the others have none."""
+
+    def __call__(self, key: str) -> str | None:
+        return self.get(key)
+
+
+@pytest.fixture
+def pool_of_one() -> Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]]:
+    def make(count: int) -> tuple[WorkerPool, Any, Actor, Statuses]:
+        cells = {cell_key(cell): cell for cell in make_cells(count)}
+        visible, actor = Statuses(), Actor()
+        trial = SimpleNamespace(trial_id="0", temporary_state=SimpleNamespace(ray_actor=actor))
+        progress = SweepProgress(cells.values(), table=SweepTable(cells.values()), visible=False)
+        pool = WorkerPool(cells, progress, visible, max_failures=1)
+        pool.callback.on_trial_start(0, [], trial)
+        return pool, trial, actor, visible
+
+    return make
+
+
+def report(pool: WorkerPool, trial: Any) -> str:
+    result = {"outcome": COMPUTED, "backend": "cpu", "seconds": 1.0, "hostname": "node-a"}
+    return pool.on_trial_result(None, trial, result)
+
+
+def test_a_worker_gets_its_next_cell_before_its_last_result_is_seen_to(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
+) -> None:
+    pool, trial, actor, visible = pool_of_one(2)
+    assert [name for name, _ in actor.taken] == ["a/sst2/lr1e-03/s0"]
+    assert report(pool, trial) == TrialScheduler.CONTINUE
+    assert [name for name, _ in actor.taken] == ["a/sst2/lr1e-03/s0", "a/sst2/lr1e-03/s1"]
+    visible.update(dict.fromkeys((key for _, key in actor.taken), "ok"))
+    assert report(pool, trial) == TrialScheduler.STOP
+    assert pool.computed == 2 and not pool.late and pool.broken is None
+
+
+def test_a_result_that_is_seen_late_is_waited_for(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
+) -> None:
+    pool, trial, actor, visible = pool_of_one(1)
+    report(pool, trial)
+    pool.look_again()
+    assert pool.late
+    visible[actor.taken[0][1]] = "ok"
+    pool.look_again()
+    assert not pool.late and not pool.fault
 
 
 def test_a_result_that_is_never_seen_is_an_error_that_says_so(
-    raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_VISIBLE", 2.0)
-    ledger = Late(tmp_path)
-    ledger.looks = 1_000
-    with pytest.raises(EnvironmentFault, match=r"a/sst2/lr1e-03/s\d: a worker filed this result 2 s ago.*shared"):
-        sweep(tmp_path, make_cells(2), FakeWorker, ledger=ledger)
+    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_VISIBLE", -1.0)
+    pool, trial, *_ = pool_of_one(1)
+    report(pool, trial)
+    assert pool.fault
+    with pytest.raises(EnvironmentFault, match=r"a/sst2/lr1e-03/s0: a worker filed this result.*shared by all nodes"):
+        raise pool.broken or AssertionError
