@@ -99,6 +99,11 @@ def draw_ray(browser: Browser, store: Path) -> None:
                     page.click("button:has-text('Submit')")
                     page.wait_for_selector("text=SweepWorker", timeout=WAIT)
                     save(page, "ray-actors")
+                    page.goto(f"{address}/#/jobs/01000000")
+                    page.click("text=Task Table", timeout=WAIT)
+                    page.wait_for_selector("text=SweepWorker.take", timeout=WAIT)
+                    page.locator("text=Task Table").scroll_into_view_if_needed()
+                    save(page, "ray-cells")
             finally:
                 sweep.send_signal(signal.SIGTERM)
                 sweep.communicate()
