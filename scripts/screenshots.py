@@ -102,7 +102,7 @@ def draw_ray(browser: Browser, store: Path) -> None:
                     page.goto(f"{address}/#/jobs/01000000")
                     page.click("text=Task Table", timeout=WAIT)
                     page.wait_for_selector("text=SweepWorker.take", timeout=WAIT)
-                    page.locator("text=Task Table").scroll_into_view_if_needed()
+                    page.locator("text=Task Table").evaluate("element => element.scrollIntoView()")
                     save(page, "ray-cells")
             finally:
                 sweep.send_signal(signal.SIGTERM)

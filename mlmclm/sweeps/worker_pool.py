@@ -32,6 +32,8 @@ from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERR
 
 WAITING_WORKERS = 8
 """Workers to ask for beyond those that are known to fit, at any time, for nodes that join later."""
+MOST_FAILED_STARTS = 10
+"""Workers that fail to start before the sweep gives up, unless a cell ends in between."""
 SECONDS_UNTIL_VISIBLE = 120.0
 """How long a result that a worker has filed may stay invisible here: NFS caches names for up to a minute."""
 
@@ -70,7 +72,7 @@ class WorkerPool(FIFOScheduler):
         self._on_done = on_done
         self._max_failures = max_failures
         self._crashes: Counter[str] = Counter()
-        self._crashes_in_a_row = 0
+        self._failed_starts = 0
         self._looked = time.monotonic()
         self._late: dict[str, tuple[float, float | None]] = {}
         """Key -> time by which its result must be visible, and how long it took if it was computed here."""
@@ -97,7 +99,7 @@ class WorkerPool(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Give the worker its next cell, or end it if there is none, and then see to the cell that it reports on."""
         key = self._queue.give_up(trial.trial_id)
-        busy = not self.fault and self.give(trial, result["hostname"])
+        busy = self.give(trial, result["hostname"])
         if key is not None:
             self._keeping_errors(lambda: self._report(key, result))
         return TrialScheduler.CONTINUE if busy else TrialScheduler.STOP
@@ -108,11 +110,11 @@ class WorkerPool(FIFOScheduler):
         Args:
             node: the name of the worker's node, once that is known.
         """
-        key = self._queue.take(trial.trial_id)
+        key = None if self.fault else self._queue.take(trial.trial_id)
         if key is None:
             return False
         cell = self._cells[key]
-        # An actor's calls run in order, so Tune's next call of `train` reports on this one.
+        # Tune has no public way to a trial's actor. Its calls run in order, so Tune's next `train` reports on this one.
         trial.temporary_state.ray_actor.take.options(name=cell_name(cell)).remote(key)
         self._progress.started(cell, worker=f"{trial} on {node}" if node else str(trial))
         return True
@@ -122,9 +124,9 @@ class WorkerPool(FIFOScheduler):
         error = _error_of(trial)
         key = self._queue.give_up(trial.trial_id)
         if key is None:
-            # The worker didn't even start. All others may do the same, and nothing else would end the sweep.
-            self._crashes_in_a_row += 1
-            if self._crashes_in_a_row > self._max_failures:
+            # All others may fail to start as well, and nothing else would end the sweep.
+            self._failed_starts += 1
+            if self._failed_starts == MOST_FAILED_STARTS:
                 self.broken = self.broken or EnvironmentFault(f"workers of the sweep do not start: {describe(error)}")
                 self.fault = True
             return
@@ -168,7 +170,7 @@ class WorkerPool(FIFOScheduler):
 
     def _report(self, key: str, result: Mapping[str, Any]) -> None:
         cell, outcome = self._cells[key], result["outcome"]
-        self._crashes_in_a_row = 0
+        self._failed_starts = 0
         if outcome in (USER_ERROR, ENVIRONMENT_FAULT):
             self.fault = self.fault or outcome == ENVIRONMENT_FAULT
             self._failed(key, (UserError if outcome == USER_ERROR else EnvironmentFault)(result["message"]))

@@ -68,7 +68,7 @@ def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(rayl
 @pytest.mark.slow
 def test_workers_that_cannot_start_end_the_sweep_with_the_reason(raylets: Raylets, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"workers of the sweep do not start: .*no such library"):
-        run_sweep(make_cells(3), store=tmp_path, data_root=None, worker=NeverStarts, max_failures=1)
+        run_sweep(make_cells(3), store=tmp_path, data_root=None, worker=NeverStarts)
 
 
 class Actor:
