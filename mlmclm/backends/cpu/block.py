@@ -9,7 +9,6 @@ rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from transformers import PreTrainedModel
 
 from mlmclm.backends.cpu import kernels, tiles
 from mlmclm.backends.cpu.packed_attention import Heads, attend, attend_backward
+from mlmclm.backends.layers import call_layer
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
@@ -107,21 +107,15 @@ def run_blocks(
     cos, sin = (part[0, :, :half].to(kind).contiguous() for part in (cos, sin))  # [T, width / 2]
     with torch.autocast("cpu", enabled=False):
         for number, layer in enumerate(model.layers, start=1):
-            # Patched once per layer; calls without `run` still get transformers' own forward.
-            if "forward" not in vars(layer):
-                layer.forward = partial(_forward, layer, layer.forward)
             last = chosen if number == len(model.layers) else None
-            hidden = layer(hidden, run=Run(packing, causal, cos, sin, dtype, last))
+            run = Run(packing, causal, cos, sin, dtype, last)
+            hidden = call_layer(layer, hidden, partial(_block, layer, run))
         final: Tensor = model.norm(hidden)
     return final if chosen is None else final[: chosen.number]
 
 
-def _forward(
-    layer: Any, original: Callable[..., Tensor], hidden: Tensor, *args: Any, run: Run | None = None, **more: Any
-) -> Tensor:
-    """Run a layer: this module's block under `run_blocks`, otherwise transformers' own forward."""
-    if run is None:
-        return original(hidden, *args, **more)
+def _block(layer: Any, run: Run, hidden: Tensor) -> Tensor:
+    """Compute a layer's block."""
     attention, mlp = layer.self_attn, layer.mlp
     shape = Shape(
         heads=attention.config.num_attention_heads,
