@@ -2,10 +2,11 @@
 # Installs the project, locked, into a virtual environment:  scripts/install.sh VENV [dev]
 #
 # Without an NVIDIA GPU the CPU build of torch is taken if pip can find one (point PIP_EXTRA_INDEX_URL at an index that has CPU
-# builds); otherwise the default build, which runs on the CPU too but is several GB larger.
+# builds); otherwise the default build, which runs on the CPU too but is several GB larger. With one, the kernels for it are installed
+# too: extra `cuda`.
 set -euo pipefail
 venv=$1
-extra=${2:-}
+extras=${2:-}
 here=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 
@@ -15,14 +16,19 @@ if sys.version_info < (3, 11):
     sys.exit(f"mlmclm needs Python 3.11 or newer; this is {sys.version.split()[0]}. Run again with PYTHON=/path/to/python3.11.")
 CHECK
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+gpu=false
+if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
+    gpu=true
+    extras=cuda${extras:+,$extras}
+fi
 torch=$(grep -E '^torch==' "$here/constraints.txt")
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     echo "installing $torch ..."
-    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
+    if $gpu; then
         "$venv/bin/pip" install --quiet -c "$here/constraints.txt" torch
     else
         "$venv/bin/pip" install --quiet "$torch+cpu" 2>/dev/null || "$venv/bin/pip" install --quiet "$torch"
     fi
 fi
 echo "installing mlmclm and what it needs (about two minutes the first time) ..."
-"$venv/bin/pip" install --quiet -c "$here/constraints.txt" -e "$here${extra:+[$extra]}"
+"$venv/bin/pip" install --quiet -c "$here/constraints.txt" -e "$here${extras:+[$extras]}"

@@ -1,16 +1,23 @@
-"""The backend for NVIDIA GPUs: torch's variable-length attention over packed sequences."""
+"""The backend for NVIDIA GPUs: torch's variable-length attention over packed sequences, and Liger's kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from mlmclm.backends.packing import Packing, near
+from mlmclm.backends.packing import Chosen, Packing, near
 from mlmclm.backends.reference import Reference
+from mlmclm.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class CudaReference(Reference):
@@ -66,8 +73,15 @@ class Cuda(CudaReference):
         """Compute `Reference.packed_attention` with one kernel over all sequences.
 
         The kernel needs bf16 or fp16, and no dropout. Otherwise torch's attention runs over sequences padded to the
-        longest.
+        longest. Without a window, equally long sequences are a batch for torch's attention.
         """
+        if packing.tokens == packing.padded_tokens and window is None:
+            length, width = int(packing.lengths[0]), query.shape[-1]
+            q, k, v = (
+                tensor.view(-1, len(packing.lengths), length, width).transpose(0, 1) for tensor in (query, key, value)
+            )
+            batch = self.attention(q, k, v, mask=None, causal=causal, scale=scale, dropout=dropout, window=None)
+            return batch.flatten(0, 1).unsqueeze(0)
         dtype = query.dtype
         # Autocast's dtype decides which kernel can be used.
         if torch.is_autocast_enabled("cuda"):
@@ -85,6 +99,48 @@ class Cuda(CudaReference):
             scale=scale, window_size=(reach, 0 if causal else reach), enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
         return attended.unsqueeze(0)
+
+    def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
+        """Return whether this is EuroBERT, Llama or Qwen, which consist of operations that Liger has kernels for."""
+        fits: bool = _liger().fits(model)
+        return fits
+
+    def blocks(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        packing: Packing,
+        *,
+        causal: bool,
+        chosen: Chosen | None = None,
+    ) -> Tensor:
+        """Compute `Reference.blocks` with Liger's norms, rotary embedding and gated unit."""
+        attend = partial(self.packed_attention, packing=packing, causal=causal)
+        states: Tensor = _liger().run_blocks(model, input_ids, packing, attend, chosen=chosen)
+        return states
+
+    def losses(self, logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
+        """Compute `Reference.losses` with Liger's kernel, but in fp64 with torch's operations."""
+        if logits.dtype == torch.float64:
+            return super().losses(logits, vocabulary, labels)
+        summed: Tensor = _liger().losses(logits, vocabulary, labels)
+        return summed
+
+
+def _liger() -> ModuleType:
+    """Import the kernels late: Triton need not be where there is no GPU.
+
+    Raises:
+        UserError: Liger or Triton is not installed.
+    """
+    try:
+        from mlmclm.backends import liger
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the backend cuda needs liger-kernel and triton, and {error.name} is not installed. In the project's folder: "
+            'pip install -c constraints.txt ".[cuda]". To do without, set MLMCLM_BACKEND to reference.'
+        ) from error
+    return liger
 
 
 def _padded(

@@ -266,7 +266,7 @@ class Chosen:
     """Tokens of a packing whose attention output is needed. They attend to their whole sequence.
 
     Attributes:
-        tokens: int64 [number], in rising order, on the CPU.
+        tokens: int64 [number], in rising order, on the packing's device.
     """
 
     packing: Packing

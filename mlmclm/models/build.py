@@ -163,7 +163,7 @@ class PretrainingModel(nn.Module):
         # Equally long sequences need no packing in the model's own forward.
         if packing is None and not fused:
             return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)[where]
-        packing = packing or Packing.uniform(*input_ids.shape)
+        packing = packing or Packing.uniform(*input_ids.shape, input_ids.device)
         row = functional.pad(input_ids.reshape(1, -1), (0, packing.padded_tokens - packing.tokens))
         # The last layer's queries are needed at labelled positions only. Selecting them saves most where few are
         # labelled.

@@ -100,7 +100,7 @@ class Recipe(Frozen):
     """Recompute each layer's activations in the backward pass, which saves memory and costs time."""
     compile: bool = False
     """Run the model's layers through torch.compile, which needs a C++ compiler. The LM head's loss keeps its own
-    kernels. On the CPU this replaces the project's fused block."""
+    kernels. This replaces the backend's fused blocks."""
     checkpoint_every: int = Field(1000, ge=1)
     """Steps between checkpoints from which an interrupted run resumes."""
     keep_checkpoints: int = Field(2, ge=1)

@@ -1,0 +1,208 @@
+"""Liger's kernels in Triton's interpreter: values and gradients are those of torch's operations.
+
+`test_backends_liger.py` runs this file in a process of its own, because `TRITON_INTERPRET` must be set before Triton is
+imported, and would hold for all other tests too.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    LlamaConfig,
+    LlamaModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle, tl
+
+from mlmclm.backends import choice, liger
+from mlmclm.backends.cuda import Cuda
+from mlmclm.backends.packing import Packing
+from mlmclm.models.attention import use_attention
+from mlmclm.models.build import PretrainingModel
+from mlmclm.models.encoder import encode, pool
+
+LENGTHS = [9, 1, 14, 5, 3]
+"""Of the documents in the blocks."""
+COMMON: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,
+}  # fmt: skip
+MODELS = {
+    "eurobert": lambda: EuroBertForMaskedLM(EuroBertConfig(**COMMON, num_key_value_heads=1, mask_token_id=3)),
+    "eurobert, tied": lambda: EuroBertForMaskedLM(
+        EuroBertConfig(**COMMON, num_key_value_heads=3, mask_token_id=3, tie_word_embeddings=True)
+    ),
+    # A layer of each kind.
+    "qwen2, windows": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**COMMON, num_key_value_heads=1, use_sliding_window=True, sliding_window=3, max_window_layers=1)
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**COMMON, num_key_value_heads=1, head_dim=16)),
+    "modernbert": lambda: ModernBertForMaskedLM(
+        ModernBertConfig(**COMMON, local_attention=8, cls_token_id=1, sep_token_id=2)
+    ),
+    "bert": lambda: BertForMaskedLM(BertConfig(**COMMON, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
+}
+
+
+def scalar(argument: Any, convert: Any = interpreter._implicit_cvt) -> Any:
+    """Convert a kernel's argument as the compiler does: Python's floats become fp32 scalars.
+
+    The interpreter leaves them as they are, and then they lack the methods that kernels call (`eps.to`).
+    """
+    if isinstance(argument, float):
+        return tl.tensor(TensorHandle(np.array([argument], np.float32), tl.float32), tl.float32)
+    return convert(argument)
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    monkeypatch.setattr(interpreter, "_implicit_cvt", scalar)
+    # The norm takes this function from CUDA's library, which the interpreter has none of.
+    monkeypatch.setattr("liger_kernel.ops.rms_norm.rsqrt", lambda value: tl.rsqrt(value))
+    # The GPU's backend for the CPU, under a name of its own.
+    monkeypatch.setitem(choice._chosen, ("cpu", "liger"), Cuda())
+    yield
+
+
+def random_model(kind: str) -> PreTrainedModel:
+    """Random weights, in norms and biases too."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = MODELS[kind]()
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+    return model
+
+
+def accumulated(
+    model: PreTrainedModel, backend: str, monkeypatch: pytest.MonkeyPatch, *, labelled: float, causal: bool, documents: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the losses of one batch of documents, or of two of blocks, and their gradients' sum as one vector, in fp64."""
+    monkeypatch.setenv("MLMCLM_BACKEND", backend)
+    pretraining = PretrainingModel(model, precision="fp32")
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for shape in [(2, 16)] if documents else [(2, 4), (1, 5)]:
+        ids = torch.randint(4, COMMON["vocab_size"], shape, generator=generator)
+        labels = torch.where(torch.rand(shape, generator=generator) < labelled, ids.flip(1), -100)
+        loss = pretraining(ids, labels, causal, Packing.of(LENGTHS) if documents else None)
+        (loss / 7).backward()
+        losses.append(loss.detach().double())
+    gradients = [part.grad.double().flatten() for part in pretraining.parameters() if part.grad is not None]
+    return torch.stack(losses), torch.cat(gradients)
+
+
+def all_three(model: Module, compute: Callable[[Any, str], tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield each result of a computation by torch in fp64, by torch in the model's dtype, and by the kernels in that."""
+    ways = ((copy.deepcopy(model).double(), "reference"), (copy.deepcopy(model), "reference"), (model, "liger"))
+    yield from zip(*(compute(*way) for way in ways), strict=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_losses_leave_their_gradient(dtype: torch.dtype) -> None:
+    """Rows of logits lie further apart than they are long."""
+    whole = 10 * torch.randn(12, 420, generator=torch.Generator().manual_seed(0)).to(dtype)
+    labels = torch.randint(411, (12,), generator=torch.Generator().manual_seed(1))
+    logits = whole[:, :411].double().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    expected.backward()
+    behind = whole[:, 411:].clone()
+    summed = liger.losses(whole, 411, labels)
+    assert summed.dtype == torch.float32
+    torch.testing.assert_close(summed.double(), expected.detach(), rtol=1e-6, atol=1e-5)
+    rounding = 2e-6 if dtype == torch.float32 else 2**-7  # the interpreter cuts off what bf16 has no bits for
+    torch.testing.assert_close(whole[:, :411].double(), logits.grad, rtol=rounding, atol=2e-7)
+    assert torch.equal(whole[:, 411:], behind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labelled", "causal", "documents"),
+    [
+        ("eurobert", 0.4, False, True),
+        ("eurobert, tied", 0.4, False, False),
+        ("qwen2, windows", 0.4, False, False),
+        ("qwen2, windows", 0.9, True, False),
+        ("qwen3", 1.0, True, False),
+        ("modernbert", 0.4, False, True),
+        ("bert", 0.4, False, False),
+    ],
+)
+def test_losses_and_gradients_of_pretraining(
+    kind: str, labelled: float, causal: bool, documents: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held against transformers' own layers and torch's operations in fp64, which are as far away in fp32."""
+    model = random_model(kind)
+    assert Cuda().fuses(model.base_model) == (kind not in ("bert", "modernbert"))
+
+    def compute(model: PreTrainedModel, backend: str) -> tuple[Tensor, Tensor]:
+        return accumulated(model, backend, monkeypatch, labelled=labelled, causal=causal, documents=documents)
+
+    for exact, torch_s, found in all_three(model, compute):
+        assert (torch_s - exact).norm() < 1e-4 * exact.norm()
+        assert (found - exact).norm() < 2 * (torch_s - exact).norm() + 1e-6 * exact.norm()
+
+
+@pytest.mark.parametrize("weights", [torch.float16, torch.float32])
+def test_half_precision_is_as_exact_as_torch_s(weights: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuning's forward of Llama, with weights in fp16 or autocast: the interpreter multiplies no bf16."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = LlamaModel(LlamaConfig(**COMMON, num_key_value_heads=1)).to(weights)
+    packing = Packing.uniform(2, 5)
+    ids = torch.randint(4, 97, (1, 10), generator=torch.Generator().manual_seed(1))
+
+    def compute(model: PreTrainedModel, backend: str) -> tuple[Tensor, Tensor]:
+        monkeypatch.setenv("MLMCLM_BACKEND", backend)
+        use_attention(model)
+        with torch.autocast("cpu", torch.float16, enabled=model.dtype == torch.float32):
+            states = encode(model, ids, packing, causal=True)
+        assert states.dtype == model.dtype
+        pool(states, packing, "mean").square().mean().backward()
+        return states.detach().double(), torch.cat([part.grad.double().flatten() for part in model.parameters()])
+
+    for exact, torch_s, found in all_three(model, compute):
+        assert 1e-4 * exact.norm() < (torch_s - exact).norm() < 0.1 * exact.norm()
+        assert (found - exact).norm() < 1.5 * (torch_s - exact).norm()
+
+
+def test_fp64_is_left_to_torch() -> None:
+    logits, labels = torch.randn(5, 40, dtype=torch.float64), torch.arange(5)
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(Cuda().losses(logits.clone(), 40, labels), expected, rtol=1e-14, atol=0)
+    assert not Cuda().fuses(random_model("eurobert").base_model.double())
+
+
+def test_after_a_pass_through_blocks_a_layer_is_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one model, the CPU's blocks, the GPU's and transformers' own layers compute the same in turn."""
+    model = random_model("eurobert").base_model
+    use_attention(model)
+    packing, ids = Packing.uniform(2, 4), torch.arange(10, 18)[None]
+    states = []
+    for backend, fused in (("liger", True), ("", True), ("liger", True), ("liger", False), ("", False)):
+        monkeypatch.setenv("MLMCLM_BACKEND", backend)
+        with torch.no_grad():
+            states.append(encode(model, ids, packing, causal=False, fused=fused))
+    for other in states[1:]:
+        torch.testing.assert_close(other, states[0], rtol=1e-4, atol=1e-5)
