@@ -17,7 +17,10 @@ from small_models import save_small_decoder, save_small_model, write_sentiment
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)")
-PAGES = ["own-task", *(pytest.param(name, marks=pytest.mark.slow) for name in ("own-text", "own-model", "hub-model"))]
+PAGES = [
+    "own-task",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("own-text", "own-model", "hub-model", "given-models")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -41,7 +44,7 @@ def test_a_reader_who_does_as_the_page_says_comes_to_its_end(page: str, tmp_path
         "HOME": str(tmp_path / "home"),
         "OMP_NUM_THREADS": "1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        **({"MLMCLM_DATA": "datasets"} if page == "hub-model" else {}),
+        **({"MLMCLM_DATA": "datasets"} if page in ("hub-model", "given-models") else {}),
     }
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550

@@ -33,7 +33,7 @@ def compare(
         Path | None,
         typer.Option(
             "--study",
-            help="The study file that has the models; each is taken at its best learning rate, or rates by seed.",
+            help="The study or sweep file that has the models; each is taken at its best learning rate, or rates by seed.",
         ),
     ] = None,
     task: Annotated[
@@ -121,22 +121,20 @@ def _of_models(
         UserError: a model or task is unknown, or no task has cells to compare.
     """
     from mlmclm.analysis.summary import chosen_results
+    from mlmclm.cli.results_of import results_of
     from mlmclm.errors import for_each
-    from mlmclm.study.opened import open_study
-    from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import analyse_study, study_space
+    from mlmclm.study.sweep import analyse_sweep
 
-    study = load_study(file)
-    names = [study.model_of(name, where=str(file)) for name in (first, second)]
-    space = options.by_rule(study_space(study, place.task_dirs), rule)
+    found = results_of(file, place, rule)
+    names = [found.file.model_of(name, where=str(file)) for name in (first, second)]
     for task in tasks:
-        if task not in space.tasks:
-            raise unknown("task", task, space.tasks, where=str(file))
-    stored = open_study(study, place, space, file)
-    chosen = chosen_results(analyse_study(stored.prepared, space, stored.results), stored.results)
+        if task not in found.space.tasks:
+            raise unknown("task", task, found.space.tasks, where=str(file))
+    analysis = analyse_sweep(tuple(found.file.models), found.file.baseline, found.space, found.results)
+    chosen = chosen_results(analysis, found.results)
     sides: Sides = {}
     left_out: dict[str, str] = {}
-    for task in tasks or space.tasks:
+    for task in tasks or found.space.tasks:
         pair = [chosen.get((name, task), {}) for name in names]
         # The tests are paired, so a seed counts only if both models have it.
         common = sorted(pair[0].keys() & pair[1].keys())

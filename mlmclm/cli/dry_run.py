@@ -11,6 +11,7 @@ from mlmclm.study.prepare import check_models_to_continue, find_prepared
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep import study_space
+from mlmclm.study.sweep_file import SweepFile
 
 
 def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool = True) -> None:
@@ -62,6 +63,31 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
             show(
                 f"{found['cells_waiting']:,} of them wait for the cell with the best validation score to start from ({starts})"
             )
+
+
+def show_dry_sweep(file: SweepFile, place: Place, *, as_json: bool) -> None:
+    """Print which cells of a sweep of given models exist and which would be computed."""
+    from mlmclm.study.given_sweep import open_sweep
+    from mlmclm.sweeps.ledger import Ledger
+
+    made = open_sweep(file, place, prepare=False)
+    planned = made.plan()
+    total = len(made.models) * made.space.cells_a_model
+    there = len(planned.cells) - len(Ledger(place.store).missing(planned.cells))
+    found = {
+        "sweep": file.name,
+        "store": str(place.store),
+        "models": {each.model.name: each.source for each in made.models},
+        "cells": total,
+        "cells_to_compute": total - there,
+    }
+    if as_json:
+        print_json(found)
+        return
+    show(f"sweep {file.name}: nothing is computed now (--dry-run)")
+    for each in made.models:
+        show(f"model {each.model.name}: {each.source}")
+    show(f"cells: {total - there:,} of {total:,} to compute")
 
 
 def _stage(plan: Plan, index: int, prepared: PreparedStudy | None) -> dict[str, Any]:

@@ -37,7 +37,10 @@ def _stream(name: str, what: str) -> Any:
 
 def finetune(
     model: Annotated[
-        str, typer.Argument(help="A model's folder, or its name in a study of the store (NAME or STUDY/NAME).")
+        str,
+        typer.Argument(
+            help="A model's folder, its name in a study of the store (NAME or STUDY/NAME), or on the Hub (OWNER/NAME)."
+        ),
     ],
     task: Annotated[str, typer.Argument(help="A task's name.")],
     learning_rate: Annotated[float, typer.Option("--lr", help="Peak learning rate.")],
@@ -116,7 +119,7 @@ def finetune(
         raise UserError(f"--lr {learning_rate:g}: a learning rate is between 0 and 1.")
     place = options.place(store, data, task_dir)
     declared = get_task(task, place.task_dirs)
-    found = find_model(model, place.store)
+    found = find_model(model, place.store, data_root=place.data_root)
     changes = _changes(changed or (), causal=causal, pooling=pooling)
     chosen = _protocols(protocol, space)
     settings = _settings(chosen, task, found.folder, changes)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
 Study = Annotated[Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.")]
+StudyOrSweep = Annotated[Path, typer.Argument(help="The study file or sweep file (YAML).")]
 Store = Annotated[
     Path,
     typer.Option(

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    file: options.Study,
+    file: options.StudyOrSweep,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
@@ -46,24 +46,23 @@ def report(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Analyses the results that a study has so far and writes its tables and its HTML report; prepares and computes nothing.
+    """Analyses the results that a study or sweep has so far and writes its tables and its HTML report; prepares and computes nothing.
 
     Where the store may only be read, results are printed and the report is written with `--to` only.
 
     Example: mlmclm report examples/quickstart.yaml
     """
+    from mlmclm.cli.results_of import results_of
     from mlmclm.cli.study_report import command_of, write_study_report
     from mlmclm.progress import say
-    from mlmclm.study.opened import open_study
-    from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import study_space
+    from mlmclm.study.sweep import analyse_sweep
     from mlmclm.sweeps.ledger import Ledger
 
-    study, place = load_study(file), options.place(store, data, task_dir)
-    space = options.by_rule(study_space(study, place.task_dirs), rule)
-    stored = open_study(study, place, space, file)
-    results = stored.results
-    own = place.study_folder(study)
+    place = options.place(store, data, task_dir)
+    found = results_of(file, place, rule)
+    analysis = analyse_sweep(tuple(found.file.models), found.file.baseline, found.space, found.results)
+    facts = found.facts(command_of(found.verb, [str(file)], data, task_dir))
+    own = place.study_folder(found.file)
     folder = to or (own if _writable(own) else None)
     if folder is None:
         say(f"the report is not written: {own} may only be read; name another folder with --to.")
@@ -72,17 +71,15 @@ def report(
         if export:
             from mlmclm.study.tracking import StudyTracking
 
-            tracking = stack.enter_context(StudyTracking(study, place))
-            tracking.pretrained(stored.prepared)
-            tracking.sweep_begins(stored.prepared, space)
-            for result in results:
+            tracking = stack.enter_context(StudyTracking(found.file, place))
+            if found.prepared is not None:
+                tracking.pretrained(found.prepared)
+            tracking.sweep_begins(found.space)
+            for result in found.results:
                 tracking.cell(result)
-        command = command_of(file, data, task_dir)
-        analysis = write_study_report(
-            stored.prepared, space, stored.tasks, results, command, tracking, folder=folder, as_json=as_json
-        )
+        write_study_report(analysis, facts, found.space, place, tracking, folder=folder, as_json=as_json)
     if predictions is not None:
-        _write_predictions(analysis, results, Ledger(place.store), predictions)
+        _write_predictions(analysis, found.results, Ledger(place.store), predictions)
 
 
 def _writable(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.progress import say
 from mlmclm.service.ray_cluster import cluster_address
-from mlmclm.storage.files import only_one
+from mlmclm.storage.files import only_one, write_atomic
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.study.model_folders import export_models
 from mlmclm.study.prepare import prepare
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlmclm.study.place import Place
     from mlmclm.study.prepared_study import PreparedStudy
     from mlmclm.study.study_file import StudyFile
+    from mlmclm.study.sweep_file import SweepFile
     from mlmclm.study.tracking import StudyTracking
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.space import Space
@@ -54,16 +55,23 @@ class Work:
             command: the command that computes the study again, which the report shows.
         """
         from mlmclm.cli.study_report import write_study_report
-        from mlmclm.study.sweep import plan_sweep, sweep
+        from mlmclm.study.facts import study_facts
+        from mlmclm.study.sweep import analyse_sweep, plan_sweep, sweep
 
         prepared, place = self.prepared, self.prepared.place
-        self.tracking.sweep_begins(prepared, space)
+        self.tracking.sweep_begins(space)
         # A function, because a sweep plans again once the results that choose starting weights are there.
         plan = partial(plan_sweep, space, models, tasks, place)
         outcome = sweep(prepared, space, plan, session=self.session, on_result=self.tracking.cell)
-        folder = place.study_folder(prepared.study)
+        study, results = prepared.study, outcome.results
         write_study_report(
-            prepared, space, tasks, outcome.results, command, self.tracking, folder=folder, as_json=as_json
+            analyse_sweep(study.models, study.baseline, space, results),
+            study_facts(prepared, space, tasks, results, command),
+            space,
+            place,
+            self.tracking,
+            folder=place.study_folder(study),
+            as_json=as_json,
         )
 
 
@@ -87,12 +95,63 @@ def work_on(study: StudyFile, place: Place, address: str | None) -> Iterator[Wor
             yield Work(prepared, tracking, session)
 
 
+def sweep_given(file: SweepFile, place: Place, address: str | None, *, command: str, as_json: bool) -> None:
+    """Fine-tune given models over a search space on Ray Tune, and write the report.
+
+    Args:
+        address: a Ray cluster's address, as `--ray` gives it.
+        command: the command that computes the sweep again, which the report shows.
+
+    Raises:
+        UserError: another process is working on a sweep or study of this name. Besides, whatever `open_sweep` raises.
+    """
+    from mlmclm.cli.study_report import write_study_report
+    from mlmclm.study.given_sweep import given_facts, open_sweep
+    from mlmclm.study.sweep import analyse_sweep, run_plan
+    from mlmclm.study.tracking import StudyTracking
+
+    folder = place.study_folder(file)
+    with only_one(folder / ".lock", f"sweep {file.name!r}"):
+        sweep_unfinished(place.store)
+        with StudyTracking(file, place) as tracking, one_session(place, address) as (session, _):
+            made = open_sweep(file, place, prepare=True)
+            # For `mlmclm report` of a sweep that was given by options.
+            write_atomic(folder / "sweep.yaml", made.as_file())
+            tracking.sweep_begins(made.space)
+            outcome = run_plan(
+                file.name,
+                place,
+                made.space,
+                made.plan,
+                device=file.device,
+                session=session,
+                on_result=tracking.cell,
+            )
+            write_study_report(
+                analyse_sweep(tuple(file.models), file.baseline, made.space, outcome.results),
+                given_facts(made, outcome.results, command),
+                made.space,
+                place,
+                tracking,
+                folder=folder,
+                as_json=as_json,
+            )
+
+
 @contextmanager
 def prepared_for(study: StudyFile, place: Place, address: str | None) -> Iterator[tuple[PreparedStudy, Session]]:
-    """Prepare a study, and yield it with a function that opens a Ray session.
+    """Prepare a study, and yield it with a function that opens a Ray session (`one_session`)."""
+    with one_session(place, address) as (session, running):
+        # Without a running cluster, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
+        yield prepare(study, place, session=session if running else None), session
+
+
+@contextmanager
+def one_session(place: Place, address: str | None) -> Iterator[tuple[Session, bool]]:
+    """Yield a function that opens a Ray session, and whether the session is of a running cluster.
 
     The first call opens the session, which stays open until the block ends. A cluster's address is checked
-    (`check_cluster`) before anything is prepared.
+    (`check_cluster`) at once.
     """
     from mlmclm.service.ray_cluster import check_cluster
 
@@ -111,8 +170,7 @@ def prepared_for(study: StudyFile, place: Place, address: str | None) -> Iterato
                 opened = True
             return nullcontext()  # whose end leaves the session open for the next phase
 
-        # Without a running cluster, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
-        yield prepare(study, place, session=session if running is not None else None), session
+        yield session, running is not None
 
 
 def _open_session(stack: ExitStack, place: Place, address: str | None) -> None:

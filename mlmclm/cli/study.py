@@ -42,4 +42,4 @@ def study(
     with work_on(loaded, place, ray) as work:
         tasks = prepare_tasks(work.prepared, space)  # before training, so that bad data cost no time
         models = work.pretrain()
-        work.sweep(space, models, tasks, command=command_of(file, data, task_dir), as_json=as_json)
+        work.sweep(space, models, tasks, command=command_of("study", [str(file)], data, task_dir), as_json=as_json)

@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.study.sweep import analyse_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mlmclm.analysis.analyse import Analysis
-    from mlmclm.study.prepared_study import PreparedStudy
+    from mlmclm.reports.study_facts import StudyFacts
+    from mlmclm.study.place import Place
     from mlmclm.study.tracking import StudyTracking
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.prepared_task import PreparedTask
 
 
-def command_of(file: Path, data: Path | None, task_dirs: Sequence[Path] | None) -> str:
-    """Return the command that computes the study again, as the report shows it."""
-    words = ["mlmclm study", str(file), *([f"--data {data}"] if data is not None else [])]
+def command_of(verb: str, words: Sequence[str], data: Path | None, task_dirs: Sequence[Path] | None) -> str:
+    """Return the command that computes a study or sweep again, as the report shows it."""
+    words = [f"mlmclm {verb}", *words, *([f"--data {data}"] if data is not None else [])]
     return " ".join([*words, *(f"--task-dir {folder}" for folder in task_dirs or ())])
 
 
 def write_study_report(
-    prepared: PreparedStudy,
+    analysis: Analysis,
+    facts: StudyFacts,
     space: Space,
-    tasks: dict[str, PreparedTask],
-    results: list[dict[str, Any]],
-    command: str,
+    place: Place,
     tracking: StudyTracking | None = None,
     *,
     folder: Path | None,
     as_json: bool = False,
-) -> Analysis:
-    """Analyse the results, write tables and report, log them to MLflow, and print the findings.
+) -> None:
+    """Write tables and report, log them to MLflow, and print the findings.
 
     Args:
         folder: where to write. With None nothing is written, and MLflow gets no files.
-
-    Returns:
-        The analysis.
     """
     from mlmclm.analysis.summary import summary
     from mlmclm.reports.report import write_report
     from mlmclm.reports.wording import baseline_sentence, headline
-    from mlmclm.study.facts import study_facts
 
-    analysis = analyse_study(prepared, space, results)
-    facts = study_facts(prepared, space, tasks, results, command)
     paths = write_report(analysis, facts, folder) if folder is not None else {}
     if tracking is not None:
         tracking.reported(space, analysis, paths, facts.provenance)
@@ -57,18 +49,17 @@ def write_study_report(
         print_json(
             {"report": str(paths["report"]) if paths else None, "provenance": facts.provenance, **summary(analysis)}
         )
-        return analysis
+        return
     found = headline(analysis)
     show(found.verdict, style="bold")
     show(found.detail)
-    if prepared.study.baseline is not None:
+    if facts.baseline is not None:
         show(baseline_sentence(analysis))
     show_best(analysis)
     if paths:
         show(f"report:  {paths['report']}")
     elsewhere = tracking.elsewhere if tracking is not None else None
-    show(f"compare: {elsewhere or f'mlmclm ui --store {prepared.place.store}'}")
-    return analysis
+    show(f"compare: {elsewhere or f'mlmclm ui --store {place.store}'}")
 
 
 def show_best(analysis: Analysis) -> None:

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
 from mlmclm.cli import options
+from mlmclm.errors import UserError
+
+if TYPE_CHECKING:
+    from mlmclm.study.place import Place
+    from mlmclm.study.sweep_file import SweepFile
 
 
 def register(app: typer.Typer) -> None:
     """Register the command."""
-    app.command("sweep")(sweep_study)
+    app.command("sweep")(sweep)
 
 
-def sweep_study(
-    file: options.Study,
+def sweep(
+    file: Annotated[
+        Path | None, typer.Argument(help="A study file, whose models must be pretrained, or a sweep file (YAML).")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="[NAME=]SOURCE",
+            help="In place of a file: a model's folder, its name in a study of the store (NAME, STUDY/NAME, or STUDY/* for all), or its "
+            "name on the Hugging Face Hub (OWNER/NAME[@REVISION]); may be given several times.",
+        ),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="A task, in place of the space's; may be given several times."),
+    ] = None,
+    space: Annotated[
+        str | None, typer.Option("--space", metavar="NAME|FILE", help="The search space, such as glue.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the report's folder and the MLflow experiment; `sweep` if not given."),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="The model with which the others are compared.")
+    ] = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
@@ -21,21 +55,51 @@ def sweep_study(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Fine-tunes the models of a study, which must be pretrained, over its search space on Ray Tune, and reports.
+    """Fine-tunes models over a search space on Ray Tune, and reports: a study's models, or any that you name.
 
     A cell (model, task, learning rate, seed) is computed once, ever: its result is a file named by a hash of all that can change
     it. Run the same command again and the missing cells are computed, whatever ended the last run.
 
-    Example: mlmclm sweep examples/quickstart.yaml
+    Examples:
+
+    mlmclm sweep examples/quickstart.yaml
+
+    mlmclm sweep --model answerdotai/ModernBERT-base --model ./my_encoder --task sst2 --task rte --space glue
     """
+    from mlmclm.cli.study_report import command_of
+    from mlmclm.study.sweep_file import is_sweep_file, load_sweep, sweep_of_options
+
+    place = options.place(store, data, task_dir)
+    chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
+    given = [option for option, value in chosen.items() if value]
+    if file is not None and given:
+        raise UserError(f"{', '.join(given)}: {file} says that; give a file or options.")
+    if file is not None and not is_sweep_file(file):
+        command = command_of("study", [str(file)], data, task_dir)
+        _sweep_study(file, place, ray, command=command, dry_run=dry_run, as_json=as_json)
+        return
+    if file is not None:
+        found, words = load_sweep(file), [str(file)]
+    elif model:
+        found = sweep_of_options(model, task or (), space, name=name, baseline=baseline)
+        values = {option: value if isinstance(value, list) else [value] for option, value in chosen.items() if value}
+        words = [
+            shlex.quote(word) for option, several in values.items() for value in several for word in (option, value)
+        ]
+    else:
+        raise UserError("give a study file, a sweep file, or models with --model.")
+    command = command_of("sweep", words, data, task_dir)
+    _sweep_given(found, place, ray, command=command, dry_run=dry_run, as_json=as_json)
+
+
+def _sweep_study(file: Path, place: Place, ray: str | None, *, command: str, dry_run: bool, as_json: bool) -> None:
     from mlmclm.cli.dry_run import show_dry_run
     from mlmclm.cli.shared import work_on
-    from mlmclm.cli.study_report import command_of
     from mlmclm.study.model_folders import export_models
     from mlmclm.study.study_file import load_study
     from mlmclm.study.sweep import prepare_tasks, study_space
 
-    study, place = load_study(file), options.place(store, data, task_dir)
+    study = load_study(file)
     if dry_run:
         show_dry_run(study, place, as_json=as_json)
         return
@@ -43,4 +107,16 @@ def sweep_study(
     with work_on(study, place, ray) as work:
         models = export_models(work.prepared)
         tasks = prepare_tasks(work.prepared, space)
-        work.sweep(space, models, tasks, command=command_of(file, data, task_dir), as_json=as_json)
+        work.sweep(space, models, tasks, command=command, as_json=as_json)
+
+
+def _sweep_given(file: SweepFile, place: Place, ray: str | None, *, command: str, dry_run: bool, as_json: bool) -> None:
+    from mlmclm.cli.dry_run import show_dry_sweep
+    from mlmclm.cli.shared import sweep_given
+    from mlmclm.study.given_sweep import expand_studies
+
+    file = expand_studies(file, place.store)
+    if dry_run:
+        show_dry_sweep(file, place, as_json=as_json)
+    else:
+        sweep_given(file, place, ray, command=command, as_json=as_json)

@@ -80,14 +80,14 @@ def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> 
 
 
 def provenance(
-    stages: Sequence[Work], cells: Sequence[Work], *, corpus: str, tasks: Mapping[str, str]
+    stages: Sequence[Work], cells: Sequence[Work], *, corpus: str | None, tasks: Mapping[str, str]
 ) -> dict[str, str]:
     """Return label to text, in display order.
 
     Args:
         stages: the pretraining stages.
         cells: the cells.
-        corpus: the hash of the pretraining corpus.
+        corpus: the hash of the pretraining corpus; None if nothing was pretrained.
         tasks: the hash of each task's data.
     """
     every = [*stages, *cells]
@@ -100,7 +100,7 @@ def provenance(
     if every:
         found["Software"] = _software(every)
     return found | {
-        "Corpus": corpus,
+        **({"Corpus": corpus} if corpus is not None else {}),
         "Task data": ", ".join(f"{name} {fingerprint}" for name, fingerprint in tasks.items()),
     }
 

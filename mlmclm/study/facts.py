@@ -5,7 +5,8 @@ None of them depends on when, where or how fast anything ran, except `StudyFacts
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from mlmclm.plans.names import ModelName
 from mlmclm.plans.plan import State
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.initial import InitialModel, shape
-from mlmclm.reports.provenance import cell_work, provenance, stage_work
+from mlmclm.reports.provenance import Work, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
 from mlmclm.study.prepared_study import PreparedStudy
@@ -126,7 +127,7 @@ def _some_documents(corpus: PreparedCorpus) -> NDArray[np.int64]:
 def study_facts(
     prepared: PreparedStudy,
     space: Space,
-    tasks: dict[str, PreparedTask],
+    tasks: Mapping[str, PreparedTask],
     results: Sequence[dict[str, Any]],
     command: str,
 ) -> StudyFacts:
@@ -136,20 +137,11 @@ def study_facts(
         results: the results of all cells; only their records of how they were computed are used.
         command: the command that computes the study again.
     """
-    from mlmclm.tasks.registry import get_task
-
     study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
-    declared = {name: get_task(name, prepared.place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     return StudyFacts(
         name=study.name,
         command=command,
         models=tuple(_model_facts(prepared, name) for name in prepared.plan.models),
-        tasks=tuple(
-            TaskFacts(name, task.title, task.family, task.metric, _rows(tasks[name]), _source(task))
-            for name, task in declared.items()
-        ),
-        learning_rates=space.learning_rates,
-        seeds=space.seeds,
         baseline=study.baseline,
         corpus={
             "source": study.corpus.source,
@@ -159,20 +151,56 @@ def study_facts(
             "vocabulary": prepared.corpus.vocabulary,
         },
         recipe={key: _plain(value) for key, value in recipe.identity().items()},
-        protocol={
+        **sweep_facts(
+            space,
+            tasks,
+            prepared.place.task_dirs,
+            results,
+            stages=[work for each in prepared.plan.stages if (work := stage_work(*prepared.trained(each))) is not None],
+            corpus=corpus.key,
+        ),
+    )
+
+
+def sweep_facts(
+    space: Space,
+    tasks: Mapping[str, PreparedTask],
+    task_dirs: Sequence[Path],
+    results: Sequence[dict[str, Any]],
+    *,
+    stages: Sequence[Work] = (),
+    corpus: str | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of `StudyFacts` that tell of the sweep: tasks, grid, protocol and provenance.
+
+    Args:
+        stages: the work of the pretraining stages, if any.
+        corpus: the hash of the pretraining corpus, if there is one.
+    """
+    from mlmclm.tasks.registry import get_task
+
+    declared = {name: get_task(name, task_dirs).measured_by(space.metrics) for name in space.tasks}
+    return {
+        "tasks": tuple(
+            TaskFacts(name, task.title, task.family, task.metric, _rows(tasks[name]), _source(task))
+            for name, task in declared.items()
+        ),
+        "learning_rates": space.learning_rates,
+        "seeds": space.seeds,
+        "protocol": {
             "metrics": space.metrics,
             "rule": space.rule,
             **({"start_from": _plain(space.start_from)} if space.start_from else {}),
             **{key: _plain(value) for key, value in (space.common_settings() | space.axes()).items()},
         },
-        provenance=provenance(
-            [work for stage in prepared.plan.stages if (work := stage_work(*prepared.trained(stage))) is not None],
+        "provenance": provenance(
+            stages,
             # By key, because two names of the same weights share their cells and the work counts once.
             [cell_work(result) for result in {result["key"]: result for result in results}.values()],
-            corpus=corpus.key,
+            corpus=corpus,
             tasks={name: task.task_data for name, task in tasks.items()},
         ),
-    )
+    }
 
 
 def _rows(task: PreparedTask) -> dict[str, int]:

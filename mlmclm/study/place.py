@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlmclm.study.study_file import StudyFile
+    from mlmclm.study.sweep_file import SweepFile
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,6 @@ class Place:
     task_dirs: tuple[Path, ...] = ()
     """Folders with the user's own task declarations."""
 
-    def study_folder(self, study: StudyFile) -> Path:
-        """Return the study's own folder, which holds its report, tables and links to models."""
+    def study_folder(self, study: StudyFile | SweepFile) -> Path:
+        """Return the folder of a study or sweep, which holds its report, tables and links to models."""
         return self.store / "studies" / study.name

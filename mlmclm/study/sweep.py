@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.service.placement import Choice
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.outcome import SweepOutcome
     from mlmclm.sweeps.space import Space
@@ -95,46 +96,74 @@ def sweep(
     session: Callable[[], AbstractContextManager[Any]],
     on_result: Callable[[dict[str, Any]], None] | None = None,
 ) -> SweepOutcome:
+    """Compute a study's missing cells, after verifying the models that have some; see `run_plan`."""
+    from mlmclm.sweeps.ledger import Ledger
+
+    # Verifying a model reads its whole folder, so only models with missing cells are verified.
+    restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
+    return run_plan(
+        prepared.study.name,
+        prepared.place,
+        space,
+        plan,
+        device=prepared.study.recipe.device,
+        session=session,
+        on_result=on_result,
+    )
+
+
+def run_plan(
+    name: str,
+    place: Place,
+    space: Space,
+    plan: Callable[[], Planned],
+    *,
+    device: Choice,
+    session: Callable[[], AbstractContextManager[Any]],
+    on_result: Callable[[dict[str, Any]], None] | None = None,
+) -> SweepOutcome:
     """Compute the missing cells; open a Ray session only if there are any.
 
     Args:
-        plan: calls `plan_sweep` for this study.
+        plan: plans the cells from the present results; called again after those that others start from.
 
     Raises:
         MlmclmError: some cells failed; the results of all others are kept.
     """
     from mlmclm.sweeps.layers import run_layers
-    from mlmclm.sweeps.ledger import Ledger
 
-    # Verifying a model reads its whole folder, so only models with missing cells are verified.
-    restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
     outcome = run_layers(
         plan,
-        store=prepared.place.store,
-        data_root=prepared.place.data_root,
+        store=place.store,
+        data_root=place.data_root,
         cpus_per_cell=space.cpus_per_cell,
         gpus_per_cell=space.gpus_per_cell,
-        device=prepared.study.recipe.device,
+        device=device,
         max_concurrent=space.max_concurrent,
         on_result=on_result,
         session=session,
-        name=f"{prepared.study.name}-sweep",
+        name=f"{name}-sweep",
     )
     outcome.check()
     return outcome
 
 
-def analyse_study(prepared: PreparedStudy, space: Space, results: Sequence[dict[str, Any]]) -> Analysis:
-    """Return all tables of the study; cells without a result count as missing."""
+def analyse_sweep(
+    models: Sequence[str], baseline: str | None, space: Space, results: Sequence[dict[str, Any]]
+) -> Analysis:
+    """Return all tables of a sweep; cells without a result count as missing.
+
+    Args:
+        models: the models' names, in the order of the report.
+    """
     from mlmclm.analysis.analyse import analyse
     from mlmclm.analysis.results import Grid
 
-    study = prepared.study
     return analyse(
         results,
-        study.baseline,
+        baseline,
         grid=Grid(
-            tuple(study.models),
+            tuple(models),
             space.tasks,
             space.learning_rates,
             space.seeds,

@@ -16,6 +16,7 @@ from mlmclm.progress import say
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
+from mlmclm.study.sweep_file import SweepFile
 from mlmclm.tracking.records import RunRecord
 from mlmclm.tracking.tracker import Tracker
 from mlmclm.tracking.views import cell_record, group_record, last_finished_ms, stage_record, sweep_record
@@ -29,13 +30,13 @@ SECONDS_TO_FINISH = 120.0
 
 
 class StudyTracking:
-    """MLflow tracking of one study.
+    """MLflow tracking of one study or sweep.
 
     A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
     doesn't make the study fail.
     """
 
-    def __init__(self, study: StudyFile, place: Place) -> None:
+    def __init__(self, study: StudyFile | SweepFile, place: Place) -> None:
         from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 
         self.study = study
@@ -82,7 +83,7 @@ class StudyTracking:
             rows, system = prepared.trained(stage)
             self._tracker.put(self._stage(prepared, stage, rows, system))
 
-    def sweep_begins(self, prepared: PreparedStudy, space: Space) -> None:
+    def sweep_begins(self, space: Space) -> None:
         """Record the sweep and its groups, so that cells find their parent runs."""
         self._tracker.put(self._sweep(space, running=True))
         for model in self.study.models:
@@ -131,7 +132,7 @@ class StudyTracking:
     def _sweep(self, space: Space, *, running: bool, **outcome: Any) -> RunRecord:
         return sweep_record(
             self.study.name,
-            models=self.study.models,
+            models=tuple(self.study.models),
             tasks=space.tasks,
             learning_rates=space.learning_rates,
             seeds=space.seeds,
@@ -148,6 +149,7 @@ class StudyTracking:
         self, prepared: PreparedStudy, stage: Stage, rows: list[dict[str, Any]], system: dict[str, Any] | None = None
     ) -> RunRecord:
         """Return the record of a stage; the stage is finished if `system` is given."""
+        study = prepared.study
         return stage_record(
             self.study.name,
             stage=stage.end.key(prepared.fingerprint),
@@ -156,9 +158,9 @@ class StudyTracking:
                 "objective": str(stage.objective),
                 "size": stage.end.size,
                 "steps": f"{stage.start.step} to {stage.end.step}",
-                "recipe": self.study.recipe.model_dump(mode="json"),
-                "corpus": self.study.corpus.model_dump(mode="json"),
-                "tokenizer": self.study.tokenizer.model_dump(mode="json") if self.study.tokenizer else None,
+                "recipe": study.recipe.model_dump(mode="json"),
+                "corpus": study.corpus.model_dump(mode="json"),
+                "tokenizer": study.tokenizer.model_dump(mode="json") if study.tokenizer else None,
                 **({"initial": prepared.initial[stage.end.size].source} if stage.end.size in prepared.initial else {}),
             },
             rows=rows,

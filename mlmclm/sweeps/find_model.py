@@ -1,4 +1,4 @@
-"""Lookup of a model by its folder, or by the name that a study in the store gave it."""
+"""Lookup of a model by its folder, by the name that a study in the store gave it, or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from pathlib import Path
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.folder import weights_hash
 from mlmclm.models.notes import CONTEXT, TOKENIZER, read_notes
+from mlmclm.models.sources import HUB_NAME, fetch, local_folder
 from mlmclm.progress import say
 from mlmclm.sweeps.cells import SweepModel
 
 
-def find_model(model: str, store: Path) -> SweepModel:
-    """Return the model in a folder, or of a name in `store/studies/*/models/`; `STUDY/NAME` picks one study's.
+def find_model(model: str, store: Path, *, data_root: Path | None = None, beside: Path | None = None) -> SweepModel:
+    """Return the model in a folder, of a name in `store/studies/*/models/`, or on the Hub, looked for in this order.
+
+    `STUDY/NAME` picks one study's model. On the Hub, a name is OWNER/NAME or OWNER/NAME@REVISION.
+
+    Args:
+        data_root: folder that stands in for the Hub, if any.
+        beside: folder of the file that names the model; folders are looked up there first.
 
     Raises:
         UserError: there is no such model (the message has the nearest name), or several studies have different models
             of that name.
+        EnvironmentFault: the Hub can't provide it.
     """
-    folder = Path(model)
-    if folder.is_dir():
+    folder = local_folder(model, data_root, beside)
+    if folder is not None and folder.is_dir():
         _warn(folder)
         return SweepModel(folder.name or folder.resolve().name, folder, weights_hash(folder))
     by_name: dict[str, dict[Path, str]] = {}
@@ -27,6 +35,10 @@ def find_model(model: str, store: Path) -> SweepModel:
         study, target = link.parent.parent.name, link.resolve()
         for name in (link.name, f"{study}/{link.name}"):
             by_name.setdefault(name, {}).setdefault(target, study)
+    owner = model.partition("/")[0]
+    if model not in by_name and HUB_NAME.fullmatch(model) and not (store / "studies" / owner).is_dir():
+        folder = fetch(model)
+        return SweepModel(Path(model).name, folder, weights_hash(folder))
     if model not in by_name:
         names = [name for name in by_name if "/" not in name]
         raise unknown("model", model, names, where=f"{model} is no folder; studies of {store}")
@@ -37,6 +49,19 @@ def find_model(model: str, store: Path) -> SweepModel:
     target = next(iter(found))
     _warn(target)
     return SweepModel(Path(model).name, target, weights_hash(target))
+
+
+def models_of_study(study: str, store: Path) -> list[str]:
+    """Return the names of all models that a study in the store has exported, sorted.
+
+    Raises:
+        UserError: there is no such study, or it has none.
+    """
+    names = sorted(link.name for link in (store / "studies" / study / "models").glob("*"))
+    if not names:
+        others = sorted({link.parent.parent.name for link in (store / "studies").glob("*/models/*")})
+        raise unknown("study with models", study, others, where=str(store))
+    return names
 
 
 def _warn(folder: Path) -> None:

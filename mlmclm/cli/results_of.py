@@ -1,0 +1,80 @@
+"""The results so far of a study file or a sweep file, for commands that compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.cli import options
+from mlmclm.errors import UserError
+
+if TYPE_CHECKING:
+    from mlmclm.reports.study_facts import StudyFacts
+    from mlmclm.study.place import Place
+    from mlmclm.study.prepared_study import PreparedStudy
+    from mlmclm.study.study_file import StudyFile
+    from mlmclm.study.sweep_file import SweepFile
+    from mlmclm.sweeps.space import Space
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of the cells that have one, never none, and what is needed to analyse them.
+
+    Attributes:
+        prepared: None for a sweep of given models.
+        verb: the command that computes the file.
+        facts: returns the report's facts, given the command that computes the file as a user would type it.
+    """
+
+    file: StudyFile | SweepFile
+    prepared: PreparedStudy | None
+    space: Space
+    results: list[dict[str, Any]]
+    verb: str
+    facts: Callable[[str], StudyFacts]
+
+
+def results_of(file: Path, place: Place, rule: str | None) -> Results:
+    """Find the results of a study or sweep.
+
+    Args:
+        rule: as `--rule` gives it.
+
+    Raises:
+        UserError: something is not prepared yet, or there are no results; the message says what to run.
+    """
+    from mlmclm.study.sweep_file import is_sweep_file
+
+    return (_of_sweep if is_sweep_file(file) else _of_study)(file, place, rule)
+
+
+def _of_study(file: Path, place: Place, rule: str | None) -> Results:
+    from mlmclm.study.facts import study_facts
+    from mlmclm.study.opened import open_study
+    from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep import study_space
+
+    study = load_study(file)
+    space = options.by_rule(study_space(study, place.task_dirs), rule)
+    stored = open_study(study, place, space, file)
+    facts = partial(study_facts, stored.prepared, space, stored.tasks, stored.results)
+    return Results(study, stored.prepared, space, stored.results, "study", facts)
+
+
+def _of_sweep(file: Path, place: Place, rule: str | None) -> Results:
+    from mlmclm.study.given_sweep import expand_studies, given_facts, open_sweep
+    from mlmclm.study.sweep_file import load_sweep
+    from mlmclm.sweeps.ledger import Ledger
+
+    sweep = expand_studies(load_sweep(file), place.store)
+    made = open_sweep(sweep, place, prepare=False)
+    made.check_prepared()
+    results = Ledger(place.store).results(made.plan().cells)
+    if not results:
+        raise UserError(f"sweep {sweep.name!r} has no results yet: run `mlmclm sweep {file}` first.")
+    facts = partial(given_facts, made, results)
+    return Results(sweep, None, options.by_rule(made.space, rule), results, "sweep", facts)

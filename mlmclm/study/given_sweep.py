@@ -1,0 +1,247 @@
+"""A sweep of given models: each with its own tokenizer and context, on the same tasks and search space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.models.sources import local_folder
+from mlmclm.progress import bars
+from mlmclm.storage.files import first_there, places_of
+from mlmclm.study.place import Place
+from mlmclm.study.sweep_file import SweepFile
+
+if TYPE_CHECKING:
+    from mlmclm.reports.study_facts import StudyFacts
+    from mlmclm.sweeps.cells import SweepModel
+    from mlmclm.sweeps.space import Space
+    from mlmclm.sweeps.starts import Planned
+    from mlmclm.tasks.prepared_task import PreparedTask
+
+QUESTION = "Which of these models suits these tasks best, at which learning rate, and how surely do we know?"
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """A model to fine-tune, and what depends on its tokenizer and context.
+
+    Attributes:
+        source: where it comes from, for people; with the commit if it is from the Hub.
+        space: the search space with lengths settled for its context.
+        tasks: the tasks' data, tokenised for it, as far as they are prepared.
+    """
+
+    model: SweepModel
+    source: str
+    space: Space
+    tasks: Mapping[str, PreparedTask]
+
+
+@dataclass(frozen=True)
+class GivenSweep:
+    """A sweep whose models are found and whose tasks are prepared."""
+
+    file: SweepFile
+    place: Place
+    space: Space
+    models: tuple[GivenModel, ...]
+
+    def plan(self) -> Planned:
+        """Return the cells of all prepared models, and count those that must wait (`study.sweep.plan_sweep`)."""
+        from mlmclm.study.sweep import plan_sweep
+        from mlmclm.sweeps.starts import Planned
+
+        ready = [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
+        parts = [plan_sweep(each.space, [each.model], dict(each.tasks), self.place) for each in ready]
+        waiting = {task: sum(part.waiting.get(task, 0) for part in parts) for part in parts for task in part.waiting}
+        return Planned(
+            [cell for part in parts for cell in part.cells],
+            {key: cell for part in parts for key, cell in part.sources.items()},
+            waiting,
+            {pair: count for part in parts for pair, count in part.stranded.items()},
+        )
+
+    def as_file(self) -> str:
+        """Return the sweep as YAML that `mlmclm report` understands wherever it stands: folders are absolute."""
+        values = self.file.model_dump(mode="json", exclude_defaults=True)
+        for each in self.models:
+            if local_folder(values["models"][each.model.name], beside=self.file.folder) is not None:
+                values["models"][each.model.name] = str(each.model.folder.resolve())
+        space = first_there(places_of(self.file.space, self.file.folder))
+        if space is not None and space.is_file():
+            values["space"] = str(space.resolve())
+        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+    def check_prepared(self) -> None:
+        """Refuse a sweep some of whose tasks aren't prepared for some model.
+
+        Raises:
+            UserError: the message names them.
+        """
+        lacking = [
+            f"task {task!r} is not prepared for model {each.model.name!r} yet: run the sweep first."
+            for each in self.models
+            for task in self.space.tasks
+            if task not in each.tasks
+        ]
+        if lacking:
+            raise UserError("\n".join(lacking))
+
+
+def expand_studies(file: SweepFile, store: Path) -> SweepFile:
+    """Return the sweep with each source `STUDY/*` replaced by the study's models.
+
+    Raises:
+        UserError: there is no such study, or two models have one name.
+    """
+    from mlmclm.sweeps.find_model import models_of_study
+
+    named: dict[str, str] = {}
+    for name, source in file.models.items():
+        study = source.removesuffix("/*")
+        several = [name] if study == source else models_of_study(study, store)
+        for one in several:
+            where = source if study == source else f"{study}/{one}"
+            if one in named:
+                raise UserError(
+                    f"two models are called {one!r} ({named[one]} and {where}); give one a name of its own: "
+                    "`--model NAME=SOURCE`, or a mapping of names to sources in a sweep file."
+                )
+            named[one] = where
+    return file.model_copy(update={"models": named})
+
+
+def sweep_space(file: SweepFile, task_dirs: Sequence[Path] = ()) -> Space:
+    """Return the sweep's search space, with its own tasks in place of the space's if it names any.
+
+    Raises:
+        UserError: the space or a task is unknown, or a task can't be trained with these settings.
+    """
+    from mlmclm.sweeps.space import find_space
+    from mlmclm.tasks.registry import get_task
+
+    space = find_space(file.space, file.tasks, beside=file.folder)
+    for_each(space.tasks, lambda task: get_task(task, task_dirs))
+    return space
+
+
+def open_sweep(file: SweepFile, place: Place, *, prepare: bool) -> GivenSweep:
+    """Find and check the models, and prepare every task for every tokenizer among them.
+
+    Args:
+        prepare: whether to prepare what isn't prepared yet, and to load models whose cells are missing; otherwise
+            nothing is computed.
+
+    Raises:
+        UserError: something is wrong with a model, a task or the space; one message covers all models.
+    """
+    from mlmclm.models.folder import context_of
+    from mlmclm.tasks.registry import get_task
+
+    space = sweep_space(file, place.task_dirs)
+    found = _models(file, place)
+    if file.baseline is not None and file.baseline not in found:
+        raise unknown("model", file.baseline, found, where="baseline")
+
+    def settle(name: str) -> Space:
+        model = found[name][0]
+        context = context_of(model.folder)
+        if context is None and _has_shares(space):
+            raise UserError(
+                f"{model.folder}: config.json doesn't say the model's context; use a protocol with a max_length."
+            )
+        settled = space if context is None else space.at_context(context)
+        for task in space.tasks:
+            get_task(task, place.task_dirs).kind.check_settings(task, settled.protocol_for(task))
+        return settled
+
+    spaces = dict(zip(found, for_each(found, settle), strict=True))
+    with bars() as progress:
+
+        def tokenise(name: str) -> dict[str, PreparedTask]:
+            folder = found[name][0].folder
+            return _tasks(folder, spaces[name], place, prepare=prepare, progress=progress)
+
+        tasks = dict(zip(found, for_each(found, tokenise), strict=True))
+    models = tuple(GivenModel(*found[name], spaces[name], tasks[name]) for name in found)
+    made = GivenSweep(file, place, space, models)
+    if prepare:
+        _check_loading(made)
+    return made
+
+
+def _has_shares(space: Space) -> bool:
+    return any(space.protocol_for(task).length_share is not None for task in space.tasks)
+
+
+def _models(file: SweepFile, place: Place) -> dict[str, tuple[SweepModel, str]]:
+    """Return each model and its source by name.
+
+    Raises:
+        UserError: some can't be found.
+    """
+    from mlmclm.sweeps.find_model import find_model
+
+    def find(item: tuple[str, str]) -> tuple[SweepModel, str]:
+        name, source = item
+        model = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
+        if local_folder(source, beside=file.folder) is not None:
+            return replace(model, name=name), f"the folder {model.folder.name}"  # a report names no path of a machine
+        commit = f", commit {model.folder.name}" if model.folder.parent.name == "snapshots" else ""
+        return replace(model, name=name), f"{source}{commit}"
+
+    return dict(zip(file.models, for_each(file.models.items(), find), strict=True))
+
+
+def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress: Any) -> dict[str, PreparedTask]:
+    from mlmclm.tasks.prepared_task import find_task
+    from mlmclm.tasks.registry import get_task
+
+    def one(name: str) -> PreparedTask | None:
+        task, settings = get_task(name, place.task_dirs), space.protocol_for(name)
+        found = find_task(task, folder, settings, place.store, place.data_root)
+        if not prepare or (found is not None and (settings.pooling != "bos" or found.starts)):
+            return found
+        # Imported late because it loads torch, which isn't needed if the data are tokenised already.
+        from mlmclm.tasks.prepare_task import prepare_task
+
+        return prepare_task(task, folder, settings, place.store, place.data_root, progress=progress)
+
+    found = dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
+    return {name: task for name, task in found.items() if task is not None}
+
+
+def _check_loading(made: GivenSweep) -> None:
+    """Load each model that has missing cells, so that one which can't be fine-tuned is refused before any is.
+
+    Raises:
+        UserError: a model is refused; one message covers all of them.
+    """
+    from mlmclm.sweeps.ledger import Ledger
+
+    missing = {cell.model for cell in Ledger(made.place.store).missing(made.plan().cells)}
+    if not missing:
+        return
+    from mlmclm.models.folder import load_encoder
+
+    for_each([each for each in made.models if each.model.name in missing], lambda each: load_encoder(each.model.folder))
+
+
+def given_facts(made: GivenSweep, results: Sequence[dict[str, Any]], command: str) -> StudyFacts:
+    """Return the facts that the report shows beside the results; arguments as in `facts.study_facts`."""
+    from mlmclm.reports.study_facts import ModelFacts, StudyFacts
+    from mlmclm.study.facts import sweep_facts
+
+    return StudyFacts(
+        name=made.file.name,
+        command=command,
+        models=tuple(ModelFacts(each.model.name, "external", description=f"Is {each.source}.") for each in made.models),
+        baseline=made.file.baseline,
+        question=QUESTION,
+        **sweep_facts(made.space, made.models[0].tasks, made.place.task_dirs, results),
+    )

@@ -1,0 +1,133 @@
+"""The sweep file: YAML that says which given models are fine-tuned over which grid, without any pretraining."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PrivateAttr, field_validator
+
+from mlmclm.configuration import Frozen, load_config, parse, read_yaml
+from mlmclm.errors import UserError, unknown
+from mlmclm.service.placement import Choice
+
+OF_STUDIES = ("corpus", "recipe")
+"""Keys that only study files have."""
+
+
+class SweepFile(Frozen):
+    """A sweep of given models; `docs/own-model.md` has an example.
+
+    A model is a folder, the name of a model in a study of the store (NAME or STUDY/NAME; `STUDY/*` is all of a study's),
+    or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). It is called by the last part of that, or, if
+    `models` is a mapping, by its key. Folders are relative to the sweep file or, if nothing is found there, to the
+    working directory.
+    """
+
+    name: str = "sweep"
+    """Name of the report's folder and of the MLflow experiment."""
+    models: Mapping[str, str] = Field(min_length=1)
+    space: str
+    """Search space: the name of a file in tune_spaces/, or the path of any other file."""
+    tasks: tuple[str, ...] | None = None
+    """Tasks to use in place of the search space's."""
+    baseline: str | None = None
+    """The model, one of `models`, that the others are compared with."""
+    device: Choice = "auto"
+    tracking: str | None = None
+    """Address of an MLflow server, as in a study file."""
+    _folder: Path | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any) -> None:
+        """Remember the file's folder."""
+        self._folder = (context or {}).get("folder")
+
+    @property
+    def folder(self) -> Path | None:
+        """The sweep file's folder; None for a sweep that was not loaded from a file."""
+        return self._folder
+
+    def model_of(self, name: str, *, where: str) -> str:
+        """Return the name if it is one of the sweep's models.
+
+        Raises:
+            UserError: the sweep has no such model; the message starts with `where`.
+        """
+        if name not in self.models:
+            raise unknown("model", name, self.models, where=where)
+        return name
+
+    @field_validator("name")
+    @classmethod
+    def _plain(cls, value: str) -> str:
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is None:
+            raise ValueError("a sweep's name is letters, digits, '.', '_' and '-', and starts with a letter or digit")
+        return value
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return named_models(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+    @field_validator("models")
+    @classmethod
+    def _names(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name in value:
+            # Names become folders and parts of cells' names; an asterisk stands for a study's models until these are known.
+            if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*\*?", name) is None:
+                raise ValueError(f"{name!r}: a model's name is letters, digits, '.', '_', '@' and '-'")
+        return value
+
+
+def named_models(sources: Sequence[str]) -> dict[str, str]:
+    """Return the models' sources by name; `NAME=SOURCE` gives a name, else it is the last part of the source.
+
+    Raises:
+        ValueError: two models have one name.
+    """
+    named: dict[str, str] = {}
+    for text in map(str, sources):
+        name, equals, source = text.partition("=")
+        if not equals:
+            name, source = text.replace("/", "") if text.endswith("/*") else Path(text).name, text
+        if name in named:
+            raise ValueError(
+                f"two models are called {name!r} ({named[name]} and {source}); give one a name of its own, as NAME=SOURCE"
+            )
+        named[name] = source
+    return named
+
+
+def is_sweep_file(path: Path) -> bool:
+    """Return whether a YAML file is meant as a sweep file rather than a study file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    values = read_yaml(path)
+    return isinstance(values, dict) and not any(key in values for key in OF_STUDIES)
+
+
+def load_sweep(path: Path) -> SweepFile:
+    """Read and check a sweep file.
+
+    Raises:
+        UserError: it is invalid; the message names the file, the key, the value and what is allowed.
+    """
+    return load_config(SweepFile, path, context={"folder": path.parent})
+
+
+def sweep_of_options(
+    models: Sequence[str], tasks: Sequence[str], space: str | None, *, name: str | None, baseline: str | None
+) -> SweepFile:
+    """Return the sweep that the options of a command describe.
+
+    Raises:
+        UserError: something is missing or not allowed.
+    """
+    if space is None:
+        raise UserError("--space is missing: name a search space, such as glue, or a YAML file.")
+    values = {"models": list(models), "space": space, "tasks": list(tasks) or None, "baseline": baseline}
+    return parse(SweepFile, values | ({"name": name} if name else {}), where="options")

@@ -1,0 +1,136 @@
+"""`mlmclm sweep` of models that no study made: named by options or a file, swept, reported, compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlmclm.cli.main import main
+from mlmclm.finetuning.run import run_cell
+from mlmclm.study.given_sweep import open_sweep
+from mlmclm.study.place import Place
+from mlmclm.study.sweep_file import load_sweep
+from mlmclm.sweeps.ledger import Ledger
+from small_models import save_small_decoder, save_small_model, write_entities, write_sentiment
+
+Run = Callable[..., tuple[int, str, str]]
+SPACE = """
+tasks: [sst2, conll2003]
+learning_rates: [1.0e-3]
+seeds: [0, 1]
+protocol: {base: standard, batch_size: 8, max_steps: 3, max_length: 48}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, two models of different kinds and tokenizers, a space and a sweep file."""
+    folder = tmp_path_factory.mktemp("given")
+    write_sentiment(folder / "data", train=60, test=20)
+    write_entities(folder / "data", train=60, test=20)
+    save_small_model(folder / "euro")
+    save_small_decoder(folder / "llama", vocabulary=300)
+    (folder / "space.yaml").write_text(SPACE)
+    (folder / "sweep.yaml").write_text(
+        "name: mine\nmodels: {euro: euro, tiny: llama}\nspace: space.yaml\nbaseline: euro\n"
+    )
+    return folder
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process: exit code, output, errors."""
+    monkeypatch.chdir(place)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--store", "store", "--data", "data"])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def computed(place: Path) -> list[dict[str, Any]]:
+    """The results of all cells, computed one by one without Ray."""
+    where = Place((place / "store").resolve(), place / "data")
+    made = open_sweep(load_sweep(place / "sweep.yaml"), where, prepare=True)
+    ledger = Ledger(where.store)
+
+    def compute(cell: Any) -> dict[str, Any]:
+        return run_cell(cell, store=where.store, data_root=where.data_root, on_examples=ledger.write_examples)
+
+    return [ledger.complete(cell, compute)[0] for cell in made.plan().cells]
+
+
+def test_a_dry_run_counts_cells_and_says_where_models_come_from(run: Run, place: Path) -> None:
+    words = ("--model", "euro", "--model", "tiny=llama", "--space", "space.yaml", "--task", "sst2")
+    code, out, _ = run("sweep", *words, "--dry-run", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["models"] == {"euro": "the folder euro", "tiny": "the folder llama"}
+    assert (found["cells"], found["sweep"]) == (4, "sweep")
+
+
+def test_cells_that_are_there_are_reported_without_ray(run: Run, place: Path, computed: list[dict[str, Any]]) -> None:
+    code, out, said = run("sweep", "sweep.yaml")
+    assert code == 0, said
+    assert "Ray:" not in said
+    assert "euro" in out and "tiny" in out
+    report = (place / "store/studies/mine/report.html").read_text()
+    assert "Is the folder llama." in report and "Which of these models suits these tasks best" in report
+    assert "Pretraining recipe" not in report
+    # A sweep by options is the same cells under another name.
+    words = ("--model", "euro", "--model", "tiny=llama", "--space", "space.yaml", "--baseline", "euro", "--json")
+    code, out, said = run("sweep", *words, "--name", "other")
+    assert code == 0, said
+    assert "Ray:" not in said
+    found = json.loads(out)
+    assert found["report"].endswith("studies/other/report.html")
+    again, _, _ = run("report", "store/studies/other/sweep.yaml")
+    assert again == 0
+
+
+def test_models_of_a_sweep_are_compared(run: Run, computed: list[dict[str, Any]]) -> None:
+    code, out, _ = run("compare", "euro", "tiny", "--study", "sweep.yaml", "--json")
+    assert code == 0
+    scores = {result["scores"]["test"]["accuracy"] for result in computed if result["task"] == "sst2"}
+    assert scores, out
+    code, _, said = run("compare", "euro", "tin", "--study", "sweep.yaml")
+    assert code == 2 and "unknown model 'tin'. Did you mean 'tiny'?" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give a study file, a sweep file, or models with --model."),
+        (("--model", "euro"), "--space is missing"),
+        (("sweep.yaml", "--model", "euro"), "--model: sweep.yaml says that; give a file or options."),
+        (("--model", "eurro", "--space", "space.yaml"), "unknown model 'eurro'"),
+        (("--model", "euro", "--model", "x/euro", "--space", "space.yaml"), "two models are called 'euro'"),
+        (("--model", "nostudy/*", "--space", "space.yaml"), "unknown study with models 'nostudy'"),
+        (("--model", "euro", "--space", "spac.yaml"), "spac.yaml: no such file"),
+        (("nothing.yaml",), "nothing.yaml"),
+    ],
+)
+def test_wrong_words_are_said_in_one_line(run: Run, words: tuple[str, ...], message: str) -> None:
+    code, out, said = run("sweep", *words)
+    assert code == 2
+    assert out == "" and message in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_sweep_on_ray_computes_what_single_cells_do(
+    run: Run, place: Path, computed: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", "sweep.yaml", "--store", str(tmp_path / "fresh"), "--data", "data"])
+    assert not ended.value.code, capfd.readouterr().err
+    for wanted in computed:
+        found = Ledger(tmp_path / "fresh").find(wanted["key"])
+        assert found is not None and {**found, "cost": None, "model": None} == {**wanted, "cost": None, "model": None}
