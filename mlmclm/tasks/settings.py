@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,9 +18,9 @@ class TaskSettings(Frozen):
     """Size of a fixed random subset of the training split (the same for all seeds); None keeps all."""
     max_evaluation_examples: int | None = Field(default=None, ge=1)
     """Size of a fixed random subset of validation and of test (in retrieval, of their queries); None keeps all."""
-    max_evaluation_documents: int | None = Field(default=None, ge=1)
-    """Retrieval: size of a corpus that holds the judged documents of the remaining queries, and others at random; None
-    keeps all."""
+    max_evaluation_documents: Literal["judged"] | Annotated[int, Field(ge=1)] | None = None
+    """Retrieval: size of a corpus that holds the judged documents of the remaining queries, and others at random.
+    `judged` keeps the judged documents only (study), None keeps all."""
 
     special_tokens: Literal["end", "tokenizer"] = "end"
     """Special tokens of a sequence. `end` appends an end-of-sequence token (study). `tokenizer` adds what the corpus's

@@ -71,7 +71,9 @@ def test_the_rule_of_choice_is_the_space_s_else_its_protocol_s_and_no_part_of_a_
         space_of(tmp_path, {**SPACE, "rule": "median"})
 
 
-def test_the_standard_protocol_differs_from_the_study_s_in_precision_pairs_metrics_and_rule_only() -> None:
+def test_the_standard_protocol_differs_from_the_study_s_in_precision_pairs_searched_documents_metrics_and_rule_only() -> (
+    None
+):
     assert protocol_names() == ["glue", "standard", "study"]
     study, standard = find_protocol("study"), find_protocol("standard")
     assert (standard.learning_rates, standard.seeds) == (study.learning_rates, study.seeds)
@@ -79,6 +81,8 @@ def test_the_standard_protocol_differs_from_the_study_s_in_precision_pairs_metri
     for task in task_names():
         same = {**study.protocol_for(task).model_dump(), "precision": "bf16-autocast"}
         same["pair_truncation"] = "longest_first"
+        assert same["max_evaluation_documents"] == ("judged" if task in ("msmarco", "nq", "mldr") else None)
+        same["max_evaluation_documents"] = None
         assert standard.protocol_for(task).model_dump() == same
 
 

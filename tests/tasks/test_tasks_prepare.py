@@ -77,6 +77,24 @@ def test_subsets_are_fixed_and_of_the_size_asked(place: Path) -> None:
     assert other.table("train").equals(prepared(place, "sst2", few).table("train"))
 
 
+def test_only_judged_documents_are_searched_and_the_study_s_score_stays(place: Path) -> None:
+    few = {**PROTOCOL.model_dump(), "max_evaluation_examples": 5}  # so that some documents are judged for no query
+    full, judged = (Protocol.model_validate(few | {"max_evaluation_documents": limit}) for limit in (None, "judged"))
+    scores = {}
+    for settings in (full, judged):
+        made = prepared(place, "reqa_squad", settings)
+        family = get_family(made.family)(made, settings)
+        table = made.table("test").to_pydict()
+        # Any embedding of a text will do, as long as both searches see the same one.
+        vectors = [np.random.default_rng(sum(ids)).normal(size=8).astype(np.float32) for ids in table["input_ids"]]
+        scores[settings.max_evaluation_documents] = family.scores(family.examples("test", vectors))
+        documents = {name for name, query in zip(table["id"], table["is_query"], strict=True) if not query}
+        wanted = set(made.table("test_qrels")["corpus_id"].to_pylist())
+        assert documents == wanted if settings is judged else documents > wanted
+    assert scores["judged"]["study.ndcg@10"] == scores[None]["study.ndcg@10"]
+    assert scores["judged"]["ndcg@10"] >= scores[None]["ndcg@10"]
+
+
 def test_answer_positions_point_at_the_answers_in_windows_too(place: Path) -> None:
     tight = Protocol(max_length=24, stride=10)
     tokenizer = small_tokenizer()

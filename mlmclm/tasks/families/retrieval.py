@@ -123,7 +123,8 @@ def study_ndcg_at_10(
 class Retrieval(Family):
     """Retrieval, trained with cross-entropy over cosines divided by a temperature.
 
-    Scored by NDCG@10 over the full corpus, and by the study's NDCG@10.
+    Scored by NDCG@10 over the corpus, which `max_evaluation_documents` may limit, and by the study's NDCG@10, which
+    searches the judged documents only.
     """
 
     name = "retrieval"
@@ -313,7 +314,8 @@ def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
     queries = limited(queries, settings.max_evaluation_examples)
     qrels = judged.qrels.filter(pa.compute.is_in(judged.qrels["query_id"], queries["id"].combine_chunks()))
     corpus = judged.corpus
-    limit = settings.max_evaluation_documents
+    # Judged documents are never left out, so a limit of 0 leaves them alone.
+    limit = 0 if settings.max_evaluation_documents == "judged" else settings.max_evaluation_documents
     if limit is not None and limit < corpus.num_rows:
         needed = pa.compute.is_in(corpus["id"], qrels["corpus_id"].combine_chunks()).to_numpy()
         others = np.flatnonzero(~needed)
