@@ -133,6 +133,15 @@ STUDY_VERBS = (
 
 
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("words", [("sweep",), ("sweep", "--dry-run"), ("report",), ("compare", "a", "b", "--study")])
+def test_a_wrong_sweep_file(words: tuple[str, ...], spoil: Spoil, inputs: Inputs, tmp_path: Path, run: Run) -> None:
+    file = inputs.folder / "sweep.yaml"
+    file.write_text("name: own\nmodels: {model: model}\nspace: space.yaml\n")
+    spoil(file)
+    assert_one_clear_message(*run(*words, file, *places(inputs, tmp_path)), "sweep.yaml")
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
 @pytest.mark.parametrize("verb", STUDY_VERBS)
 def test_a_wrong_study_file(verb: str, spoil: Spoil, inputs: Inputs, tmp_path: Path, run: Run) -> None:
     spoil(inputs.study)
