@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,13 +25,7 @@ def tensors(rank, turn):
     return [torch.randn(size, generator=generator) for size in ((1,), (3, 5), (CHUNK,), (7, CHUNK // 3), (2 * CHUNK + 1,))]
 """
 
-END = """
-distributed.barrier()
-distributed.destroy_process_group()
-"""
-
-SUMS = (
-    """
+SUMS = """
 host = Host.create()
 assert host is not None
 for turn in range(8):
@@ -49,11 +45,8 @@ for turn in range(8):
     distributed.all_gather_object(norms, norm)
     assert len(set(norms)) == 1
 """
-    + END
-)
 
-COMMON = (
-    """
+COMMON = """
 host = Host.create()
 shapes = [torch.Size(shape) for shape in ((1,), (), (3, 5), (CHUNK + 1,), (0,), (7, CHUNK // 3))]
 common = host.zeros(shapes)
@@ -71,19 +64,18 @@ for tensor in common:
     assert int(counts.sum()) == len(flat)  # and nobody else's
     assert int(counts.max() - counts.min()) <= len(flat) // CHUNK + 1
 """
-    + END
-)
 
-NO_MEMORY = (
-    """
+NO_MEMORY = """
 def refuse(name):
     raise OSError("no memory")
+create = os.memfd_create
 if rank == 1:
     os.memfd_create = refuse
-assert Host.create() is None  # on every worker
+try:
+    assert Host.create() is None  # on every worker
+finally:
+    os.memfd_create = create
 """
-    + END
-)
 
 GONE = """
 host = Host.create()
@@ -94,45 +86,77 @@ try:
     host.sum(tensors(rank, 0))
 except RuntimeError as error:
     assert "ended while gradients were summed" in str(error)
-    sys.exit(0 if time.monotonic() - begun < 60 else 3)
-sys.exit(4)
+    assert time.monotonic() - begun < 60
+else:
+    raise AssertionError("a worker was gone, and the sum ended well")
 """
 
+TAIL = """
+import json, traceback
+for name, part in json.loads(sys.argv[4]):
+    distributed.barrier()
+    try:
+        exec(part, globals())
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # not past the others, which wait for this worker
+    print(name, flush=True)
+os._exit(0)  # the group has lost a worker
+"""
 
-def run(folder: Path, code: str, world: int) -> list[int]:
+PARTS = {"sums": SUMS, "common": COMMON, "no memory": NO_MEMORY, "gone": GONE}
+
+Ended = dict[int, dict[str, list[bool]]]
+"""By the number of workers: which of them came to the end of each part."""
+
+
+def run(folder: Path, world: int, *parts: str) -> dict[str, list[bool]]:
+    """Runs parts one after the other in `world` processes: which ranks came to the end of each."""
     script = folder / "script.py"
-    script.write_text(HEAD + code)
-    workers = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(world), str(folder)]) for rank in range(world)
-    ]
+    script.write_text(HEAD + TAIL)
+    given = json.dumps([(part, PARTS[part]) for part in parts])
+    outputs = [folder / f"output-{rank}" for rank in range(world)]
+    workers: list[subprocess.Popen[Any]] = []
+    for rank, output in enumerate(outputs):
+        with output.open("w") as file:
+            line = [sys.executable, str(script), str(rank), str(world), str(folder), given]
+            workers.append(subprocess.Popen(line, stdout=file))
     # Like Ray, which waits for its workers: one that has ended must not stay a zombie, which still has an entry in /proc.
-    codes: dict[int, int] = {}
-    end = time.monotonic() + 120
-    while len(codes) < world and time.monotonic() < end:
-        codes |= {rank: code for rank, worker in enumerate(workers) if (code := worker.poll()) is not None}
+    end = time.monotonic() + 200
+    while [worker for worker in workers if worker.poll() is None] and time.monotonic() < end:
         time.sleep(0.05)
     for worker in workers:
         worker.kill()
         worker.wait()
-    return [codes.get(rank, -1) for rank in range(world)]
+    ended = [output.read_text().splitlines() for output in outputs]
+    return {part: [part in lines for lines in ended] for part in parts}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """All parts in one group of workers of each size, since a worker takes seconds to start."""
+    return {
+        2: run(tmp_path_factory.mktemp("two"), 2, *PARTS),
+        3: run(tmp_path_factory.mktemp("three"), 3, "sums", "common"),
+    }
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_each_worker_has_exact_sums_of_what_it_owns_of_tensors_of_any_size_and_the_norm_of_all(
-    tmp_path: Path, world: int
+    ended: Ended, world: int
 ) -> None:
     assert CHUNK % 3, "so that parts are of different sizes"
-    assert run(tmp_path, SUMS, world) == [0] * world
+    assert ended[world]["sums"] == [True] * world
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_common_tensors_are_the_same_memory_of_which_each_worker_owns_a_part(tmp_path: Path, world: int) -> None:
-    assert run(tmp_path, COMMON, world) == [0] * world
+def test_common_tensors_are_the_same_memory_of_which_each_worker_owns_a_part(ended: Ended, world: int) -> None:
+    assert ended[world]["common"] == [True] * world
 
 
-def test_without_shared_memory_on_one_worker_none_uses_it(tmp_path: Path) -> None:
-    assert run(tmp_path, NO_MEMORY, 2) == [0, 0]
+def test_without_shared_memory_on_one_worker_none_uses_it(ended: Ended) -> None:
+    assert ended[2]["no memory"] == [True, True]
 
 
-def test_a_worker_that_is_gone_is_an_error_soon(tmp_path: Path) -> None:
-    assert run(tmp_path, GONE, 2) == [0, 0]
+def test_a_worker_that_is_gone_is_an_error_soon(ended: Ended) -> None:
+    assert ended[2]["gone"] == [True, False], "the other one has left"
