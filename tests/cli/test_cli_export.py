@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,29 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file
 
-from small_study import run, start, write_study
+from mlmclm.cli.main import main
+from small_study import run as run_process
+from small_study import start, write_study
+
+Run = Callable[..., tuple[int, str, str]]
 
 NAME = "1m-clm-10-mlm40-30"
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a verb in this process: exit code, output, errors. A process of its own loads torch and transformers anew."""
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture
@@ -41,12 +59,14 @@ def weights(store: Path, step: int, legs: int) -> dict[str, torch.Tensor]:
     return {key.removeprefix("w/"): value for key, value in load_file(file).items() if key.startswith("w/")}
 
 
-def test_any_state_is_exported_as_an_encoder_and_after_a_causal_step_as_a_decoder(store: Path, tmp_path: Path) -> None:
+def test_any_state_is_exported_as_an_encoder_and_after_a_causal_step_as_a_decoder(
+    store: Path, tmp_path: Path, run: Run
+) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     words = ("export", store, NAME, "--to")
-    assert run(*words, tmp_path / "end", home=tmp_path)[0] == 0
-    code, output, errors = run(*words, tmp_path / "trunk", "--step", "10", "--json", home=tmp_path)
+    assert run(*words, tmp_path / "end")[0] == 0
+    code, output, errors = run(*words, tmp_path / "trunk", "--step", "10", "--json")
     assert code == 0, errors
     assert json.loads(output)["model"] == f"{NAME}-10"
     decoder = AutoModelForCausalLM.from_pretrained(tmp_path / "trunk" / "decoder")
@@ -60,18 +80,18 @@ def test_any_state_is_exported_as_an_encoder_and_after_a_causal_step_as_a_decode
     assert "steps 0 to 10: causal (CLM)" in card and "training, step 10 (last)" in card and "| source | prose |" in card
 
 
-def test_a_study_file_says_which_store_and_recipe(study: Path, store: Path, tmp_path: Path) -> None:
+def test_a_study_file_says_which_store_and_recipe(study: Path, store: Path, tmp_path: Path, run: Run) -> None:
     words = ("export", study, NAME, "--store", store, "--data", study.parent / "data", "--to", tmp_path / "out")
-    code, _, errors = run(*words, home=tmp_path)
+    code, _, errors = run(*words)
     assert code == 0, errors
     exported = (store / "studies" / "small" / "models" / NAME).resolve()
     assert (tmp_path / "out" / "README.md").read_text() == (exported / "README.md").read_text()
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
-    code, _, errors = run(*words, home=tmp_path)
+    code, _, errors = run(*words)
     assert code == 2 and "there is something already" in errors
 
 
-def test_mistakes_are_said(store: Path, tmp_path: Path) -> None:
+def test_mistakes_are_said(store: Path, tmp_path: Path, run: Run) -> None:
     damaged = tmp_path / "store"
     shutil.copytree(store, damaged, symlinks=True)
     for path in damaged.glob("states/*/state.safetensors"):
@@ -84,7 +104,7 @@ def test_mistakes_are_said(store: Path, tmp_path: Path) -> None:
         ((store, NAME, "--push-to-hub", "a/b/c", "--dry-run"), "--push-to-hub a/b/c: Repo id"),
         ((store, NAME, "--push-to-hub", "a/b"), "unset it and run again"),
     ):
-        code, _, errors = run("export", *words, "--to", tmp_path / "out", home=tmp_path)
+        code, _, errors = run("export", *words, "--to", tmp_path / "out")
         assert code == 2 and expected in " ".join(errors.split()), errors
         assert not (tmp_path / "out").exists()
 
@@ -102,7 +122,9 @@ def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study:
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
         psutil.wait_procs(children, timeout=30)
-    code, output, errors = run("export", store, "1m-mlm40-3k", "--to", tmp_path / "out", "--json", home=tmp_path)
+    code, output, errors = run_process(
+        "export", store, "1m-mlm40-3k", "--to", tmp_path / "out", "--json", home=tmp_path
+    )
     assert code == 0, errors
     made = json.loads(output)
     assert f"has come to step {made['step']} of 3,000" in errors and made["step"] % 5 == 0
@@ -170,18 +192,32 @@ def hub() -> Iterator[tuple[str, type[_Hub]]]:
     server.server_close()
 
 
+@pytest.fixture
+def at_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets the hub's address, where nobody has logged in. huggingface_hub has read the environment long before."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return lambda address: monkeypatch.setattr(constants, "ENDPOINT", address)
+
+
 def test_the_hub_gets_exactly_what_the_dry_run_says(
-    store: Path, tmp_path: Path, hub: tuple[str, type[_Hub]], monkeypatch: pytest.MonkeyPatch
+    store: Path,
+    tmp_path: Path,
+    hub: tuple[str, type[_Hub]],
+    at_address: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
 ) -> None:
     address, handler = hub
-    for name, value in {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_made_up"}.items():
-        monkeypatch.setenv(name, value)
+    at_address(address)
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
     words = ("export", store, NAME, "--step", "10", "--push-to-hub", "me/model", "--json")
-    code, output, errors = run(*words, "--to", tmp_path / "dry", "--dry-run", home=tmp_path)
+    code, output, errors = run(*words, "--to", tmp_path / "dry", "--dry-run")
     assert code == 0, errors
     assert not handler.asked and "would upload to me/model" in errors
     said = json.loads(output)["hub"]
-    code, output, errors = run(*words, "--to", tmp_path / "real", home=tmp_path)
+    code, output, errors = run(*words, "--to", tmp_path / "real")
     assert code == 0, errors
     assert json.loads(output)["hub"] == {**said, "commit": f"{address}/me/model/commit/1"}
     made = next(asked for path, asked in handler.asked if path.endswith("/repos/create"))
@@ -198,13 +234,12 @@ def test_the_hub_gets_exactly_what_the_dry_run_says(
 
 
 def test_without_a_token_or_an_answer_it_is_said_what_to_do(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, tmp_path: Path, at_address: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    at_address("http://127.0.0.1:9")
     words = ("export", store, NAME, "--push-to-hub", "me/model", "--to")
-    code, _, errors = run(*words, tmp_path / "out", home=tmp_path)
+    code, _, errors = run(*words, tmp_path / "out")
     assert code == 2 and "hf auth login" in errors and not (tmp_path / "out").exists()
     monkeypatch.setenv("HF_TOKEN", "hf_made_up")
-    code, _, errors = run(*words, tmp_path / "out", home=tmp_path)
+    code, _, errors = run(*words, tmp_path / "out")
     assert code == 1 and "cannot be reached" in errors and "hf upload me/model" in errors
