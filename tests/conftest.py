@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,7 +17,44 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # many short 
 # Tests have a home folder each, in which every one of their processes would compile the loops again.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "loops"))
 
+FIRST = (
+    # The study that several files share, which compiles the loops that others load. Meanwhile, what needs neither.
+    "test_cli_study.py",
+    "test_corpora_ray.py",
+    "test_service_mlflow_server.py",
+    "test_service_ray_cluster.py",
+    "test_cli_interruption.py",
+    # The other long ones, the longest first.
+    "test_sweeps_launch.py",
+    "test_pretraining_failures.py",
+    "test_pretraining_engine.py",
+    "test_cli_wrong_inputs.py",
+    "test_finetuning_cell.py",
+    "test_docs.py",
+    "test_backends_choice.py",
+    "test_backends_loops.py",
+    "test_backends_tiles.py",
+    "test_cli_compare.py",
+    "test_dashboards_metrics.py",
+    "test_service_job_submission.py",
+    "test_cli_finetune.py",
+    "test_backends_host.py",
+    "test_backends_kernels.py",
+    "test_pretraining_rendezvous.py",
+    "test_finetuning_padding.py",
+    "test_finetuning_chunks.py",
+    "test_corpora_shards.py",
+    "test_results_examples.py",
+)
+"""Files that take long, in the order in which they begin, so that none of them is alone at the end."""
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves the tests of the files in `FIRST` to the front."""
+    place = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +81,34 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     return home
+
+
+class Finished(NamedTuple):
+    """A study that has run to its end undisturbed, in a process of its own. Tests leave it as it is."""
+
+    study: Path
+    store: Path
+    home: Path
+
+
+@pytest.fixture(scope="session")
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Computed once for all of pytest's processes."""
+    from mlmclm.storage.files import in_turn
+    from small_study import run, write_study
+
+    root = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        root = root.parent
+    folder = root / "finished-study"
+    made = Finished(folder / "study" / "study.yaml", folder / "store", folder / "home")
+    with in_turn(root / "finished-study.lock"):
+        if not folder.exists():
+            made.home.mkdir(parents=True)
+            write_study(made.study.parent)
+            words = ("study", made.study, "--store", made.store, "--data", made.study.parent / "data")
+            code, _, errors = run(*words, home=made.home)
+            (folder / "ended").write_text(f"{code}\n{errors}")
+        code, _, errors = (folder / "ended").read_text().partition("\n")
+    assert code == "0", errors
+    return made
