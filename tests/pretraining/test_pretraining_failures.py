@@ -1,4 +1,4 @@
-"""A stage that cannot go on says why in one message: no number any more, no memory, no room on the disk."""
+"""A stage whose worker is killed goes on; one that cannot says why in one message: no number any more, no memory, no room."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining import failures
+from mlmclm.pretraining import failures, states
 from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
@@ -38,9 +39,11 @@ def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from mlmclm.service.ray_cluster import ray_session
 
-    launch.prepare_environment()
-    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-        yield
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here
+        launch.prepare_environment()
+        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
+            yield
 
 
 def prepared(study_path: Path, store: Path, model: str, **recipe: Any) -> PreparedStudy:
@@ -48,6 +51,46 @@ def prepared(study_path: Path, store: Path, model: str, **recipe: Any) -> Prepar
     changed = Recipe.model_validate(study.recipe.model_dump() | recipe)
     made = study.model_copy(update={"models": (model,), "baseline": None, "recipe": changed})
     return prepare(made, Place(store, study_path.parent / "data"))
+
+
+def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
+    session: None, finished_study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die_once(config: dict[str, Any]) -> None:
+        import os
+        import signal
+        from pathlib import Path
+
+        from mlmclm.pretraining.engine import Engine
+        from mlmclm.pretraining.worker_entry import run_in_worker
+
+        job, step = config["job"], Engine.step
+
+        def counted(engine: Any, *given: Any, **named: Any) -> Any:
+            engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
+            if engine.rank == 1 and engine.steps_taken == 13 and not (mark := Path(job.store) / "killed").exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(engine, *given, **named)
+
+        Engine.step = counted  # type: ignore[method-assign]
+        run_in_worker(config)
+
+    monkeypatch.setattr(launch, "run_in_worker", die_once)
+    study = load_study(finished_study.study).model_copy(update={"models": ("1m-clm-30",), "baseline": None})
+    disturbed = prepare(study, Place(tmp_path, finished_study.study.parent / "data"))
+    pretrain(disturbed)
+    assert (tmp_path / "killed").exists(), "no worker was killed, so nothing was tested"
+    key = disturbed.plan.targets[0].key(disturbed.fingerprint)
+    found, expected = (
+        load_file(states.state_folder(store, key) / "state.safetensors") for store in (tmp_path, finished_study.store)
+    )
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    losses, undisturbed = (
+        [(row["step"], row["loss"]) for row in states.curve(store, key) if "loss" in row]
+        for store in (tmp_path, finished_study.store)
+    )
+    assert losses == undisturbed and [step for step, _ in losses] == list(range(1, 31)), "each step's loss once"
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step_and_its_blocks(

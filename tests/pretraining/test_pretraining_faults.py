@@ -108,16 +108,6 @@ def curve(made: PreparedStudy) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
-def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
-    undisturbed: PreparedStudy, study_path: Path, tmp_path: Path
-) -> None:
-    disturbed = prepared(study_path, tmp_path, "1m-mlm40-200")
-    with one_worker_killed(tmp_path, 5):
-        pretrain(disturbed)
-    assert same(weights(undisturbed), weights(disturbed))
-    assert curve(disturbed) == curve(undisturbed)
-
-
 @pytest.mark.slow
 def test_a_stage_under_zero_3_whose_workers_build_no_model_begins_with_the_same_weights(
     undisturbed: PreparedStudy, study_path: Path, tmp_path: Path
