@@ -25,22 +25,45 @@ def test_a_store_without_records_is_the_users_error(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = tmp_path_factory.mktemp("store")
-    with Tracker(store, "study") as tracker:
-        tracker.put(RunRecord("k", "a run"))
-    return store
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`copied` and `moved`, made of one store; each has text of its own in the file beside its run."""
+    folder = tmp_path_factory.mktemp("stores")
+    report = folder / "report.txt"
+    report.write_text("first")
+    with Tracker(folder / "old", "study") as tracker:
+        tracker.put(RunRecord("k", "a run", artifacts=[(report, "")]))
+    shutil.copytree(folder / "old", folder / "copied")
+    (folder / "old").rename(folder / "moved")
+    for name in ("copied", "moved"):
+        (kept,) = (folder / name / "mlflow" / "artifacts").rglob("report.txt")
+        kept.write_text(name)
+    return folder
 
 
-def test_a_port_that_is_taken_is_the_users_error(store: Path) -> None:
+def served(link: str) -> str:
+    """The file of the only run of the study behind a link."""
+    base = link.partition("/#/")[0]
+    client = MlflowClient(base)
+    (number,) = (each.experiment_id for each in client.search_experiments() if each.name == "study")
+    (run,) = client.search_runs([number])
+    with urllib.request.urlopen(
+        f"{base}/get-artifact?path=report.txt&run_uuid={run.info.run_id}", timeout=20
+    ) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_port_that_is_taken_is_the_users_error(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"Port {port} cannot be used"), running_server(store, port=port):
+        with (
+            pytest.raises(UserError, match=f"Port {port} cannot be used"),
+            running_server(folder / "moved", port=port),
+        ):
             pass
 
 
-def test_the_server_shows_the_stores_runs_and_ends_with_the_block(store: Path) -> None:
-    with running_server(store) as (links, process):
+def test_the_server_shows_the_runs_and_files_of_a_copied_store_and_ends_with_the_block(folder: Path) -> None:
+    with running_server(folder / "copied") as (links, process):
         assert list(links) == ["study"]
         parts = urlsplit(links["study"])
         assert parts.hostname == "127.0.0.1"
@@ -50,26 +73,12 @@ def test_the_server_shows_the_stores_runs_and_ends_with_the_block(store: Path) -
             numbers = {item["name"]: item["experiment_id"] for item in json.load(answer)["experiments"]}
         page = f"/experiments/{numbers['study']}/runs?workflowType=machine_learning"
         assert parts.fragment == page, "without that query a fresh browser shows MLflow's page for generative AI"
+        assert served(links["study"]) == "copied"
     assert process.poll() is not None
     with pytest.raises(OSError):
         urllib.request.urlopen(f"{base}/health", timeout=2)
 
 
-def test_a_copied_store_serves_its_own_files_and_a_moved_one_too(tmp_path: Path) -> None:
-    report = tmp_path / "report.txt"
-    report.write_text("first")
-    with Tracker(tmp_path / "old", "study") as tracker:
-        tracker.put(RunRecord("k", "a run", artifacts=[(report, "")]))
-    shutil.copytree(tmp_path / "old", tmp_path / "new")
-    (tmp_path / "old").rename(tmp_path / "moved")
-    for folder in ("new", "moved"):
-        (kept,) = (tmp_path / folder / "mlflow" / "artifacts").rglob("report.txt")
-        kept.write_text(folder)
-        with running_server(tmp_path / folder) as (links, _):
-            base = links["study"].partition("/#/")[0]
-            client = MlflowClient(base)
-            (number,) = (each.experiment_id for each in client.search_experiments() if each.name == "study")
-            (run,) = client.search_runs([number])
-            address = f"{base}/get-artifact?path=report.txt&run_uuid={run.info.run_id}"
-            with urllib.request.urlopen(address, timeout=20) as answer:
-                assert answer.read().decode() == folder
+def test_a_moved_store_serves_its_own_files(folder: Path) -> None:
+    with running_server(folder / "moved") as (links, _):
+        assert served(links["study"]) == "moved"
