@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, BinaryIO, Generic, Self, TypeVar, cast
 
@@ -50,7 +51,10 @@ def ordered_map(
 
 
 class Workers(Generic[Item, Result]):
-    """A context manager of `workers` processes that apply one function. A single worker is this process itself.
+    """A context manager of `workers` processes that apply one function.
+
+    They start once there is a second item. A first one alone is computed in this process, and so are all with a single
+    worker: a process takes longer to start than a small corpus to tokenise.
 
     `function` and `setup`, which runs once in each worker, must be module-level functions of importable modules.
     """
@@ -65,20 +69,13 @@ class Workers(Generic[Item, Result]):
     ) -> None:
         """Store the task; nothing is started yet."""
         self._task = (function, setup, setup_arguments)
-        self._function, self._count = function, workers
+        self._count = workers
+        self._started = self._ready_here = False
         self._stack = ExitStack()
         self._free: SimpleQueue[_Worker] = SimpleQueue()
 
     def __enter__(self) -> Self:
-        """Start the processes."""
-        _, setup, arguments = self._task
-        if self._count == 1 and setup is not None:
-            setup(*arguments)
-        # If a process cannot be started, this stack ends those before it.
-        with ExitStack() as stack:
-            for _ in range(self._count if self._count > 1 else 0):
-                self._free.put(stack.enter_context(_Worker(self._task)))
-            self._stack = stack.pop_all()
+        """Return itself; nothing is started yet."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -93,9 +90,13 @@ class Workers(Generic[Item, Result]):
         Raises:
             EnvironmentFault: a worker was killed, most often because memory ran out.
         """
-        if self._count == 1:
-            yield from map(self._function, items)
+        remaining = iter(items)
+        first = list(islice(remaining, 2))
+        items = chain(first, remaining)
+        if self._count == 1 or len(first) < 2:
+            yield from self._map_here(items)
             return
+        self._start()
         # One thread per process waits for its answers; waiting on a pipe releases the GIL.
         threads = ThreadPoolExecutor(self._count)
         running: deque[Future[Result]] = deque()
@@ -109,6 +110,24 @@ class Workers(Generic[Item, Result]):
                 yield running.popleft().result()
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
+
+    def _map_here(self, items: Iterable[Item]) -> Iterator[Result]:
+        function, setup, arguments = self._task
+        if setup is not None and not self._ready_here:
+            setup(*arguments)
+        self._ready_here = True
+        return map(function, items)
+
+    def _start(self) -> None:
+        """Start the processes, if they aren't running."""
+        if self._started:
+            return
+        # If a process cannot be started, this stack ends those before it.
+        with ExitStack() as stack:
+            for _ in range(self._count):
+                self._free.put(stack.enter_context(_Worker(self._task)))
+            self._stack = stack.pop_all()
+        self._started = True
 
     def _answer(self, item: Item) -> Result:
         worker = self._free.get()

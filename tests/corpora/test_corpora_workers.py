@@ -24,6 +24,16 @@ def test_results_come_in_the_order_of_the_items_whatever_the_workers() -> None:
         assert list(ordered_map(math.factorial, items, workers=workers)) == expected
 
 
+def test_one_item_is_computed_in_this_process_and_several_in_others() -> None:
+    assert list(ordered_map(_process_of, [0], workers=2)) == [os.getpid()]
+    assert os.getpid() not in ordered_map(_process_of, [0, 1], workers=2)
+    assert list(ordered_map(_process_of, [], workers=2)) == []
+
+
+def _process_of(item: int) -> int:
+    return os.getpid()
+
+
 def test_few_items_are_read_ahead() -> None:
     taken = []
 
