@@ -79,7 +79,7 @@ def draw_mlflow(browser: Browser, store: Path) -> None:
         groups = client.search_runs([experiment], "tags.`mlmclm.kind` = 'group' and params.task = 'pydocs-kind'")
         ids = [run.info.run_id for run in groups]
         page.goto(f"{base}/#/compare-runs?runs={json.dumps(ids)}&experiments={json.dumps([experiment])}")
-        page.wait_for_selector("text=test_mean", timeout=WAIT)
+        page.wait_for_selector("text=validation_score", timeout=WAIT)
         save(page, "mlflow-compare")
 
 

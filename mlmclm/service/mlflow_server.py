@@ -68,7 +68,7 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
     database = sqlite_file(address)
     if database is None or not database.exists():
         raise UserError(
-            f"{store}: no MLflow records there yet; run a study with this store, or write those of one that has run with `mlmclm report STUDY.yaml --export`."
+            f"{store}: no MLflow records there yet; run a study with this store, or write those of one that has run with `mlmclm tracking sync STUDY.yaml`."
         )
     try:
         reason = own_fault(database)
@@ -79,7 +79,7 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
         raise EnvironmentFault(f"{database}: cannot be read ({error}).") from error
     if reason is not None:
         raise EnvironmentFault(
-            f"{database}: MLflow cannot use this database ({reason}). It is only a view of the store: `mlmclm report STUDY.yaml --export` "
+            f"{database}: MLflow cannot use this database ({reason}). It is only a view of the store: `mlmclm tracking sync STUDY.yaml` "
             "sets it aside and writes the study's runs anew."
         )
     port = _free_port() if port is None else _checked_port(port)

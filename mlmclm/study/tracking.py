@@ -1,32 +1,44 @@
-"""MLflow tracking of a study: stages while they run, cells as they finish, the sweep and its groups at the end."""
+"""MLflow tracking of a study: stages while they run, each (model, task) when its cells are there, and the cells."""
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mlmclm.errors import MlmclmError
+from mlmclm.plans.names import ModelName
 from mlmclm.plans.plan import Stage
+from mlmclm.plans.recipe import Recipe
 from mlmclm.progress import say
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep_file import SweepFile
-from mlmclm.tracking.records import RunRecord
-from mlmclm.tracking.tracker import Tracker
-from mlmclm.tracking.views import cell_record, group_record, last_finished_ms, stage_record, sweep_record
+from mlmclm.tracking.process import TrackingProcess
+from mlmclm.tracking.records import DataSet, RunRecord
+from mlmclm.tracking.summaries import Group
+from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.sweeps.space import Space
 
-SECONDS_TO_FINISH = 120.0
-"""Seconds that the end of a study waits for MLflow; the next run of the study writes what is left."""
+SECONDS_TO_FINISH = (120.0, 120.0)
+"""Seconds that the end of a study waits for its summaries, and then, under a progress bar, for its cells.
+
+The next run of the study, or `mlmclm tracking sync`, writes what is left.
+"""
+
+
+NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens"), "")
+"""What `model_facts` would say of a model of which nothing is known."""
+PATIENT_SECONDS = 24 * 3600.0
 
 
 class StudyTracking:
@@ -34,12 +46,17 @@ class StudyTracking:
 
     A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
     doesn't make the study fail.
+
+    Args:
+        patient: whether leaving the context waits as long as it takes, and writes runs again that are not there any
+            more; else it waits for `SECONDS_TO_FINISH`.
     """
 
-    def __init__(self, study: StudyFile | SweepFile, place: Place) -> None:
+    def __init__(self, study: StudyFile | SweepFile, place: Place, *, patient: bool = False) -> None:
         from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 
         self.study = study
+        self._place = place
         address, source = chosen_address(study.tracking, place.store, os.environ)
         self.elsewhere: str | None = None
         """Address of the server that shows the runs; None if they are in the store's own database."""
@@ -51,7 +68,9 @@ class StudyTracking:
                 remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
                 raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
-        self._tracker = Tracker(place.store, study.name, address=address, close_seconds=SECONDS_TO_FINISH)
+        seconds = (PATIENT_SECONDS, PATIENT_SECONDS) if patient else SECONDS_TO_FINISH
+        self._tracker = TrackingProcess(place.store, study.name, address=address, close_seconds=seconds, verify=patient)
+        self._about: dict[tuple[str, str], dict[str, str]] = {}
         self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._lock = threading.Lock()  # stages that run side by side report from threads of their own
@@ -84,16 +103,36 @@ class StudyTracking:
             self._tracker.put(self._stage(prepared, stage, rows, system))
 
     def sweep_begins(self, space: Space) -> None:
-        """Record the sweep and its groups, so that cells find their parent runs."""
+        """Record the sweep and its (model, task) pairs, so that cells find their parent runs."""
+        from mlmclm.tasks.registry import get_task
+
+        families = {task: get_task(task, self._place.task_dirs).family for task in space.tasks}
+        models = dict.fromkeys(self.study.models, NO_FACTS)
+        if isinstance(self.study, StudyFile):
+            models = {str(name): model_facts(name, self.study.recipe) for name in self.study.parsed}
+        cells = {
+            task: len(space.settings_for(task)) * len(space.learning_rates) * len(space.seeds) for task in space.tasks
+        }
+        self._about = {
+            (model, task): {**facts, "family": families[task]} for model, facts in models.items() for task in families
+        }
         self._tracker.put(self._sweep(space, running=True))
-        for model in self.study.models:
-            for task in space.tasks:
-                self._tracker.put(group_record(self.study.name, model, task, status="RUNNING"))
+        for (model, task), about in self._about.items():
+            self._tracker.put(group_record(self.study.name, model, task, about=about, status="RUNNING"))
+        self._tracker.groups({pair: Group(about, cells[pair[1]]) for pair, about in self._about.items()}, space.rule)
 
     def cell(self, result: dict[str, Any]) -> None:
         """Record a cell's result."""
         self._results[result["model"], result["task"]].append(result)
-        self._tracker.put(cell_record(self.study.name, result))
+        self._tracker.cell(result)
+
+    def stored(self, prepared: PreparedStudy | None, space: Space, results: Iterable[dict[str, Any]]) -> None:
+        """Record all that a store holds of the study, except its analysis."""
+        if prepared is not None:
+            self.pretrained(prepared)
+        self.sweep_begins(space)
+        for result in results:
+            self.cell(result)
 
     def reported(self, space: Space, analysis: Analysis, paths: dict[str, Path], provenance: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and the report's files and provenance.
@@ -111,10 +150,11 @@ class StudyTracking:
                     self.study.name,
                     model,
                     task,
+                    about=self._about.get((model, task)),
                     metric=results[0]["metric"] if results else "",
                     rates=rates[model, task],
                     metrics=metrics,
-                    time_ms=last_finished_ms(results),
+                    results=results,
                 )
             )
         everything = [result for results in self._results.values() for result in results]
@@ -166,8 +206,32 @@ class StudyTracking:
             rows=rows,
             facts=system,
             models=stage.models,
+            inputs=[
+                DataSet(study.corpus.source, prepared.corpus.key, f"corpora/{prepared.corpus.key}", "pretraining")
+            ],
             status="RUNNING" if system is None else "FINISHED",
         )
+
+
+def model_facts(name: ModelName, recipe: Recipe) -> dict[str, str]:
+    """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
+
+    `objective` joins the objectives in order (`clm+mlm`); it is empty for a model that was not pretrained here.
+    `mask_ratio` is the last masked objective's share of hidden tokens, of 1; `tokens` counts those of all steps.
+    """
+    begun = [
+        phase
+        for before, phase in zip((0, *(p.until for p in name.phases)), name.phases, strict=False)
+        if before < name.steps
+    ]
+    objectives = [str(phase.objective) for phase in begun]
+    ratios = [ratio for text in objectives if (ratio := re.sub(r"\D", "", text))]
+    return {
+        "objective": "+".join(dict.fromkeys(re.sub(r"\d", "", text) for text in objectives)),
+        "size": name.size,
+        "mask_ratio": f"{int(ratios[-1]) / 100:g}" if ratios else "",
+        "tokens": str(name.steps * recipe.batch * recipe.block_length),
+    }
 
 
 def _last_of_each_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

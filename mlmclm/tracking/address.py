@@ -113,7 +113,7 @@ def _check_sqlite(address: str) -> None:
     if reason is not None:
         raise EnvironmentFault(
             f"{path}: MLflow cannot use this database ({reason}). Move it away, with the {path.name}-wal and {path.name}-shm that may lie beside "
-            "it, or choose another address: the next run, or `mlmclm report STUDY.yaml --export`, then writes all of the study's runs."
+            "it, or choose another address: the next run, or `mlmclm tracking sync STUDY.yaml`, then writes all of the study's runs."
         )
 
 

@@ -1,26 +1,34 @@
-"""A connection to one experiment at one MLflow address; the only module that calls MLflow's client.
+"""A connection to the experiments of one study at one MLflow address; the only module that calls MLflow's client.
 
 Everything here may raise whatever the client raises; `Tracker` contains it.
 """
 
 from __future__ import annotations
 
+import getpass
+import json
 import logging
 import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mlmclm.progress import say
 from mlmclm.storage.files import in_turn
 from mlmclm.tracking.address import default_address
-from mlmclm.tracking.database import adopt_artifacts, make_usable, sqlite_file
+from mlmclm.tracking.database import adopt_artifacts, commit_lightly, make_usable, sqlite_file
 from mlmclm.tracking.index import Entry, Index
-from mlmclm.tracking.records import Point, RunRecord, points_hash
+from mlmclm.tracking.records import DataSet, Point, RunRecord, points_hash
+from mlmclm.tracking.views import CELLS_ID, cells_experiment, view_tags
 
 KEY_TAG = "mlmclm.key"
-IDENTITY_TAG = "mlmclm.experiment"
+IDENTITY_TAG, LAYOUT_TAG = "mlmclm.experiment", "mlmclm.layout"
+LAYOUT = "2"
+"""Version of the layout of a study's runs; the first one had all of them in one experiment."""
 CLIENT_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # with MLflow's defaults a dead server blocks a client for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -37,19 +45,28 @@ def mlflow_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-class Connection:
-    """An experiment that is ready to take runs.
+@dataclass(frozen=True)
+class Part:
+    """One of a study's two experiments, with the index of its runs."""
 
-    Opening one creates what is missing: database, schema, experiment, index. The first time this takes seconds
+    experiment_id: str
+    index: Index
+
+
+class Connection:
+    """The experiments of a study, ready to take runs.
+
+    Opening them creates what is missing: database, schema, experiments, index. The first time this takes seconds
     (importing MLflow 2 s, creating its SQLite schema 3 s). A connection belongs to one thread.
 
     Args:
         address: an MLflow tracking address.
-        experiment: the name of the experiment.
+        experiment: the name of the study's experiment; that of its cells is named after it (`cells_experiment`).
         folder: the store's `mlflow/`, which holds the index.
+        verify: whether to forget runs that are not there any more, which takes about 2 ms for each run that is.
     """
 
-    def __init__(self, address: str, experiment: str, folder: Path) -> None:
+    def __init__(self, address: str, experiment: str, folder: Path, *, verify: bool = False) -> None:
         mlflow_environment()
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -63,33 +80,63 @@ class Connection:
             make_usable(database, own=own)
             if own:
                 adopt_artifacts(database)
+                commit_lightly()
         self._client = MlflowClient(tracking_uri=address)
+        self._folder = folder
         # A server decides for itself where artifacts go; only a database needs a location from its clients.
-        artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
-        with in_turn(folder / ".experiment.lock"):  # another process may be opening the same one
-            found, identity = self._open(experiment, artifacts)
-        self.index = Index(folder / "index.jsonl", identity)
-        if found:
-            # With an empty index (lost, or the experiment is another store's) every run is looked up. Otherwise only
-            # runs still marked RUNNING can be ones whose creator was killed before it could index them.
-            self._adopt("" if not len(self.index) else "attributes.status = 'RUNNING'")
+        self._artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
+        with in_turn(folder / ".experiment.lock"):  # another process may be opening the same ones
+            self._main = self._open(experiment, view_tags(cells=False), verify)
+            self._cells = self._open(cells_experiment(experiment), view_tags(cells=True), verify)
+        self.experiment_id = self._main.experiment_id
 
-    def _open(self, experiment: str, artifacts: str | None) -> tuple[bool, str]:
-        """Find or create the experiment; return whether it existed, and its identity."""
-        found = self._client.get_experiment_by_name(experiment)
+    def part(self, record: RunRecord) -> Part:
+        """Return the experiment of a record's run."""
+        return self._cells if record.bulk else self._main
+
+    def _open(self, name: str, view: Mapping[str, str], verify: bool) -> Part:
+        """Find or create an experiment with a shared view, and take up runs of ours that its index lacks."""
+        found = self._client.get_experiment_by_name(name)
         if found is not None and found.lifecycle_stage == "deleted":
             # MLflow keeps the name of a deleted experiment reserved, so a new one could not be created under it.
             self._client.restore_experiment(found.experiment_id)
+        if found is not None and IDENTITY_TAG in found.tags and LAYOUT_TAG not in found.tags:
+            self._retire(name, found.experiment_id)
+            found = None
         if found is None:
-            self.experiment_id: str = self._client.create_experiment(experiment, artifact_location=artifacts)
+            number: str = self._client.create_experiment(name, artifact_location=self._artifacts)
         else:
-            self.experiment_id = found.experiment_id
-        identity = found.tags.get(IDENTITY_TAG) if found is not None else None
+            number = found.experiment_id
+        tags = found.tags if found is not None else {}
+        identity = tags.get(IDENTITY_TAG)
+        # The identity is written last: an experiment that has one but no layout is of an earlier version.
+        for tag, value in {**view, LAYOUT_TAG: LAYOUT}.items():
+            if tags.get(tag) != value:
+                self._client.set_experiment_tag(number, tag, value)
         if identity is None:
             # Experiment ids repeat from database to database; a random tag tells the experiments apart.
             identity = uuid.uuid4().hex
-            self._client.set_experiment_tag(self.experiment_id, IDENTITY_TAG, identity)
-        return found is not None, identity
+            self._client.set_experiment_tag(number, IDENTITY_TAG, identity)
+        part = Part(number, Index(self._folder / "index.jsonl", identity))
+        if found is not None:
+            # With an empty index (lost, or the experiment is another store's) every run is looked up. Otherwise only
+            # runs still marked RUNNING can be ones whose creator was killed before it could index them.
+            there = self._adopt(part, "" if verify or not len(part.index) else "attributes.status = 'RUNNING'")
+            if verify:
+                part.index.keep(there)
+        return part
+
+    def _retire(self, name: str, experiment_id: str) -> None:
+        """Rename and delete an experiment of the first layout; MLflow can restore it."""
+        number = 1
+        while self._client.get_experiment_by_name(aside := f"{name}/first layout {number}") is not None:
+            number += 1
+        self._client.rename_experiment(experiment_id, aside)
+        self._client.delete_experiment(experiment_id)
+        say(
+            f"MLflow: the runs of {name} are written anew, in the layout of this version. The earlier ones are deleted; "
+            f"`mlflow experiments restore -x {experiment_id}` brings them back as {aside!r}."
+        )
 
     def export(self, record: RunRecord, content: str, *, look_first: bool) -> str:
         """Create or update the run of a record to match it; return the run's id.
@@ -99,31 +146,32 @@ class Connection:
             look_first: search for a run with this key before creating one, because the reply to an earlier request may
                 have been lost.
         """
-        entry = self.index.get(record.key)
+        part = self.part(record)
+        entry = part.index.get(record.key)
         if entry is None and look_first:
-            self._adopt(f"tags.`{KEY_TAG}` = '{record.key}'")
-            entry = self.index.get(record.key)
-        parent = self.index.get(record.parent_key) if record.parent_key else None
-        parent_run = parent.run_id if parent else None
+            self._adopt(part, f"tags.`{KEY_TAG}` = '{record.key}'")
+            entry = part.index.get(record.key)
+        parent_run = self._parent(record)
         tags = {KEY_TAG: record.key, **record.tags}
+        tags = {name: text.replace(CELLS_ID, self._cells.experiment_id) for name, text in tags.items()}
         if parent_run:
             tags["mlflow.parentRunId"] = parent_run
         if entry is not None and self._is_gone(entry):
-            self.index.drop(record.key)
+            part.index.drop(record.key)
             entry = None
         made = None
         if entry is None:
-            with self.index.locked():  # which also reads what another process has created since
-                entry = self.index.get(record.key)
+            with part.index.locked():  # which also reads what another process has created since
+                entry = part.index.get(record.key)
                 if entry is None:
                     run = self._client.create_run(
-                        self.experiment_id,
+                        part.experiment_id,
                         start_time=record.start_ms,
-                        tags=_cut(tags, LONGEST_TAG),
+                        tags=_cut({**_written_by(), **tags}, LONGEST_TAG),
                         run_name=record.name,
                     )
                     entry = made = Entry(record.key, run.info.run_id, parent=parent_run)
-                    self.index.set(entry)
+                    part.index.set(entry)
         if made is not None:
             # `create_run` has written the tags already.
             tags = {}
@@ -134,7 +182,7 @@ class Connection:
             self._client.set_terminated(entry.run_id, status=record.status, end_time=record.end_ms)
         points, final = list(record.metrics), record.status != "RUNNING"
         # Only a complete run gets its content hash: one that was interrupted is filled again by the next export.
-        self.index.set(Entry(record.key, entry.run_id, content, len(points), points_hash(points), parent_run, final))
+        part.index.set(Entry(record.key, entry.run_id, content, len(points), points_hash(points), parent_run, final))
         return entry.run_id
 
     def is_unchanged(self, record: RunRecord, content: str) -> bool:
@@ -143,12 +191,16 @@ class Connection:
         A record that announces a finished run as running again, with nothing new in it, leaves the run as it is: a
         study that is run again announces everything before it finds that nothing is left to do.
         """
-        entry = self.index.get(record.key)
+        entry = self.part(record).index.get(record.key)
         if entry is None or entry.content is None:
             return False
         announced = record.status == "RUNNING" and entry.final and len(record.metrics) <= entry.points
-        parent = self.index.get(record.parent_key) if record.parent_key else None
-        return (announced or entry.content == content) and entry.parent == (parent.run_id if parent else None)
+        return (announced or entry.content == content) and entry.parent == self._parent(record)
+
+    def _parent(self, record: RunRecord) -> str | None:
+        """Return the run of a record's parent; parents are never in the experiment of the cells."""
+        entry = self._main.index.get(record.parent_key) if record.parent_key else None
+        return entry.run_id if entry else None
 
     def _fill(self, entry: Entry, record: RunRecord, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, Param, RunTag
@@ -170,6 +222,8 @@ class Connection:
         for number in range(max(map(len, batches))):
             metrics, parameters, run_tags = (part[number] if number < len(part) else [] for part in batches)
             self._client.log_batch(entry.run_id, metrics=metrics, params=parameters, tags=run_tags)
+        if record.inputs:
+            self._client.log_inputs(entry.run_id, [_dataset(data) for data in record.inputs])
         for path, folder in record.artifacts:
             self._client.log_artifact(entry.run_id, str(path), folder or None)
 
@@ -185,24 +239,49 @@ class Connection:
             raise
         return bool(run.info.lifecycle_stage == "deleted")
 
-    def _adopt(self, condition: str) -> None:
+    def _adopt(self, part: Part, condition: str) -> set[str]:
         """Index runs of ours that the index lacks: it was lost, or their creator was killed before it could index them.
 
         Args:
             condition: a filter of MLflow's run search; empty for all runs.
+
+        Returns:
+            The ids of all runs that were found.
         """
-        token = None
+        token, there = None, set()
         while True:
             page = self._client.search_runs(
-                [self.experiment_id], filter_string=condition, max_results=1000, page_token=token
+                [part.experiment_id], filter_string=condition, max_results=1000, page_token=token
             )
             for run in page:
+                there.add(run.info.run_id)
                 key = run.data.tags.get(KEY_TAG)
                 if key is not None:
-                    self.index.adopt(key, run.info.run_id)
+                    part.index.adopt(key, run.info.run_id)
             token = page.token
             if not token:
-                return
+                return there
+
+
+@cache
+def _written_by() -> dict[str, str]:
+    """Return MLflow's own tags for who writes a run, and by which program.
+
+    They are no part of a record's content, so a study that another user goes on with leaves the runs as they are.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return {"mlflow.user": user, "mlflow.source.name": "mlmclm", "mlflow.source.type": "LOCAL"}
+
+
+def _dataset(data: DataSet) -> Any:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    # A digest has 36 characters at most.
+    dataset = Dataset(data.name, data.digest[:36], "local", json.dumps({"uri": data.source}))
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", data.context)])
 
 
 def _new_points(entry: Entry, record: RunRecord) -> Sequence[Point]:

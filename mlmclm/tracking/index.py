@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,6 +87,12 @@ class Index:
         """Store a run that was found on the server, with unknown content, unless its key already has an entry."""
         if key not in self._entries:
             self.set(Entry(key, run_id))
+
+    def keep(self, run_ids: Set[str]) -> None:
+        """Forget all runs but these, so that the next export creates them again."""
+        for entry in list(self._entries.values()):
+            if entry.run_id not in run_ids:
+                self.drop(entry.key)
 
     def drop(self, key: str) -> None:
         """Forget a run that no longer exists, so that the next export creates a new one."""

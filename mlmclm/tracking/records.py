@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -15,12 +15,27 @@ Point = tuple[str, float, int, int]
 
 
 @dataclass(frozen=True)
+class DataSet:
+    """A data set that a run has used, as MLflow shows its inputs.
+
+    `digest` identifies the content, `source` says where it is, and `context` what it was used for.
+    """
+
+    name: str
+    digest: str
+    source: str
+    context: str
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """An MLflow run; `key` identifies it, and the other fields are its content.
 
     `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
     milliseconds since 1970. They come from the results, so a record built again from the same results is the same
     record.
+
+    `bulk` marks one of very many runs. They have an experiment of their own and are exported after all others.
     """
 
     key: str
@@ -30,6 +45,8 @@ class RunRecord:
     tags: Mapping[str, str] = field(default_factory=dict)
     metrics: Sequence[Point] = ()
     artifacts: Sequence[tuple[Path, str]] = ()
+    inputs: Sequence[DataSet] = ()
+    bulk: bool = False
     status: Status = "FINISHED"
     start_ms: int | None = None
     end_ms: int | None = None
@@ -44,6 +61,7 @@ class RunRecord:
                 "tags": dict(self.tags),
                 "metrics": points_hash(self.metrics),
                 "artifacts": [[hash_file(path), path.name, folder] for path, folder in self.artifacts],
+                "inputs": [asdict(data) for data in self.inputs],
                 "status": self.status,
             }
         )

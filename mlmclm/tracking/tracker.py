@@ -2,19 +2,22 @@
 
 The work never waits for MLflow and never fails because of it: a record that cannot be exported is retried, and what is
 left at the end is reported, not raised. MLflow is a view of the store's files and can be rebuilt from them at any time.
+
+Summaries come first: a bulk record (`RunRecord.bulk`) waits until no other is left.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mlmclm.progress import say
-from mlmclm.tracking.address import default_address
+from mlmclm.progress import SECONDS_OF_SILENCE, Bar, say
+from mlmclm.tracking.address import default_address, without_password
 from mlmclm.tracking.connection import Connection
 from mlmclm.tracking.records import RunRecord
 
@@ -24,6 +27,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between attempts while nothing can be exported; the pause doubles each time."""
 GIVE_UP_AFTER = 3
 """Number of consecutive failures on closing after which the server is considered down, rather than one record bad."""
+STOP_SECONDS = 5.0
+"""Seconds that closing waits for the record that is being written when the time is up."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +42,36 @@ class ExportReport:
 
 
 class Tracker:
-    """Background exporter to one experiment; thread-safe. Use it as a context manager, or call `close`.
+    """Background exporter to a study's experiments; thread-safe. Use it as a context manager, or call `close`.
 
     Args:
         store: the store; the index is kept in its `mlflow/`.
-        experiment: the experiment's name; a study has one experiment.
+        experiment: the name of the study's experiment.
         address: an MLflow tracking address; None for the store's own database.
-        close_seconds: how long leaving the context waits for pending records.
+        close_seconds: how long leaving the context waits for summaries, and then for cells.
+        verify: whether to look for runs that are not there any more (`Connection`).
     """
 
-    def __init__(self, store: Path, experiment: str, *, address: str | None = None, close_seconds: float = 60) -> None:
+    def __init__(
+        self,
+        store: Path,
+        experiment: str,
+        *,
+        address: str | None = None,
+        close_seconds: float = 60,
+        verify: bool = False,
+    ) -> None:
         self.address = address or default_address(store)
         self.experiment = experiment
-        self.experiment_id: str | None = None
-        """Set once something has been exported."""
         self._folder = store.resolve() / "mlflow"
-        self._close_seconds = close_seconds
+        self._close_seconds, self._verify = close_seconds, verify
         self._changed = threading.Condition()
-        self._waiting: dict[str, RunRecord] = {}
+        self._summaries: dict[str, RunRecord] = {}
+        self._cells: dict[str, RunRecord] = {}
+        self._current: RunRecord | None = None
         self._suspect: set[str] = set()  # keys with a failed request, whose reply may have been lost
         self._run_ids: dict[str, str] = {}
-        self._busy = False
-        self._closing = False
+        self._closing = self._stopped = False
         self._closed: ExportReport | None = None
         self._exported = self._unchanged = 0
         self._failures_in_a_row = 0
@@ -74,7 +87,7 @@ class Tracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an error the user wants the message, not a long wait for MLflow.
-        self.close(timeout=self._close_seconds if error is None else 5)
+        self.close(*(2 * [self._close_seconds] if error is None else (5, 0)))
 
     def put(self, record: RunRecord) -> None:
         """Queue a record and return at once; a queued record with the same key is replaced.
@@ -85,75 +98,114 @@ class Tracker:
         with self._changed:
             if self._closed is not None:
                 raise RuntimeError("put after close")
-            self._waiting[record.key] = record
+            self._queue(record)[record.key] = record
             self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything queued is exported; return False if that takes longer than `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout)
+            return self._changed.wait_for(lambda: not self._left(), timeout)
 
     def run_id(self, key: str) -> str | None:
         """Return the MLflow run id of a record that this tracker has exported or found unchanged, else None."""
         return self._run_ids.get(key)
 
-    def close(self, timeout: float = 60) -> ExportReport:
-        """Export what is left, retry what failed, and report the outcome; say so if records remain."""
+    def close(self, timeout: float = 60, cells: float = 60) -> ExportReport:
+        """Export what is left, retry what failed, and report the outcome; say so if records remain.
+
+        Args:
+            timeout: seconds to wait for the summaries.
+            cells: seconds to wait for the bulk records after that, under a progress bar.
+        """
         with self._changed:
             if self._closed is not None:
                 return self._closed
             self._closing = True
             self._failures_in_a_row = 0
             self._changed.notify_all()
-        self._thread.join(timeout)
+            self._changed.wait_for(lambda: self._ended() or not self._left(bulk=False), timeout)
+            if not self._left(bulk=False):
+                self._wait_for_cells(cells)
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join(STOP_SECONDS)
         with self._changed:
-            failed = len(self._waiting) + self._busy
-            if failed and self._error is None:
-                self._error = f"not finished within {timeout:g} s"
-            self._closed = ExportReport(self._exported, self._unchanged, failed, self._error if failed else None)
-        if failed:
+            summaries, left = self._left(bulk=False), self._left()
+            reason = self._error if summaries or self._ended() else None
+            reason = reason or f"not finished within {timeout + (0 if summaries else cells):g} s"
+            self._closed = ExportReport(self._exported, self._unchanged, left, reason if left else None)
+        if left:
+            what = f"{left} records could not be" if summaries else f"{left} cells are not"
             say(
-                f"{failed} records could not be written to MLflow at {self.address} ({self._closed.error}). Nothing is lost: the "
-                "results are in the store, and the same command run again, or `mlmclm report --export`, writes what is missing."
+                f"{what} written to MLflow at {without_password(self.address)} ({reason}). Nothing is lost: the results are in the "
+                "store, and the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing."
             )
         return self._closed
 
+    def _wait_for_cells(self, seconds: float) -> None:
+        """Show the progress of the bulk records until they are exported or the time is up; holds the lock."""
+        end = time.monotonic() + seconds
+        if self._changed.wait_for(lambda: self._ended() or not self._left(), min(seconds, SECONDS_OF_SILENCE)):
+            return
+        total = self._left()
+        with Bar("MLflow, one run a cell (Ctrl-C leaves them for later)", total, unit="cells") as bar:
+            while (left := self._left()) and not self._ended() and time.monotonic() < end:
+                self._changed.wait(1.0)
+                bar.update(total - self._left())
+            bar.complete = not left
+
+    def _queue(self, record: RunRecord) -> dict[str, RunRecord]:
+        return self._cells if record.bulk else self._summaries
+
+    def _left(self, *, bulk: bool = True) -> int:
+        """Count the records that are not exported yet.
+
+        Args:
+            bulk: whether bulk records count.
+        """
+        busy = self._current is not None and (bulk or not self._current.bulk)
+        return len(self._summaries) + busy + (len(self._cells) if bulk else 0)
+
+    def _ended(self) -> bool:
+        """Return whether the thread has given up."""
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
         """Export records one by one until closed (the thread's main function); back off after failures."""
-        while True:
-            record = self._take()
-            if record is None:
-                return
+        while (record := self._take()) is not None:
+            error = None
             try:
                 self._export(record)
-            except Exception as error:  # whatever MLflow, its database or the network raises stays here
-                if self._failed(record, error):
-                    return
+            except Exception as raised:  # whatever MLflow, its database or the network raises stays here
+                error = raised
             with self._changed:
-                self._busy = False
+                self._current = None
+                given_up = error is not None and self._failed(record, error)
                 self._changed.notify_all()
+            if given_up:
+                return
 
     def _take(self) -> RunRecord | None:
-        """Return the next record, parents before children; None when closing with nothing left."""
+        """Return the next record, summaries first and parents before children; None when there is no more to do."""
         with self._changed:
-            while not self._waiting:
-                if self._closing:
-                    return None
+            while not (self._summaries or self._cells) and not self._closing:
                 self._changed.wait()
-            key = next(iter(self._waiting))
-            while (parent := self._waiting[key].parent_key) is not None and parent in self._waiting:
+            queue = self._summaries or self._cells
+            if self._stopped or not queue:
+                return None
+            key = next(iter(queue))
+            while (parent := queue[key].parent_key) is not None and parent in queue:
                 key = parent
-            self._busy = True
-            return self._waiting.pop(key)
+            self._current = queue.pop(key)
+            return self._current
 
     def _export(self, record: RunRecord) -> None:
         # Opened here, in the thread: importing MLflow takes seconds, and opening may fail like any export.
         if self._connection is None:
-            self._connection = Connection(self.address, self.experiment, self._folder)
-            self.experiment_id = self._connection.experiment_id
+            self._connection = Connection(self.address, self.experiment, self._folder, verify=self._verify)
         content = record.content_hash()
         if self._connection.is_unchanged(record, content):
-            entry = self._connection.index.get(record.key)
+            entry = self._connection.part(record).index.get(record.key)
             run_id = entry.run_id if entry else ""
             self._unchanged += 1
         else:
@@ -164,18 +216,16 @@ class Tracker:
         self._failures_in_a_row = 0
 
     def _failed(self, record: RunRecord, error: Exception) -> bool:
-        """Requeue a record at the end and back off; return True if the thread should end."""
-        with self._changed:
-            self._suspect.add(record.key)
-            self._failures_in_a_row += 1
-            self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            logger.debug("MLflow export of %s failed", record.name, exc_info=error)
-            if record.key not in self._waiting:  # a newer version may have been put meanwhile
-                self._waiting[record.key] = record
-            self._busy = False
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures_in_a_row - 1))
-            if not self._closing:
-                # `close` cuts the pause short.
-                self._changed.wait_for(lambda: self._closing, pause)
-                return False
-            return self._failures_in_a_row >= GIVE_UP_AFTER
+        """Requeue a record at the end and back off; return True if the thread should end. The caller holds the lock."""
+        self._suspect.add(record.key)
+        self._failures_in_a_row += 1
+        self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        logger.debug("MLflow export of %s failed", record.name, exc_info=error)
+        # A newer version may have been put meanwhile.
+        self._queue(record).setdefault(record.key, record)
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures_in_a_row - 1))
+        if not self._closing:
+            # `close` cuts the pause short.
+            self._changed.wait_for(lambda: self._closing, pause)
+            return False
+        return self._failures_in_a_row >= GIVE_UP_AFTER

@@ -1,28 +1,70 @@
 """Conversion of results to records: how a study appears in MLflow. Pure functions of the store's content.
 
-A study is an experiment. It holds one run per pretraining stage and one run for the sweep, below which there is one run
-per (model, task), and below that one run per cell. Parameters are few, and their names put the learning rate first in
-MLflow's parallel coordinates plot, which takes the first three in alphabetical order.
+A study is two experiments. The first, `STUDY`, is opened first and stays small: one run per pretraining stage and one for
+the sweep, below which there is one summary per (model, task). The second, `STUDY/cells`, holds one run per cell. A cell's
+parent is its summary, and a summary's description links to its cells.
+
+A score has the same name on every run, whatever the task's metric is, so that runs compare. Parameters are few: a cell's
+names put the learning rate first in MLflow's parallel coordinates plot, which takes the first three in alphabetical order.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
-from mlmclm.tracking.records import Point, RunRecord, Status
+from mlmclm.tracking.records import DataSet, Point, RunRecord, Status
 
 KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"
-MADE_WITH = ("device", "versions", "commit")
-"""Entries of a cell's `cost` that name its machine and software; results of earlier versions lack them."""
-LINK_QUERY = "workflowType=machine_learning"
-"""Query that selects MLflow's machine learning view; a fresh browser would open the view for generative AI."""
+COMMIT_TAG = "mlflow.source.git.commit"
+VIEW = "mlmclm"
+"""Name of a study's shared view in MLflow: its columns and their order."""
+MODEL_TRAINING = "workflowType=machine_learning"
+"""Query that selects MLflow's view of model training; a fresh browser would open the one for generative AI."""
+BY_SCORE = "orderByKey=metrics.%60score%60&orderByAsc=false"
+LINK_QUERY = f"{MODEL_TRAINING}&viewStateShareKey={VIEW}"
+CELLS_ID = "{cells}"
+"""Stands in tags for the id of the experiment of the cells, which is known once the experiment exists."""
+CURVE_POINTS = 10
+"""Points of a cell's loss curve in MLflow; the whole curve is in the result. Each costs 0.2 ms and 250 bytes."""
+NAMES = {
+    "test_mean": "score",
+    "test_low": "score_low",
+    "test_high": "score_high",
+    "test_sd": "score_sd",
+    "validation_mean": "validation_score",
+}
+"""Names in MLflow of the analysis' numbers; the others keep theirs."""
+SUMMARY_COLUMNS = (
+    *("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.validation_score"),
+    *("metrics.best_learning_rate", "metrics.sd_seeds", "metrics.seeds", "params.model", "params.objective"),
+    *("params.size", "params.mask_ratio", "params.tokens", "params.task", "params.family"),
+)
+CELL_COLUMNS = (
+    *("metrics.score", "metrics.validation_score", "params.model", "params.task", "params.learning_rate"),
+    *("params.seed", "params.setting"),
+)
+
+
+def cells_experiment(study: str) -> str:
+    """Return the name of the experiment that holds the cells of a study."""
+    return f"{study}/cells"
+
+
+def view_tags(*, cells: bool) -> dict[str, str]:
+    """Return the tag of an experiment that says which columns MLflow shows under a printed link."""
+    columns = ["{}.`{}`".format(*name.split(".")) for name in (CELL_COLUMNS if cells else SUMMARY_COLUMNS)]
+    state = {"orderByKey": "metrics.`score`", "orderByAsc": False, "selectedColumns": columns}
+    return {f"mlflow.sharedViewState.{VIEW}": json.dumps(state)}
 
 
 def sweep_key(study: str) -> str:
@@ -114,44 +156,56 @@ def group_record(
     model: str,
     task: str,
     *,
+    about: Mapping[str, str] | None = None,
     metric: str = "",
     rates: str = "",
     metrics: Mapping[str, float | None] | None = None,
-    time_ms: int = 0,
-    artifacts: Sequence[tuple[Path, str]] = (),
+    results: Sequence[Mapping[str, Any]] = (),
     status: Status = "FINISHED",
 ) -> RunRecord:
-    """Build the run of one (model, task), with the analysis' numbers as metrics; unknown ones are left out.
+    """Build the summary of one (model, task), with the analysis' numbers as metrics; unknown ones are left out.
 
     Args:
+        about: parameters that the study knows: `objective`, `size`, `mask_ratio`, `tokens` and `family`.
         metric: the name of the main score, to which the numbers refer.
         rates: the best learning rate as text, with counts if seeds have different ones (`selection.rates_text`).
         metrics: the numbers, from `analysis.summary.task_metrics`.
-        time_ms: when the last of its cells finished (`last_finished_ms`), so that the record is the same whenever it is
-            built.
+        results: the results of its cells. They say which settings, data and commit all of them share. The last one to
+            finish gives the time, so that the record is the same whenever it is built.
     """
-    known = {name: value for name, value in (metrics or {}).items() if value is not None}
-    note = ""
-    if rates and "test_mean" in known:
+    known = {NAMES.get(name, name): value for name, value in (metrics or {}).items() if value is not None}
+    notes = []
+    if rates and "score" in known:
         interval = (
-            f" (95 % interval {known['test_low']:.4f} to {known['test_high']:.4f})" if "test_low" in known else ""
+            f" (95 % interval {known['score_low']:.4f} to {known['score_high']:.4f})" if "score_low" in known else ""
         )
         score = f"test {metric}".strip()
-        note = f"Best learning rate {rates}: {score} {known['test_mean']:.4f}{interval}."
+        notes.append(f"Best learning rate {rates}: {score} {known['score']:.4f}{interval}.")
+    if results:
+        chosen = quote(f"params.model = '{model}' and params.task = '{task}'", safe="")
+        # Relative, as the server's address is unknown here. MLflow takes no shared view beside a filter, but an order.
+        notes.append(f"[Its cells](#/experiments/{CELLS_ID}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={chosen})")
+    time_ms = last_finished_ms(results)
+    protocols = _shared([dict(flatten(result["protocol"], "settings.")) for result in results])
+    commits = {commit for result in results if (commit := result["cost"].get("commit"))}
     return RunRecord(
         key=group_key(study, model, task),
         name=f"{model} {task}",
         parent_key=sweep_key(study),
-        params={"model": model, "task": task},
+        params={"model": model, "task": task, **(about or {}), **protocols},
         tags={
             KIND_TAG: "group",
             "study": study,
             **({"mlmclm.metric": metric} if metric else {}),
             **({"mlmclm.learning_rates": rates} if rates else {}),
-            **({NOTE_TAG: note} if note else {}),
+            **({NOTE_TAG: "  \n".join(notes)} if notes else {}),
+            **({COMMIT_TAG: commits.pop()} if len(commits) == 1 else {}),
         },
         metrics=_single_points(known, time_ms),
-        artifacts=artifacts,
+        inputs=[
+            DataSet(task, data, f"mlmclm task {task}", "fine-tuning")
+            for data in sorted({r["task_data"] for r in results})
+        ],
         status=status,
         start_ms=time_ms or None,
         end_ms=time_ms or None,
@@ -159,52 +213,53 @@ def group_record(
 
 
 def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
-    """Build the run of one cell from its result's JSON: scores, curve, settings and cost.
+    """Build the run of one cell from its result's JSON: scores, a thinned curve, and cost.
 
-    A diverged cell's run is `FAILED`.
+    What all cells of a (model, task) share is in its summary. A diverged cell's run is `FAILED`.
     """
     finished = finished_ms(result)
     seconds = float(result["cost"]["seconds"])
     start = finished - round(1000 * seconds)
-    curve = result["curve"]
+    model, task, metric = str(result["model"]), str(result["task"]), str(result["metric"])
     metrics: list[Point] = []
-    for step, loss in curve:
+    for step, loss in _thinned(result["curve"]):
         # Results hold no times of single steps; assume that all steps take equally long.
         time = start + round(1000 * seconds * step / max(1, result["steps"]))
         metrics.append(("loss", float(loss), int(step), time))
-    for split, scores in (result["scores"] or {}).items():
-        metrics += _single_points({f"{split}_{name}": value for name, value in scores.items()}, finished)
-    cost = {f"cost_{name}": value for name, value in result["cost"].items() if isinstance(value, int | float)}
-    metrics += _single_points({**cost, "steps": result["steps"], "tokens": result["tokens"]}, finished)
+    scores = result["scores"] or {}
+    main = {"score": "test", "validation_score": "validation"}
+    named = {name: value_of(scores[split], metric) for name, split in main.items() if split in scores}
+    named |= {f"test_{name}": value for name, value in scores.get("test", {}).items()}
+    metrics += _single_points({**named, "cost_seconds": seconds, "steps": result["steps"]}, finished)
     rate, seed = result["learning_rate"], read_seed(result["seed"])
-    point = f" {result['setting']}" if result.get("setting") else ""
+    setting = str(result.get("setting") or "")
     own = {} if isinstance(seed, int) else {f"seed_{name}": str(value) for name, value in asdict(seed).items()}
+    seeds = f"s{seed}" if isinstance(seed, int) else str(seed)
+    commit = result["cost"].get("commit")
     return RunRecord(
-        key=cell_record_key(result["model"], result["key"]),
-        name=f"lr{rate:.3g} {f's{seed}' if isinstance(seed, int) else seed}{point}",
-        parent_key=group_key(study, result["model"], result["task"]),
+        key=cell_record_key(model, result["key"]),
+        name=" ".join(filter(None, (task, f"lr{rate:.3g}", seeds, setting, model))),
+        parent_key=group_key(study, model, task),
         params={
             "learning_rate": f"{rate:g}",
-            "model": str(result["model"]),
+            "model": model,
             "seed": str(seed),
             **own,
-            "task": str(result["task"]),
-            **dict(flatten(result["protocol"], "settings.")),
+            **({"setting": setting} if setting else {}),
+            "task": task,
         },
         tags={
             KIND_TAG: "cell",
-            "study": study,
             "mlmclm.cell": str(result["key"]),
             "mlmclm.status": str(result["status"]),
-            "mlmclm.metric": str(result["metric"]),
-            "mlmclm.family": str(result["family"]),
-            "mlmclm.weights": str(result["weights"]),
-            "mlmclm.task_data": str(result["task_data"]),
+            "mlmclm.metric": metric,
             "mlmclm.worker": str(result["cost"]["worker"]),
-            **dict(flatten({name: result["cost"][name] for name in MADE_WITH if name in result["cost"]}, "system.")),
+            **({"mlmclm.device": str(result["cost"]["device"])} if "device" in result["cost"] else {}),
+            **({COMMIT_TAG: str(commit)} if commit else {}),
             **({"mlmclm.start": str(result["start"]["cell"])} if "start" in result else {}),
         },
         metrics=metrics,
+        bulk=True,
         status="FINISHED" if result["status"] == "ok" else "FAILED",
         start_ms=start,
         end_ms=finished,
@@ -220,6 +275,7 @@ def stage_record(
     rows: Iterable[Mapping[str, Any]],
     facts: Mapping[str, Any] | None = None,
     models: Sequence[str] = (),
+    inputs: Sequence[DataSet] = (),
     status: Status = "FINISHED",
 ) -> RunRecord:
     """Build the run of one pretraining stage.
@@ -233,6 +289,7 @@ def stage_record(
         facts: what the stage ran on (`system_facts`). They become tags, since a resumed stage may have moved to another
             machine.
         models: the names of the models that share the stage.
+        inputs: the corpus.
     """
     points: list[Point] = []
     for row in rows:
@@ -253,8 +310,10 @@ def stage_record(
             "mlmclm.state": stage,
             "mlmclm.models": ", ".join(models),
             **dict(flatten(facts or {}, "system.")),
+            **({COMMIT_TAG: str(facts["commit"])} if facts and "commit" in facts else {}),
         },
         metrics=points,
+        inputs=inputs,
         status=status,
         start_ms=min(times, default=None),
         end_ms=max(times, default=None),
@@ -286,6 +345,18 @@ def experiment_link(base: str, experiment_id: str | None = None) -> str:
     """Return a link to the runs of an experiment in MLflow's web interface, or to its list of experiments."""
     page = f"experiments/{experiment_id}/runs" if experiment_id else "experiments"
     return f"{base.rstrip('/')}/#/{page}?{LINK_QUERY}"
+
+
+def _thinned(curve: Sequence[Any]) -> Sequence[Any]:
+    """Return about `CURVE_POINTS` points of a curve at equal distances, the last one included."""
+    stride = math.ceil(len(curve) / CURVE_POINTS)
+    return curve[::-1][::stride][::-1] if curve else curve
+
+
+def _shared(settings: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the entries that are the same in all settings."""
+    first, others = (settings[0], settings[1:]) if settings else ({}, ())
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def _single_points(values: Mapping[str, Any], time_ms: int) -> list[Point]:

@@ -164,7 +164,7 @@ def test_the_server_names_an_unusable_database_and_what_writes_it_anew(halves: l
     (tmp_path / "mlflow").mkdir()
     shutil.copy(halves[1], tmp_path / "mlflow" / "mlflow.db")
     with (
-        pytest.raises(EnvironmentFault, match=r"its making was interrupted.*report STUDY.yaml --export.*sets it aside"),
+        pytest.raises(EnvironmentFault, match=r"its making was interrupted.*tracking sync STUDY.yaml.*sets it aside"),
         running_server(tmp_path),
     ):
         pass

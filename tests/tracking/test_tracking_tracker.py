@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -19,6 +21,7 @@ from mlmclm.tracking.connection import Connection
 from mlmclm.tracking.index import Entry, Index
 from mlmclm.tracking.records import RunRecord
 from mlmclm.tracking.tracker import ExportReport, Tracker
+from small_results import make_result
 
 
 @pytest.fixture(scope="module")
@@ -75,27 +78,107 @@ def test_records_become_finished_runs_with_all_that_is_in_them(store: Path, tmp_
 
 
 def test_mlflow_finds_sweep_groups_cells_and_stages_by_their_kind_each_below_its_own(store: Path) -> None:
-    result = {
-        "model": "m", "task": "sst2", "key": "k", "weights": "w", "family": "sequence-classification", "metric": "accuracy",
-        "status": "ok", "learning_rate": 1e-3, "seed": 2, "engine": "1", "protocol": {}, "curve": [[1, 0.7]], "steps": 10,
-        "tokens": 1000, "examples": 320, "parameters": 5000, "diverged_step": None, "task_data": "t",
-        "scores": {"test": {"accuracy": 0.5}}, "cost": {"seconds": 2.0, "worker": "h/1", "finished": "2026-01-02T03:04:05+00:00"},
-    }  # fmt: skip
+    result = make_result(model="m")
     sweep = views.sweep_record("study", models=["m"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2])
     group = views.group_record("study", "m", "sst2")
     cell = views.cell_record("study", result)
     stage = views.stage_record("study", stage="s", title="m clm 0-10", settings={}, rows=[])
     export(store, sweep, group, cell, stage)
-    found = {}
-    experiment = client(store).get_experiment_by_name("study").experiment_id
-    for kind in ("sweep", "group", "cell", "pretraining"):
-        (run,) = client(store).search_runs([experiment], filter_string=f"tags.`mlmclm.kind` = '{kind}'")
-        found[kind] = run
+    both = [*runs(store), *runs(store, "study/cells")]
+    found = {run.data.tags["mlmclm.kind"]: run for run in both}
+    assert len(both) == 4
     names = {kind: run.info.run_name for kind, run in found.items()}
-    assert names == {"sweep": "sweep study", "group": "m sst2", "cell": "lr0.001 s2", "pretraining": "m clm 0-10"}
+    assert names == {
+        "sweep": "sweep study",
+        "group": "m sst2",
+        "cell": "sst2 lr0.001 s2 m",
+        "pretraining": "m clm 0-10",
+    }
     parents = {kind: run.data.tags.get("mlflow.parentRunId") for kind, run in found.items()}
     ids = {kind: run.info.run_id for kind, run in found.items()}
     assert parents == {"sweep": None, "group": ids["sweep"], "cell": ids["group"], "pretraining": None}
+
+
+def test_a_run_names_its_user_program_commit_and_data_sets_and_its_cells(store: Path) -> None:
+    result = make_result(task_data="d" * 64)
+    result["cost"]["commit"] = "c0ffee"
+    export(
+        store, views.group_record("study", "2m-clm-600", "sst2", results=[result]), views.cell_record("study", result)
+    )
+    (group,), (cell,) = runs(store), runs(store, "study/cells")
+    for run in (group, cell):
+        assert run.data.tags["mlflow.source.git.commit"] == "c0ffee"
+        assert (run.data.tags["mlflow.source.name"], bool(run.data.tags["mlflow.user"])) == ("mlmclm", True)
+    (data,) = group.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("sst2", "d" * 36, "fine-tuning")
+    number, chosen = re.fullmatch(
+        r"\[Its cells\]\(#/experiments/(\d+)/runs\?.*&searchFilter=(.*)\)", group.data.tags["mlflow.note.content"]
+    ).groups()
+    assert [run.info.run_id for run in client(store).search_runs([number], unquote(chosen))] == [cell.info.run_id]
+
+
+def test_summaries_are_written_before_cells_that_were_put_earlier(store: Path) -> None:
+    cells = [replace(CHILD, key=f"c{number}", bulk=True) for number in range(20)]
+    with Tracker(store, "study") as tracker:
+        for record in (*cells, PARENT):
+            tracker.put(record)
+    (parent,) = runs(store)
+    made = [run.data.tags["mlflow.parentRunId"] for run in runs(store, "study/cells")]
+    assert len(made) == 20
+    # A cell that is written before the parent has none.
+    assert made.count(parent.info.run_id) >= 19
+
+
+def test_closing_waits_for_summaries_and_leaves_cells_that_take_too_long_to_the_next_export(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cells = [replace(CHILD, key=f"c{number}", bulk=True) for number in range(12)]
+    whole = Connection.export
+
+    def slow(self: Connection, record: RunRecord, content: str, *, look_first: bool) -> str:
+        time.sleep(0.5 if record.bulk else 0)
+        return whole(self, record, content, look_first=look_first)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "export", slow)
+        tracker = Tracker(store, "study")
+        for record in (PARENT, *cells):
+            tracker.put(record)
+        report = tracker.close(60, 2)
+    assert 0 < report.failed < 12
+    assert len(runs(store)) == 1
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"{report.failed} cells are not written to MLflow" in said
+    assert "`mlmclm tracking sync STUDY.yaml`" in said
+    assert export(store, PARENT, *cells).exported == report.failed
+    keys = [run.data.tags["mlmclm.key"] for run in runs(store, "study/cells")]
+    assert sorted(keys) == sorted(record.key for record in cells)
+
+
+def test_runs_of_the_first_layout_are_put_away_and_written_anew_once(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    old = client(store).create_experiment("study", tags={"mlmclm.experiment": "identity"})
+    Index(store / "mlflow" / "index.jsonl", "identity").set(
+        Entry("p", client(store).create_run(old, tags={"mlmclm.key": "p"}).info.run_id)
+    )
+    cell = replace(CHILD, bulk=True)
+    assert export(store, PARENT, cell) == ExportReport(exported=2, unchanged=0, failed=0)
+    assert export(store, PARENT, cell) == ExportReport(exported=0, unchanged=2, failed=0)
+    assert (len(runs(store)), len(runs(store, "study/cells"))) == (1, 1)
+    aside = client(store).get_experiment(old)
+    assert (aside.name, aside.lifecycle_stage) == ("study/first layout 1", "deleted")
+    assert f"`mlflow experiments restore -x {old}`" in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_run_deleted_by_hand_comes_back_unchanged_when_runs_are_verified(store: Path) -> None:
+    export(store, PARENT, replace(CHILD, bulk=True))
+    client(store).delete_run(runs(store, "study/cells")[0].info.run_id)
+    with Tracker(store, "study", verify=True) as tracker:
+        tracker.put(PARENT)
+        tracker.put(replace(CHILD, bulk=True))
+        assert tracker.close() == ExportReport(exported=1, unchanged=1, failed=0)
+    assert len(runs(store, "study/cells")) == 1
 
 
 def test_the_same_records_again_change_nothing(store: Path) -> None:

@@ -8,18 +8,7 @@ from typing import Any
 import pytest
 
 from mlmclm.tracking import views
-
-
-def make_result(**changes: Any) -> dict[str, Any]:
-    return {
-        "schema": 1, "key": "k" * 64, "model": "2m-clm-600", "weights": "w", "task": "sst2",
-        "family": "sequence-classification", "task_data": "d", "protocol": {"max_steps": 10, "epochs": None},
-        "learning_rate": 1e-3, "seed": 2, "status": "ok", "metric": "accuracy",
-        "scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.6}}, "curve": [[1, 0.7], [10, 0.5]],
-        "steps": 10, "examples": 320, "tokens": 900, "parameters": 5, "diverged_step": None,
-        "cost": {"seconds": 2.0, "worker": "h/1", "finished": "2026-01-02T03:04:05+00:00"},
-        **changes,
-    }  # fmt: skip
+from small_results import make_result
 
 
 def test_a_cells_run_hangs_on_its_group_which_hangs_on_the_sweep() -> None:
@@ -41,8 +30,13 @@ def test_a_sweep_says_where_its_numbers_come_from_as_the_report_does() -> None:
 def test_a_cells_learning_rate_is_its_first_parameter_in_alphabetical_order() -> None:
     params = views.cell_record("s", make_result()).params
     assert sorted(params)[:3] == ["learning_rate", "model", "seed"]
-    assert params["settings.max_steps"] == "10"
-    assert "settings.epochs" not in params
+
+
+def test_a_summary_has_the_settings_that_all_of_its_cells_share() -> None:
+    results = [make_result(), make_result(protocol={"max_steps": 10, "batch_size": 8})]
+    about = {"objective": "clm", "tokens": "1000"}
+    params = views.group_record("s", "2m-clm-600", "sst2", about=about, results=results).params
+    assert params == {"model": "2m-clm-600", "task": "sst2", **about, "settings.max_steps": "10"}
 
 
 def test_streams_seeds_are_parameters_behind_the_learning_rate() -> None:
@@ -50,8 +44,8 @@ def test_streams_seeds_are_parameters_behind_the_learning_rate() -> None:
     assert sorted(record.params)[:3] == ["learning_rate", "model", "seed"]
     seeds = {name: value for name, value in record.params.items() if name.startswith("seed")}
     assert seeds == {"seed": "h0-o3-d0", "seed_head": "0", "seed_order": "3", "seed_dropout": "0"}
-    assert record.name == "lr0.001 h0-o3-d0"
-    assert views.cell_record("s", make_result()).name == "lr0.001 s2"
+    assert record.name == "sst2 lr0.001 h0-o3-d0 2m-clm-600"
+    assert views.cell_record("s", make_result()).name == "sst2 lr0.001 s2 2m-clm-600"
 
 
 def test_a_cells_metrics_are_its_scores_curve_and_cost_at_times_within_its_run() -> None:
@@ -60,6 +54,7 @@ def test_a_cells_metrics_are_its_scores_curve_and_cost_at_times_within_its_run()
     assert values["test_accuracy", 0] == 0.6
     assert (values["loss", 1], values["loss", 10]) == (0.7, 0.5)
     assert values["cost_seconds", 0] == 2.0
+    assert (values["score", 0], values["validation_score", 0]) == (0.6, 0.5)
     assert all((record.start_ms or 0) <= time <= (record.end_ms or 0) for *_, time in record.metrics)
 
 
@@ -77,7 +72,8 @@ def test_runs_say_which_metric_is_the_main_one_and_show_both_families() -> None:
 
 
 def test_a_grid_of_other_settings_is_in_names_and_tags() -> None:
-    assert views.cell_record("s", make_result(setting="epochs 3")).name == "lr0.001 s2 epochs 3"
+    record = views.cell_record("s", make_result(setting="epochs 3"))
+    assert (record.name, record.params["setting"]) == ("sst2 lr0.001 s2 epochs 3 2m-clm-600", "epochs 3")
     sweep = views.sweep_record(
         "s", models=["m", "n"], tasks=["mnli", "qnli"], learning_rates=[1e-3], seeds=[0, 1], points=6,
         grid={"epochs": [1, 2, 3], "qnli: epochs": [2, 5, 10]},
@@ -85,6 +81,16 @@ def test_a_grid_of_other_settings_is_in_names_and_tags() -> None:
     assert sweep.tags["mlmclm.grid.epochs"] == "1, 2, 3"
     assert sweep.tags["mlmclm.grid.qnli.epochs"] == "2, 5, 10"
     assert sweep.tags[views.NOTE_TAG].startswith("24 cells: 2 models x 6 settings of 2 tasks")
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 99])
+def test_a_cells_curve_is_thinned_to_its_last_point(length: int) -> None:
+    curve = [[step, 1 / step] for step in range(1, length + 1)]
+    record = views.cell_record("s", make_result(curve=curve, steps=length))
+    steps = [step for name, _, step, _ in record.metrics if name == "loss"]
+    assert len(steps) <= views.CURVE_POINTS
+    assert steps == sorted(steps)
+    assert steps[-1:] == [step for step, _ in curve[-1:]]
 
 
 def test_a_diverged_cell_is_a_failed_run_without_scores() -> None:
@@ -115,9 +121,9 @@ def test_a_groups_note_says_the_best_rate_and_its_score_and_unknown_numbers_are_
         "sd_rates": None,
         "x": math.nan,
     }
-    record = views.group_record("s", "a", "sst2", rates="1e-3", metrics=metrics, time_ms=7)
+    record = views.group_record("s", "a", "sst2", rates="1e-3", metrics=metrics)
     assert record.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test 0.5000 (95 % interval 0.4000 to 0.6000)."
-    assert {name for name, *_ in record.metrics} == {"best_learning_rate", "test_mean", "test_low", "test_high"}
+    assert {name for name, *_ in record.metrics} == {"best_learning_rate", "score", "score_low", "score_high"}
 
 
 def test_a_stages_rows_become_curves_and_its_nested_settings_dotted_parameters() -> None:
@@ -132,7 +138,8 @@ def test_a_stages_rows_become_curves_and_its_nested_settings_dotted_parameters()
 @pytest.mark.parametrize("base", ["http://127.0.0.1:5000", "http://127.0.0.1:5000/"])
 def test_a_link_opens_the_view_of_runs(base: str) -> None:
     assert (
-        views.experiment_link(base, "7") == "http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning"
+        views.experiment_link(base, "7")
+        == "http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=mlmclm"
     )
 
 
