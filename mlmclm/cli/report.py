@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,9 +27,7 @@ def report(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
-    export: Annotated[
-        bool, typer.Option("--export", help="Also write every run to MLflow that isn't there yet.")
-    ] = False,
+    export: Annotated[bool, typer.Option("--export", help="Also do what `tracking sync` does.")] = False,
     rule: options.Rule = None,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FOLDER", help="Write here, in place of the store's studies/NAME.")
@@ -53,7 +50,7 @@ def report(
     Example: mlmclm report examples/quickstart.yaml
     """
     from mlmclm.cli.results_of import results_of
-    from mlmclm.cli.study_report import command_of, write_study_report
+    from mlmclm.cli.study_report import command_of, writable, write_study_report
     from mlmclm.progress import say
     from mlmclm.study.sweep import analyse_sweep
     from mlmclm.sweeps.ledger import Ledger
@@ -63,7 +60,7 @@ def report(
     analysis = analyse_sweep(tuple(found.file.models), found.file.baseline, found.space, found.results)
     facts = found.facts(command_of(found.verb, [str(file)], data, task_dir))
     own = place.study_folder(found.file)
-    folder = to or (own if _writable(own) else None)
+    folder = to or (own if writable(own) else None)
     if folder is None:
         say(f"the report is not written: {own} may only be read; name another folder with --to.")
     with ExitStack() as stack:
@@ -71,21 +68,11 @@ def report(
         if export:
             from mlmclm.study.tracking import StudyTracking
 
-            tracking = stack.enter_context(StudyTracking(found.file, place))
-            if found.prepared is not None:
-                tracking.pretrained(found.prepared)
-            tracking.sweep_begins(found.space)
-            for result in found.results:
-                tracking.cell(result)
+            tracking = stack.enter_context(StudyTracking(found.file, place, patient=True))
+            tracking.stored(found.prepared, found.space, found.results)
         write_study_report(analysis, facts, found.space, place, tracking, folder=folder, as_json=as_json)
     if predictions is not None:
         _write_predictions(analysis, found.results, Ledger(place.store), predictions)
-
-
-def _writable(folder: Path) -> bool:
-    """Return whether a file can be written to a folder, which need not exist yet."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    return os.access(there, os.W_OK)
 
 
 def _write_predictions(analysis: Analysis, results: list[dict[str, Any]], ledger: Ledger, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,28 @@ def command_of(verb: str, words: Sequence[str], data: Path | None, task_dirs: Se
     return " ".join([*words, *(f"--task-dir {folder}" for folder in task_dirs or ())])
 
 
+def writable(folder: Path) -> bool:
+    """Return whether a file can be written to a folder, which need not exist yet."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return os.access(there, os.W_OK)
+
+
+def record(
+    analysis: Analysis, facts: StudyFacts, space: Space, tracking: StudyTracking | None, *, folder: Path | None
+) -> dict[str, Path]:
+    """Write tables and report to a folder, if there is one, and log them to MLflow.
+
+    Returns:
+        The written paths by name.
+    """
+    from mlmclm.reports.report import write_report
+
+    paths = write_report(analysis, facts, folder) if folder is not None else {}
+    if tracking is not None:
+        tracking.reported(space, analysis, paths, facts.provenance)
+    return paths
+
+
 def write_study_report(
     analysis: Analysis,
     facts: StudyFacts,
@@ -39,12 +62,9 @@ def write_study_report(
         folder: where to write. With None nothing is written, and MLflow gets no files.
     """
     from mlmclm.analysis.summary import summary
-    from mlmclm.reports.report import write_report
     from mlmclm.reports.wording import baseline_sentence, headline
 
-    paths = write_report(analysis, facts, folder) if folder is not None else {}
-    if tracking is not None:
-        tracking.reported(space, analysis, paths, facts.provenance)
+    paths = record(analysis, facts, space, tracking, folder=folder)
     if as_json:
         print_json(
             {"report": str(paths["report"]) if paths else None, "provenance": facts.provenance, **summary(analysis)}

@@ -206,9 +206,7 @@ class StudyTracking:
             rows=rows,
             facts=system,
             models=stage.models,
-            inputs=[
-                DataSet(study.corpus.source, prepared.corpus.key, f"corpora/{prepared.corpus.key}", "pretraining")
-            ],
+            inputs=[DataSet(study.corpus.source, prepared.corpus.key, f"corpora/{prepared.corpus.key}", "pretraining")],
             status="RUNNING" if system is None else "FINISHED",
         )
 

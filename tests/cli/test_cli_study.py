@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -41,17 +42,48 @@ def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: P
 
     client = MlflowClient(f"sqlite:///{finished / 'mlflow' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("small")
-    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    cells = client.get_experiment_by_name("small/cells")
+    runs = client.search_runs([experiment.experiment_id, cells.experiment_id], max_results=1000)
     kinds = [found.data.tags["mlmclm.kind"] for found in runs]
     counts = {kind: kinds.count(kind) for kind in set(kinds)}
     assert counts == {"pretraining": 2, "sweep": 1, "group": 6, "cell": 24}
     assert all(found.info.status == "FINISHED" for found in runs)
     groups = [found for found in runs if found.data.tags["mlmclm.kind"] == "group"]
-    assert all({"best_learning_rate", "test_mean"} <= found.data.metrics.keys() for found in groups)
+    assert all({"best_learning_rate", "score", "sd_seeds"} <= found.data.metrics.keys() for found in groups)
+    assert all({"objective", "size", "mask_ratio", "tokens", "family"} <= found.data.params.keys() for found in groups)
+    tried = {(found.data.params["model"], found.data.params["task"]) for found in groups}
+    own = {found.info.run_id: found for found in groups}
+    of_cells = [
+        own[found.data.tags["mlflow.parentRunId"]] for found in runs if found.data.tags["mlmclm.kind"] == "cell"
+    ]
+    assert {(found.data.params["model"], found.data.params["task"]) for found in of_cells} == tried
     stage = next(found for found in runs if found.data.tags["mlmclm.kind"] == "pretraining")
     losses = client.get_metric_history(stage.info.run_id, "loss")
     assert len(losses) in (20, 30)
     assert "recipe.batch" in stage.data.params
+
+
+def test_a_deleted_record_in_mlflow_is_written_anew_from_the_store_once(
+    finished: Path, study: Path, home: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(finished, store, symlinks=True, ignore=shutil.ignore_patterns("mlflow"))
+    for _ in range(2):
+        code, _, errors = run("tracking", "sync", study, "--store", store, "--data", study.parent / "data", home=home)
+        assert code == 0, errors
+    assert _runs(store) == _runs(finished)
+    assert len(_runs(store)) == 33
+
+
+def _runs(store: Path) -> list[tuple[Any, ...]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store / 'mlflow' / 'mlflow.db'}")
+    numbers = [found.experiment_id for found in client.search_experiments()]
+    return sorted(
+        (run.info.run_name, run.info.status, sorted(run.data.metrics.items()), sorted(run.data.params.items()))
+        for run in client.search_runs(numbers, max_results=1000)
+    )
 
 
 def test_exported_models_load_in_transformers_without_remote_code_and_agree(finished: Path) -> None:

@@ -1,0 +1,51 @@
+"""`mlmclm tracking sync`: write what MLflow lacks of a study."""
+
+from __future__ import annotations
+
+import typer
+
+from mlmclm.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Register the command group."""
+    verbs = typer.Typer(rich_markup_mode="markdown")
+    # With a callback a group keeps its only verb's name.
+    verbs.callback()(tracking)
+    verbs.command("sync")(sync)
+    app.add_typer(verbs, name="tracking", help="MLflow's records; `tracking sync STUDY` writes what they lack.")
+
+
+def tracking() -> None:
+    """MLflow's records of studies, which are a view of the store."""
+
+
+def sync(
+    file: options.StudyOrSweep,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+) -> None:
+    """Writes to MLflow what it lacks of a study, also what was deleted there: stages, summaries, report, and all cells.
+
+    Everything comes from the store; nothing is computed, and no run is written twice.
+
+    Example: mlmclm tracking sync examples/quickstart.yaml
+    """
+    from mlmclm.cli.results_of import results_of
+    from mlmclm.cli.study_report import command_of, record, writable
+    from mlmclm.study.sweep import analyse_sweep
+    from mlmclm.study.tracking import StudyTracking
+
+    place = options.place(store, data, task_dir)
+    found = results_of(file, place, None)
+    own = place.study_folder(found.file)
+    with StudyTracking(found.file, place, patient=True) as tracking:
+        tracking.stored(found.prepared, found.space, found.results)
+        record(
+            analyse_sweep(tuple(found.file.models), found.file.baseline, found.space, found.results),
+            found.facts(command_of(found.verb, [str(file)], data, task_dir)),
+            found.space,
+            tracking,
+            folder=own if writable(own) else None,
+        )
