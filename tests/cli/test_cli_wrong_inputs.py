@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,49 +276,68 @@ def namespaces() -> None:
         pytest.skip("this system gives no mounts of one's own (unshare -rm)")
 
 
-@pytest.fixture
-def mounted(namespaces: None) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Runs a command line behind a shell's mounts: exit code, and what it printed."""
+COMMANDS = """
+import contextlib, io, json, sys
+from mlmclm.cli.main import main
+from mlmclm.progress import console
+for words in json.loads(sys.argv[1]):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            main(words)
+        except SystemExit as ended:
+            code = ended.code or 0
+    print(json.dumps([code, printed.getvalue()]))
+"""
 
-    def call(mounts: str, *words: str | Path, home: Path) -> tuple[int, str]:
-        script = f'{mounts} && exec "$@"'
-        line = ["unshare", "-rm", "bash", "-c", script, "bash", sys.executable, "-m", "mlmclm", *map(str, words)]
+
+@pytest.fixture
+def mounted(namespaces: None) -> Callable[..., list[tuple[int, str]]]:
+    """Runs command lines, all in one process, behind a shell's mounts: exit code and what it printed of each."""
+
+    def call(mounts: str, *lines: tuple[str | Path, ...], home: Path) -> list[tuple[int, str]]:
+        given = json.dumps([[str(word) for word in words] for words in lines])
+        line = ["unshare", "-rm", "bash", "-c", f'{mounts} && exec "$@"', "bash", sys.executable, "-c", COMMANDS, given]
         environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
-        return done.returncode, done.stdout + done.stderr
+        assert done.returncode == 0, done.stderr
+        return [(code, printed) for code, printed in map(json.loads, done.stdout.splitlines())]
 
-    yield call
+    return call
 
 
 def test_a_store_that_may_only_be_read(
-    finished_study: Any, mounted: Callable[..., tuple[int, str]], tmp_path: Path
+    finished_study: Any, mounted: Callable[..., list[tuple[int, str]]], tmp_path: Path
 ) -> None:
     """`report` and `compare` show what is there; what has to write says that it can't."""
     store, study = finished_study.store, finished_study.study
-    read_only = f"mount --bind {store} {store} && mount -o remount,ro,bind {store}"
     where = ("--store", store, "--data", study.parent / "data")
-    code, printed = mounted(read_only, "report", study, *where, home=finished_study.home)
+    shown, elsewhere, compared, finetuned = mounted(
+        f"mount --bind {store} {store} && mount -o remount,ro,bind {store}",
+        ("report", study, *where),
+        ("report", study, *where, "--to", tmp_path / "to"),
+        ("compare", "1m-clm-30", "1m-untrained", "--study", study, *where),
+        ("finetune", "1m-clm-30", "sst2", "--lr", "2e-3", "--set", "max_length=32", *where),
+        home=finished_study.home,
+    )
+    code, printed = shown
     assert code == 0, printed
     assert "is not written: " in printed and "--to" in printed and "Traceback" not in printed
-    code, printed = mounted(read_only, "report", study, *where, "--to", tmp_path / "to", home=finished_study.home)
-    assert code == 0, printed
+    assert elsewhere[0] == 0, elsewhere[1]
     for name in ("report.html", "results.csv"):
         assert (tmp_path / "to" / name).read_bytes() == (store / "studies" / "small" / name).read_bytes()
-    models = ("1m-clm-30", "1m-untrained")
-    code, printed = mounted(read_only, "compare", *models, "--study", study, *where, home=finished_study.home)
-    assert code == 0, printed
-    words = ("finetune", "1m-clm-30", "sst2", "--lr", "2e-3", "--set", "max_length=32", *where)
-    assert_one_clear_message(*mounted(read_only, *words, home=finished_study.home), "Read-only file system", expected=1)
+    assert compared[0] == 0, compared[1]
+    assert_one_clear_message(*finetuned, "Read-only file system", expected=1)
 
 
-@pytest.mark.parametrize("verb", ["data", "finetune"])
-def test_a_disk_that_is_full(
-    verb: str, template: Path, tmp_path: Path, mounted: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_disk_that_is_full(template: Path, tmp_path: Path, mounted: Callable[..., list[tuple[int, str]]]) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    small = f"mount -t tmpfs -o size=16k none {store}"
-    words = ("finetune", template / "model", "sst2", "--lr", "1e-3", "--space", template / "space.yaml")
-    words = ("data", template / "study.yaml") if verb == "data" else words
-    found = mounted(small, *words, "--store", store, "--data", template / "data", home=tmp_path)
-    assert_one_clear_message(*found, "the disk is full", expected=1)
+    where = ("--store", store, "--data", template / "data")
+    for found in mounted(
+        f"mount -t tmpfs -o size=16k none {store}",
+        ("finetune", template / "model", "sst2", "--lr", "1e-3", "--space", template / "space.yaml", *where),
+        ("data", template / "study.yaml", *where),
+        home=tmp_path,
+    ):
+        assert_one_clear_message(*found, "the disk is full", expected=1)
