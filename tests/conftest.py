@@ -107,7 +107,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
             made.home.mkdir(parents=True)
             write_study(made.study.parent)
             words = ("study", made.study, "--store", made.store, "--data", made.study.parent / "data")
-            code, _, errors = run(*words, home=made.home)
+            code, _, errors = run(*words, home=made.home, timeout=500)
             (folder / "ended").write_text(f"{code}\n{errors}")
         code, _, errors = (folder / "ended").read_text().partition("\n")
     assert code == "0", errors

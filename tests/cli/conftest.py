@@ -24,6 +24,24 @@ def study(finished_study: Any) -> Path:
 
 
 @pytest.fixture
+def run_apart(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line in this process: its exit code, output and errors. Another process would load torch anew."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        captured = capfd.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Runs a command line in this process: its exit code and what it printed."""
 

@@ -20,7 +20,6 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
-from mlmclm.cli.main import main
 from small_study import run as run_process
 from small_study import start, write_study
 
@@ -30,16 +29,8 @@ NAME = "1m-clm-10-mlm40-30"
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs a verb in this process: exit code, output, errors. A process of its own loads torch and transformers anew."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        captured = capfd.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
+def run(run_apart: Run) -> Run:
+    return run_apart
 
 
 @pytest.fixture

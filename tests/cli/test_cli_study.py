@@ -19,6 +19,8 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.registry import FOLDER
 from small_study import run, start, write_study
 
+Run = Callable[..., tuple[int, str, str]]
+
 
 @pytest.fixture
 def home(finished_study: Any) -> Path:
@@ -108,13 +110,11 @@ def test_exported_models_load_in_transformers_without_remote_code_and_agree(fini
 
 
 def test_the_second_time_nothing_is_computed_and_the_report_is_the_same(
-    finished: Path, study: Path, home: Path
+    finished: Path, study: Path, run_apart: Run
 ) -> None:
     report = finished / "studies" / "small" / "report.html"
     before, cells = report.read_bytes(), _times(finished)
-    code, output, errors = run(
-        "study", study, "--store", finished, "--data", study.parent / "data", "--json", home=home
-    )
+    code, output, errors = run_apart("study", study, "--store", finished, "--data", study.parent / "data", "--json")
     assert code == 0, errors
     assert _times(finished) == cells
     assert report.read_bytes() == before
@@ -123,16 +123,14 @@ def test_the_second_time_nothing_is_computed_and_the_report_is_the_same(
 
 
 def test_a_dry_run_says_what_is_there_and_computes_nothing(
-    finished: Path, study: Path, home: Path, tmp_path: Path
+    finished: Path, study: Path, tmp_path: Path, run_apart: Run
 ) -> None:
     data = study.parent / "data"
-    code, output, errors = run("study", study, "--store", finished, "--data", data, "--dry-run", "--json", home=home)
+    code, output, errors = run_apart("study", study, "--store", finished, "--data", data, "--dry-run", "--json")
     assert code == 0, errors
     found = json.loads(output)
     assert (found["steps_to_train"], found["cells_to_compute"], found["cells"]) == (0, 0, 24)
-    code, output, errors = run(
-        "study", study, "--store", tmp_path / "new", "--data", data, "--dry-run", "--json", home=home
-    )
+    code, output, errors = run_apart("study", study, "--store", tmp_path / "new", "--data", data, "--dry-run", "--json")
     assert code == 0, errors
     found = json.loads(output)
     assert (found["steps_to_train"], found["cells_to_compute"]) == (50, 24)
