@@ -174,7 +174,7 @@ def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
 def claim_table(
     comparisons: pd.DataFrame, models: Sequence[str], baseline: str, *, share_of_tasks: float = 0.75
 ) -> pd.DataFrame:
-    """Test whether every pretrained model beats the untrained baseline; one row per model other than the baseline.
+    """Test whether every model beats the baseline; one row per model other than the baseline.
 
     The claim holds for a model if both conditions are met: its mean over tasks exceeds the baseline's by more than the
     interval (`on_mean`: the lower end is above 0), and it scores higher on at least `share_of_tasks` of the tasks

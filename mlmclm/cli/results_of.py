@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,9 +72,10 @@ def _of_sweep(file: Path, place: Place, rule: str | None) -> Results:
 
     sweep = expand_studies(load_sweep(file), place.store)
     made = open_sweep(sweep, place, prepare=False)
+    made = replace(made, space=options.by_rule(made.space, rule))
     made.check_prepared()
     results = Ledger(place.store).results(made.plan().cells)
     if not results:
         raise UserError(f"sweep {sweep.name!r} has no results yet: run `mlmclm sweep {file}` first.")
     facts = partial(given_facts, made, results)
-    return Results(sweep, None, options.by_rule(made.space, rule), results, "sweep", facts)
+    return Results(sweep, None, made.space, results, "sweep", facts)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlmclm.corpora.prepare_corpus import Session
+from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.service.ray_cluster import cluster_address
 from mlmclm.storage.files import only_one, write_atomic
@@ -111,6 +112,10 @@ def sweep_given(file: SweepFile, place: Place, address: str | None, *, command: 
     from mlmclm.study.tracking import StudyTracking
 
     folder = place.study_folder(file)
+    if (folder / "models").is_dir():
+        raise UserError(
+            f"name {file.name!r}: a study of this name is in {place.store}; its report would be overwritten. Choose another name."
+        )
     with only_one(folder / ".lock", f"sweep {file.name!r}"):
         sweep_unfinished(place.store)
         with StudyTracking(file, place) as tracking, one_session(place, address) as (session, _):

@@ -1,7 +1,7 @@
 """The report's figures as Plotly specifications; the page draws them from plain JSON, in light or dark colours.
 
 Colours are the colour-blind-safe set of Okabe and Ito (2008). Each model has one colour in all figures, with a
-different line style when colours repeat. The untrained baseline is grey and dashed.
+different line style when colours repeat. The baseline is grey and dashed.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def _whisker(model: str, estimate: Sequence[float], look: Style, hover: str) -> 
 
 
 def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
-    """Draw each model's gain over the untrained baseline, one panel for the mean over tasks and one per task."""
+    """Draw each model's gain over the baseline, one panel for the mean over tasks and one per task."""
     if analysis.baseline is None:
         return []
     figures = []
@@ -347,11 +347,11 @@ def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
         spec = _spec(
             traces,
             shapes=[zero],
-            xaxis={"title": {"text": "points over the untrained baseline", "standoff": 8}, "rangemode": "tozero"},
+            xaxis={"title": {"text": "points over the baseline", "standoff": 8}, "rangemode": "tozero"},
             yaxis={"type": "category", "showgrid": False, "showticklabels": False},
             margin={"l": 12, "r": 14, "t": 6, "b": 42},
         )
-        alt = f"Dot chart: gain over the untrained baseline, {title}; the same numbers are in the table below."
+        alt = f"Dot chart: gain over the baseline, {title}; the same numbers are in the table below."
         figures.append(Figure(f"gain-{number}", title, alt, spec, 74 + 24 * len(shown)))
     return figures
 

@@ -62,7 +62,7 @@ def headline(analysis: Analysis) -> Headline:
     )
     corrected = f", Holm-corrected p {_p(gap['p_holm'])}" if not math.isnan(gap["p_holm"]) else ""
     if best["model"] == analysis.baseline:
-        verdict = f"Nothing beats the untrained baseline: {best['model']} scores highest on {scope}."
+        verdict = f"Nothing beats the baseline: {best['model']} scores highest on {scope}."
     elif not tied:
         verdict = f"Best on {scope}: {best['model']}."
     else:
@@ -85,22 +85,22 @@ def _p(value: float) -> str:
 
 
 def baseline_sentence(analysis: Analysis) -> str:
-    """Say whether every model beats the untrained baseline, and which isn't shown to; empty without a baseline."""
+    """Say whether every model beats the baseline, and which isn't shown to; empty without a baseline."""
     rows = records(analysis.claims)
     if analysis.baseline is None or not rows:
         return ""
     required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
     rule = "on the mean over tasks" + (f", and on at least {required} of {tasks} tasks" if tasks > 1 else "")
-    beaten = "the untrained baseline by more than the interval"
+    beaten = "the baseline by more than the interval"
     holding = [row["model"] for row in rows if row["holds"]]
     unknown = [row["model"] for row in rows if row["verdict"] == "unknown"]
     failing = [row for row in rows if not row["holds"] and row["verdict"] != "unknown"]
     if len(holding) == len(rows):
-        who = f"All {len(rows)} pretrained models beat" if len(rows) > 1 else f"{rows[0]['model']} beats"
+        who = f"All {len(rows)} models beat" if len(rows) > 1 else f"{rows[0]['model']} beats"
         return f"{who} {beaten} {rule}."
     if len(unknown) == len(rows):
-        return f"Whether pretraining beats {beaten}, {rule}, cannot be told yet: scores or intervals are lacking."
-    sentences = [f"Not every pretrained model is shown to beat {beaten} {rule}."]
+        return f"Whether the models beat {beaten}, {rule}, cannot be told yet: scores or intervals are lacking."
+    sentences = [f"Not every model is shown to beat {beaten} {rule}."]
     if holding:
         sentences.append(f"It is so for {text.listing(holding)}.")
     if failing:
@@ -208,7 +208,7 @@ def limits(analysis: Analysis) -> list[str]:
     percent = f"{analysis.confidence * 100:g} %"
     return [
         f"The {percent} intervals cover the noise of {_noise(analysis.grid)}.",
-        "Each model was pretrained once: another pretraining seed would move its scores by an unknown amount.",
+        "Each model is one pretraining run: another pretraining seed would move its scores by an unknown amount.",
         "Test sets are finite and shared by all models: their sampling noise is in no interval.",
         "The mean over tasks weighs every task the same, although their metrics differ.",
     ]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.starts import Planned
     from mlmclm.tasks.prepared_task import PreparedTask
 
+LENGTHS = ("max_length", "stride")
+"""Settings that follow from a model's context where the protocol gives lengths as a share of it."""
 QUESTION = "Which of these models suits these tasks best, at which learning rate, and how surely do we know?"
 
 
@@ -67,11 +69,14 @@ class GivenSweep:
         )
 
     def as_file(self) -> str:
-        """Return the sweep as YAML that `mlmclm report` understands wherever it stands: folders are absolute."""
+        """Return the sweep as YAML for `mlmclm report`: folders are absolute, and models of the Hub have their commits."""
         values = self.file.model_dump(mode="json", exclude_defaults=True)
         for each in self.models:
-            if local_folder(values["models"][each.model.name], beside=self.file.folder) is not None:
-                values["models"][each.model.name] = str(each.model.folder.resolve())
+            source, commit = values["models"][each.model.name], _commit(each.model.folder)
+            if local_folder(source, self.place.data_root, self.file.folder) is not None:
+                values["models"][each.model.name] = str(each.model.folder)
+            elif commit is not None:
+                values["models"][each.model.name] = f"{source.partition('@')[0]}@{commit}"
         space = first_there(places_of(self.file.space, self.file.folder))
         if space is not None and space.is_file():
             values["space"] = str(space.resolve())
@@ -189,22 +194,34 @@ def _models(file: SweepFile, place: Place) -> dict[str, tuple[SweepModel, str]]:
 
     def find(item: tuple[str, str]) -> tuple[SweepModel, str]:
         name, source = item
-        model = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
+        found = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
+        # A worker need not have the driver's working directory.
+        model = replace(found, name=name, folder=found.folder.absolute())
         if local_folder(source, beside=file.folder) is not None:
-            return replace(model, name=name), f"the folder {model.folder.name}"  # a report names no path of a machine
-        commit = f", commit {model.folder.name}" if model.folder.parent.name == "snapshots" else ""
-        return replace(model, name=name), f"{source}{commit}"
+            return model, f"the folder {model.folder.name}"  # a report names no path of a machine
+        commit = _commit(model.folder)
+        return model, f"{source}, commit {commit}" if commit else source
 
     return dict(zip(file.models, for_each(file.models.items(), find), strict=True))
 
 
+def _commit(folder: Path) -> str | None:
+    """Return the commit of a folder in the Hub's cache; None for other folders."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
 def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress: Any) -> dict[str, PreparedTask]:
-    from mlmclm.tasks.prepared_task import find_task
+    from mlmclm.models.folder import check_length
+    from mlmclm.tasks.prepared_task import check_vocabulary, find_task
     from mlmclm.tasks.registry import get_task
 
     def one(name: str) -> PreparedTask | None:
         task, settings = get_task(name, place.task_dirs), space.protocol_for(name)
+        # Another model with this tokenizer may have prepared the task.
+        check_length(folder, settings.max_length)
         found = find_task(task, folder, settings, place.store, place.data_root)
+        if found is not None:
+            check_vocabulary(found, folder)
         if not prepare or (found is not None and (settings.pooling != "bos" or found.starts)):
             return found
         # Imported late because it loads torch, which isn't needed if the data are tokenised already.
@@ -229,7 +246,10 @@ def _check_loading(made: GivenSweep) -> None:
         return
     from mlmclm.models.folder import load_encoder
 
-    for_each([each for each in made.models if each.model.name in missing], lambda each: load_encoder(each.model.folder))
+    def load(each: GivenModel) -> None:
+        load_encoder(each.model.folder)  # and let it go, because all of them may not fit into memory
+
+    for_each([each for each in made.models if each.model.name in missing], load)
 
 
 def given_facts(made: GivenSweep, results: Sequence[dict[str, Any]], command: str) -> StudyFacts:
@@ -237,11 +257,23 @@ def given_facts(made: GivenSweep, results: Sequence[dict[str, Any]], command: st
     from mlmclm.reports.study_facts import ModelFacts, StudyFacts
     from mlmclm.study.facts import sweep_facts
 
+    facts = sweep_facts(made.space, made.models[0].tasks, made.place.task_dirs, results)
+    shared = made.space.protocol.length_share is None
+    if not shared:  # then each model has lengths of its own
+        facts["protocol"] = {key: value for key, value in facts["protocol"].items() if key not in LENGTHS}
     return StudyFacts(
         name=made.file.name,
         command=command,
-        models=tuple(ModelFacts(each.model.name, "external", description=f"Is {each.source}.") for each in made.models),
+        models=tuple(
+            ModelFacts(
+                each.model.name,
+                "external",
+                description=f"Is {each.source}."
+                + ("" if shared else f" Its sequences have at most {each.space.protocol.max_length} tokens."),
+            )
+            for each in made.models
+        ),
         baseline=made.file.baseline,
         question=QUESTION,
-        **sweep_facts(made.space, made.models[0].tasks, made.place.task_dirs, results),
+        **facts,
     )

@@ -18,7 +18,7 @@ OF_STUDIES = ("corpus", "recipe")
 
 
 class SweepFile(Frozen):
-    """A sweep of given models; `docs/own-model.md` has an example.
+    """A sweep of given models; `docs/given-models.md` has an example.
 
     A model is a folder, the name of a model in a study of the store (NAME or STUDY/NAME; `STUDY/*` is all of a study's),
     or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). It is called by the last part of that, or, if
@@ -74,10 +74,12 @@ class SweepFile(Frozen):
     @field_validator("models")
     @classmethod
     def _names(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        for name in value:
+        for name, source in value.items():
             # Names become folders and parts of cells' names; an asterisk stands for a study's models until these are known.
             if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*\*?", name) is None:
                 raise ValueError(f"{name!r}: a model's name is letters, digits, '.', '_', '@' and '-'")
+            if name.endswith("*") != source.endswith("/*"):
+                raise ValueError(f"{name!r}: the models of a study ({source}) keep their own names")
         return value
 
 
@@ -91,7 +93,11 @@ def named_models(sources: Sequence[str]) -> dict[str, str]:
     for text in map(str, sources):
         name, equals, source = text.partition("=")
         if not equals:
-            name, source = text.replace("/", "") if text.endswith("/*") else Path(text).name, text
+            name, source = text.replace("/", "") if text.endswith("/*") else Path(text.partition("@")[0]).name, text
+        elif source.endswith("/*"):
+            raise ValueError(f"{text!r}: the models of a study keep their own names")
+        if not source:
+            raise ValueError(f"{text!r}: a model's folder or name is missing")
         if name in named:
             raise ValueError(
                 f"two models are called {name!r} ({named[name]} and {source}); give one a name of its own, as NAME=SOURCE"

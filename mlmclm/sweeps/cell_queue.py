@@ -48,6 +48,15 @@ class CellQueue:
         """Return the key of the cell that a worker holds, if any, which it holds no more."""
         return self._held.pop(worker, None)
 
+    def forget(self, worker: str) -> None:
+        """Note that a worker is gone, and with it the model that it had cached."""
+        self._model_of.pop(worker, None)
+
+    @property
+    def held(self) -> int:
+        """Number of cells that workers hold."""
+        return len(self._held)
+
     def put_back(self, key: str) -> None:
         """Make a cell the next one of its model."""
         self._waiting[self._weights[key]].appendleft(key)

@@ -36,7 +36,7 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
         for name in (link.name, f"{study}/{link.name}"):
             by_name.setdefault(name, {}).setdefault(target, study)
     owner = model.partition("/")[0]
-    if model not in by_name and HUB_NAME.fullmatch(model) and not (store / "studies" / owner).is_dir():
+    if model not in by_name and HUB_NAME.fullmatch(model) and not (store / "studies" / owner / "models").is_dir():
         folder = fetch(model)
         return SweepModel(Path(model).name, folder, weights_hash(folder))
     if model not in by_name:

@@ -85,6 +85,7 @@ def run_sweep(
 
     Raises:
         UserError: a result file of the ledger is damaged, or the cluster can never hold a cell (`placement.check_place`).
+        EnvironmentFault: workers don't start, or a filed result doesn't become visible here.
     """
     # A worker need not have the driver's working directory.
     store = store.resolve()

@@ -89,8 +89,8 @@ class SweepWorker(tune.Trainable):
         except MlmclmError as error:
             kind = ENVIRONMENT_FAULT if isinstance(error, EnvironmentFault) else USER_ERROR
             self._report = {"outcome": kind, "message": str(error)}
-        except Exception as error:
-            self._crash = error
+        except BaseException as error:  # tokenizers' Rust code panics with one that is no Exception
+            self._crash = error if isinstance(error, Exception) else RuntimeError(repr(error))
         finally:
             setproctitle("ray::SweepWorker")
         self._report |= {"cell": key, "seconds": time.perf_counter() - began}

@@ -99,6 +99,7 @@ class WorkerPool(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Give the worker its next cell, or end it if there is none, and then see to the cell that it reports on."""
         key = self._queue.give_up(trial.trial_id)
+        self.fault = self.fault or result.get("outcome") == ENVIRONMENT_FAULT
         busy = self.give(trial, result["hostname"])
         if key is not None:
             self._keeping_errors(lambda: self._report(key, result))
@@ -123,10 +124,12 @@ class WorkerPool(FIFOScheduler):
         """Put the cell of a worker that crashed back, unless it has crashed too often."""
         error = _error_of(trial)
         key = self._queue.give_up(trial.trial_id)
+        self._queue.forget(trial.trial_id)
         if key is None:
-            # All others may fail to start as well, and nothing else would end the sweep.
+            # All others may fail to start as well, and nothing else would end the sweep. As long as some worker computes,
+            # the sweep goes on: a single bad node must not end it.
             self._failed_starts += 1
-            if self._failed_starts == MOST_FAILED_STARTS:
+            if self._failed_starts >= MOST_FAILED_STARTS and not self._queue.held:
                 self.broken = self.broken or EnvironmentFault(f"workers of the sweep do not start: {describe(error)}")
                 self.fault = True
             return
@@ -172,7 +175,6 @@ class WorkerPool(FIFOScheduler):
         cell, outcome = self._cells[key], result["outcome"]
         self._failed_starts = 0
         if outcome in (USER_ERROR, ENVIRONMENT_FAULT):
-            self.fault = self.fault or outcome == ENVIRONMENT_FAULT
             self._failed(key, (UserError if outcome == USER_ERROR else EnvironmentFault)(result["message"]))
         elif outcome == TAKEN:
             self.taken[key] = cell

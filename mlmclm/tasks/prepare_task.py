@@ -13,11 +13,10 @@ from mlmclm.errors import UserError
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
 from mlmclm.progress import say
 from mlmclm.storage.checksums import write_checksums
-from mlmclm.storage.files import read_json, whole_folder, write_json
+from mlmclm.storage.files import whole_folder, write_json
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.family import get_family
 from mlmclm.tasks.load import TaskData, load_task
-from mlmclm.tasks.prepared_task import PreparedTask, open_prepared, prepared_key
+from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary, open_prepared, prepared_key
 from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import Frame
@@ -66,7 +65,7 @@ def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, sto
     key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
     there = open_prepared(store, key)
     if there is not None:
-        _check_whole(there, tokenizer_folder)
+        check_vocabulary(there, tokenizer_folder)
         return there
     family = data.task.kind
     own = settings.special_tokens == "tokenizer"
@@ -103,7 +102,7 @@ def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, sto
     made = open_prepared(store, key)
     if made is None:
         raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")
-    _check_whole(made, tokenizer_folder)
+    check_vocabulary(made, tokenizer_folder)
     return made
 
 
@@ -124,26 +123,6 @@ def _say_lost(data: TaskData, tables: Mapping[str, pa.Table], settings: TaskSett
             f"task {data.task.name}: {lost:,} of {rows:,} pairs lose one of their texts wholly at max_length {settings.max_length} "
             f"(pair_truncation: {settings.pair_truncation})"
         )
-
-
-def _check_whole(prepared: PreparedTask, tokenizer_folder: Path) -> None:
-    """Check that every table can be read and that the model in the folder, if there is one, knows all token ids.
-
-    Raises:
-        UserError: a table is damaged or an id is unknown; the message names the file or the id.
-    """
-    config = tokenizer_folder / "config.json"
-    known = read_json(config).get("vocab_size") if config.is_file() else None
-    for name in read_json(prepared.folder / "meta.json")["rows"]:
-        table = prepared.table(name)
-        for column in get_family(prepared.family).token_columns:
-            if known is not None and column in table.column_names:
-                largest = pa.compute.max(pa.compute.list_flatten(table[column])).as_py()
-                if largest is not None and largest >= known:
-                    raise UserError(
-                        f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
-                        "(vocab_size of config.json). Is it another model's tokenizer?"
-                    )
 
 
 def find_or_prepare(

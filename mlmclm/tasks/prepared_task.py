@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute
 
 from mlmclm.errors import UserError
 from mlmclm.models.folder import tokenizer_hash
 from mlmclm.storage.checksums import whole_cache
 from mlmclm.storage.files import read_json, stable_hash
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.family import get_family
 from mlmclm.tasks.generator import find_generator
 from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.settings import TaskSettings
@@ -103,3 +105,23 @@ def find_task(
     if generator is not None and generator.find(task.name, store) is None:
         return None
     return find_data(load_task(task, store=store, data_root=data_root), tokenizer_folder, settings, store)
+
+
+def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
+    """Check that every table can be read and that the model in the folder, if there is one, knows all token ids.
+
+    Raises:
+        UserError: a table is damaged or an id is unknown; the message names the file or the id.
+    """
+    config = tokenizer_folder / "config.json"
+    known = read_json(config).get("vocab_size") if config.is_file() else None
+    for name in read_json(prepared.folder / "meta.json")["rows"]:
+        table = prepared.table(name)
+        for column in get_family(prepared.family).token_columns:
+            if known is not None and column in table.column_names:
+                largest = pa.compute.max(pa.compute.list_flatten(table[column])).as_py()
+                if largest is not None and largest >= known:
+                    raise UserError(
+                        f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
+                        "(vocab_size of config.json). Is it another model's tokenizer?"
+                    )

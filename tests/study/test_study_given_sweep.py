@@ -46,7 +46,7 @@ def test_a_model_is_called_by_the_last_part_of_its_source_or_as_it_is_said() -> 
     found = named_models(["./my/euro", "answerdotai/ModernBERT-base@main", "mine=./my/other", "quickstart/1m-clm-1k"])
     assert found == {
         "euro": "./my/euro",
-        "ModernBERT-base@main": "answerdotai/ModernBERT-base@main",
+        "ModernBERT-base": "answerdotai/ModernBERT-base@main",
         "mine": "./my/other",
         "1m-clm-1k": "quickstart/1m-clm-1k",
     }
@@ -100,6 +100,9 @@ def test_all_models_of_a_study_are_named_at_once(folder: Path, tmp_path: Path) -
         ("models: []\nspace: glue\n", "models"),
         ("models: [a/euro, b/euro]\nspace: glue\n", "two models are called 'euro'"),
         ("models: {a b: euro}\nspace: glue\n", "'a b': a model's name is letters"),
+        ("models: [mine=study/*]\nspace: glue\n", "the models of a study keep their own names"),
+        ("models: {mine: study/*}\nspace: glue\n", "the models of a study (study/*) keep their own names"),
+        ("models: [mine=]\nspace: glue\n", "a model's folder or name is missing"),
         ("models: [euro]\nspace: glue\nmodel: x\n", "unknown key 'model'. Did you mean 'models'?"),
     ],
 )
@@ -129,6 +132,14 @@ def test_a_model_that_cannot_be_fine_tuned_is_refused_before_any_cell(folder: Pa
     weights.write_bytes(weights.read_bytes()[:2000])
     file = sweep_of(folder, f"models: [euro, {broken}]\nspace: space.yaml\n")
     with pytest.raises(UserError, match=r"model\.safetensors: cannot be read"):
+        open_sweep(file, place(folder), prepare=True)
+
+
+def test_a_model_is_checked_even_if_another_of_its_tokenizer_prepared_the_task(folder: Path, tmp_path: Path) -> None:
+    short = save_small_model(tmp_path / "short", length=32)
+    (folder / "long.yaml").write_text(SPACE.replace("length_share: 0.5", "max_length: 48, stride: 8"))
+    file = sweep_of(folder, f"models: [euro, {short}]\nspace: long.yaml\n")
+    with pytest.raises(UserError, match=r"max_length is 48, but the model in .*short was made for 32 positions"):
         open_sweep(file, place(folder), prepare=True)
 
 
