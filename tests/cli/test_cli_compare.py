@@ -22,7 +22,7 @@ from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import load_study
-from mlmclm.study.sweep import analyse_study, plan_sweep, prepare_tasks, study_space
+from mlmclm.study.sweep import analyse_sweep, plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
 from small_models import write_two
 from small_study import write_study
@@ -183,7 +183,7 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     told = json.loads(output)
     assert list(told["left_out"]) == ["conll2003"]
     (found,) = told["tasks"]
-    analysis = analyse_study(prepared, space, ledger.results(cells))
+    analysis = analyse_sweep(prepared.study.models, prepared.study.baseline, space, ledger.results(cells))
     best = {row["model"]: row for row in records(analysis.best) if row["task"] == "sst2"}
     sides = []
     for name, side in zip(names, ("first", "second"), strict=True):
