@@ -1,0 +1,128 @@
+"""What a sweep costs beside its cells:  python -m benchmarks.control_plane [--cells N]
+
+Cells of the published grid (42 models, the space `paper`: 15,120) whose computing is left out, on two workers of a Ray
+session: each files a result and examples of real size. Queue, Ray Tune, ledger, tracking in MLflow and the second,
+finished run are measured; a section of `benchmarks/RESULTS.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.results import machine, write_section
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.results.examples import to_parquet
+from mlmclm.service.ray_cluster import ray_session
+from mlmclm.study.place import Place
+from mlmclm.study.sweep_file import SweepFile
+from mlmclm.study.tracking import StudyTracking
+from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.space import find_space
+from mlmclm.sweeps.trainable import SweepWorker
+
+MODELS, WORKERS, EXAMPLES, CURVE = 42, 2, 872, 50
+"""The study's evaluated models; workers; test examples (SST-2's) and points of the loss curve of a result."""
+
+
+def result_of(cell: Cell) -> dict[str, Any]:
+    """Return a result of real size."""
+    chance = np.random.default_rng(int(cell_key(cell)[:8], 16))
+    metric = cell.declared.metric
+    scores = {split: {metric: float(chance.uniform(0.6, 0.9)), "accuracy": 0.5} for split in ("validation", "test")}
+    return {
+        "schema": 1, "key": cell_key(cell), "model": cell.model, "weights": cell.weights, "task": cell.task,
+        "family": cell.declared.family, "task_data": cell.task_data, "protocol": cell.protocol.model_dump(mode="json"),
+        "learning_rate": cell.learning_rate, "seed": cell.seed, "engine": "1", "status": "ok", "metric": metric,
+        "scores": scores, "diverged_step": None, "steps": 1000, "examples": 32000, "tokens": 9_000_000,
+        "curve": [[20 * (n + 1), float(chance.uniform(0.1, 0.7))] for n in range(CURVE)], "parameters": 210_000_000,
+        "cost": {"seconds": 60.0, "start_up": 0.5, "train": 50.0, "evaluate": 9.5, "worker": f"node/{os.getpid()}",
+                 "finished": "2026-01-02T03:04:05+00:00"},
+    }  # fmt: skip
+
+
+class FilesOnly(SweepWorker):
+    """A worker that files results without computing them."""
+
+    def _prepare(self) -> None:
+        """Compile nothing."""
+
+    def compute(self, cell: Cell) -> dict[str, Any]:
+        result = result_of(cell)
+        gold = np.random.default_rng(0).integers(0, 2, EXAMPLES)
+        columns = {"gold": gold, "prediction": gold, "correct": gold == gold}
+        Ledger(self._store).write_examples(result, to_parquet(result, columns, ("no", "yes")))
+        return result
+
+
+def cells_of(count: int, folder: Path) -> tuple[SweepFile, list[Cell]]:
+    """Return the first cells of the published grid, and the sweep that they belong to."""
+    space = find_space("paper").at_context(2048)
+    models = [SweepModel(f"210m-clm-{n + 1}k", folder / str(n), f"{n:064x}") for n in range(MODELS)]
+    grid = expand(space, models, {task: f"{number:064x}" for number, task in enumerate(space.tasks)})
+    file = SweepFile(name="scale", models={model.name: str(model.folder) for model in models}, space="paper")
+    return file, list(islice(grid, count))
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cells", type=int, default=15_120)
+    count = parser.parse_args().cells
+    with tempfile.TemporaryDirectory() as temporary:
+        store = Path(temporary) / "store"
+        file, cells = cells_of(count, store)
+        options: dict[str, Any] = {"store": store, "data_root": None, "gpus_per_cell": 0, "worker": FilesOnly}
+        seen: list[float] = []
+        with ray_session(store, num_cpus=WORKERS):
+            began, cpu = time.perf_counter(), time.process_time()
+            tracking = StudyTracking(file, Place(store))
+            with tracking:
+                tracking.sweep_begins(find_space("paper"))
+
+                def take(result: dict[str, Any]) -> None:
+                    seen.append(time.perf_counter())
+                    tracking.cell(result)
+
+                outcome = run_sweep(cells, on_result=take, **options)
+                swept, cpu = time.perf_counter() - began, time.process_time() - cpu
+            closed = time.perf_counter() - began
+        outcome.check()
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        again = time.perf_counter()
+        assert run_sweep(cells, **options).computed == 0
+        again = time.perf_counter() - again
+    tenth = len(seen) // 10
+    rates = [tenth / (part[-1] - part[0]) for part in (seen[:tenth], seen[-tenth:])]
+    shares = Counter(result["cost"]["worker"] for result in outcome.results)
+    lines = [
+        f"Command: `python -m benchmarks.control_plane --cells {count}`. Machine: {machine()}; {WORKERS} workers.",
+        "Cells of the published grid that file results of real size and compute nothing.",
+        "",
+        "| what | |",
+        "|---|---|",
+        f"| cells | {len(seen):,} |",
+        f"| sweep, s | {swept:.0f} |",
+        f"| until MLflow is closed, s | {closed:.0f} |",
+        f"| the driver's CPU, ms a cell | {1000 * cpu / len(seen):.1f} |",
+        f"| the driver's memory, GiB | {memory:.2f} |",
+        f"| cells a second, first and last tenth | {rates[0]:.0f}, {rates[1]:.0f} |",
+        f"| cells of each worker | {', '.join(f'{number:,}' for number in sorted(shares.values()))} |",
+        f"| again, all done, s | {again:.1f} |",
+    ]
+    write_section("Control plane", lines)
+
+
+if __name__ == "__main__":
+    main()
