@@ -203,7 +203,7 @@ class WorkerPool(FIFOScheduler):
 
 
 class _Callback(TrialProgressCallback):
-    """What only callbacks are told: that a worker has started or crashed, and that time passes.
+    """Receiver of what only callbacks are told: that a worker has started or crashed, and that time passes.
 
     It takes the place of Tune's own progress callback, which prints a line for each trial that ends, at any verbosity.
     Tune pickles its callbacks into a state that is never read, so this one pickles to nothing.

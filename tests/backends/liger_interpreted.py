@@ -195,7 +195,7 @@ def test_fp64_is_left_to_torch() -> None:
 
 
 def test_after_a_pass_through_blocks_a_layer_is_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one model, the CPU's blocks, the GPU's and transformers' own layers compute the same in turn."""
+    """One model computes the same by the CPU's blocks, the GPU's and transformers' own layers in turn."""
     model = random_model("eurobert").base_model
     use_attention(model)
     packing, ids = Packing.uniform(2, 4), torch.arange(10, 18)[None]

@@ -65,7 +65,7 @@ print(json.dumps(found))
 
 
 def work(package: Path, folder: Path, *chosen: str) -> list[Any]:
-    """Of each of the values of MLMCLM_BACKEND, in one process: it takes longer to start than to compute."""
+    """Results for each value of MLMCLM_BACKEND, from one process: it takes longer to start than to compute."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, "-P", "-c", WORK, str(folder), *chosen], capture_output=True, text=True, timeout=300, check=False,
