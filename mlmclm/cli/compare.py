@@ -123,14 +123,13 @@ def _of_models(
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.cli.results_of import results_of
     from mlmclm.errors import for_each
-    from mlmclm.study.sweep import analyse_sweep
 
     found = results_of(file, place, rule)
     names = [found.file.model_of(name, where=str(file)) for name in (first, second)]
     for task in tasks:
         if task not in found.space.tasks:
             raise unknown("task", task, found.space.tasks, where=str(file))
-    analysis = analyse_sweep(tuple(found.file.models), found.file.baseline, found.space, found.results)
+    analysis = found.analyse()
     chosen = chosen_results(analysis, found.results)
     sides: Sides = {}
     left_out: dict[str, str] = {}

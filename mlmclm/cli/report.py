@@ -52,12 +52,11 @@ def report(
     from mlmclm.cli.results_of import results_of
     from mlmclm.cli.study_report import command_of, writable, write_study_report
     from mlmclm.progress import say
-    from mlmclm.study.sweep import analyse_sweep
     from mlmclm.sweeps.ledger import Ledger
 
     place = options.place(store, data, task_dir)
     found = results_of(file, place, rule)
-    analysis = analyse_sweep(tuple(found.file.models), found.file.baseline, found.space, found.results)
+    analysis = found.analyse()
     facts = found.facts(command_of(found.verb, [str(file)], data, task_dir))
     own = place.study_folder(found.file)
     folder = to or (own if writable(own) else None)

@@ -12,6 +12,7 @@ from mlmclm.cli import options
 from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
+    from mlmclm.analysis.analyse import Analysis
     from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.study.place import Place
     from mlmclm.study.prepared_study import PreparedStudy
@@ -36,6 +37,12 @@ class Results:
     results: list[dict[str, Any]]
     verb: str
     facts: Callable[[str], StudyFacts]
+
+    def analyse(self) -> Analysis:
+        """Return all tables; cells without a result count as missing."""
+        from mlmclm.study.sweep import analyse_sweep
+
+        return analyse_sweep(tuple(self.file.models), self.file.baseline, self.space, self.results)
 
 
 def results_of(file: Path, place: Place, rule: str | None) -> Results:

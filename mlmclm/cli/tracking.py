@@ -34,7 +34,6 @@ def sync(
     """
     from mlmclm.cli.results_of import results_of
     from mlmclm.cli.study_report import command_of, record, writable
-    from mlmclm.study.sweep import analyse_sweep
     from mlmclm.study.tracking import StudyTracking
 
     place = options.place(store, data, task_dir)
@@ -43,7 +42,7 @@ def sync(
     with StudyTracking(found.file, place, patient=True) as tracking:
         tracking.stored(found.prepared, found.space, found.results)
         record(
-            analyse_sweep(tuple(found.file.models), found.file.baseline, found.space, found.results),
+            found.analyse(),
             found.facts(command_of(found.verb, [str(file)], data, task_dir)),
             found.space,
             tracking,

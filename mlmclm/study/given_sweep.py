@@ -125,7 +125,7 @@ def sweep_space(file: SweepFile, task_dirs: Sequence[Path] = ()) -> Space:
     """Return the sweep's search space, with its own tasks in place of the space's if it names any.
 
     Raises:
-        UserError: the space or a task is unknown, or a task can't be trained with these settings.
+        UserError: the space or a task is unknown.
     """
     from mlmclm.sweeps.space import find_space
     from mlmclm.tasks.registry import get_task

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from mlmclm.configuration import Frozen, load_config
+from mlmclm.configuration import load_config
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
+from mlmclm.study.in_folder import InFolder, plain_name
 
 
-class StudyFile(Frozen):
+class StudyFile(InFolder):
     """A study; see `examples/quickstart.yaml` for a commented one.
 
     Input paths are relative to the study file or, if nothing is found there, to the working directory.
@@ -47,23 +47,11 @@ class StudyFile(Frozen):
 
     The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows.
     """
-    _folder: Path | None = PrivateAttr(default=None)
-
-    def model_post_init(self, context: Any) -> None:
-        """Remember the study file's folder."""
-        self._folder = (context or {}).get("folder")
-
-    @property
-    def folder(self) -> Path | None:
-        """The study file's folder; None for a study that was not loaded from a file."""
-        return self._folder
 
     @field_validator("name")
     @classmethod
     def _plain(cls, value: str) -> str:
-        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is None:
-            raise ValueError("a study's name is letters, digits, '.', '_' and '-', and starts with a letter or digit")
-        return value
+        return plain_name(value, "a study")
 
     @field_validator("initial")
     @classmethod

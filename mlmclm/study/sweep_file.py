@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, field_validator
 
-from mlmclm.configuration import Frozen, load_config, parse, read_yaml
+from mlmclm.configuration import load_config, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.service.placement import Choice
+from mlmclm.study.in_folder import InFolder, plain_name
 
 OF_STUDIES = ("corpus", "recipe")
 """Keys that only study files have."""
 
 
-class SweepFile(Frozen):
+class SweepFile(InFolder):
     """A sweep of given models; `docs/given-models.md` has an example.
 
     A model is a folder, the name of a model in a study of the store (NAME or STUDY/NAME; `STUDY/*` is all of a study's),
@@ -38,16 +39,6 @@ class SweepFile(Frozen):
     device: Choice = "auto"
     tracking: str | None = None
     """Address of an MLflow server, as in a study file."""
-    _folder: Path | None = PrivateAttr(default=None)
-
-    def model_post_init(self, context: Any) -> None:
-        """Remember the file's folder."""
-        self._folder = (context or {}).get("folder")
-
-    @property
-    def folder(self) -> Path | None:
-        """The sweep file's folder; None for a sweep that was not loaded from a file."""
-        return self._folder
 
     def model_of(self, name: str, *, where: str) -> str:
         """Return the name if it is one of the sweep's models.
@@ -62,9 +53,7 @@ class SweepFile(Frozen):
     @field_validator("name")
     @classmethod
     def _plain(cls, value: str) -> str:
-        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is None:
-            raise ValueError("a sweep's name is letters, digits, '.', '_' and '-', and starts with a letter or digit")
-        return value
+        return plain_name(value, "a sweep")
 
     @field_validator("models", mode="before")
     @classmethod

@@ -37,7 +37,7 @@ The next run of the study, or `mlmclm tracking sync`, writes what is left.
 
 
 NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens"), "")
-"""What `model_facts` would say of a model of which nothing is known."""
+"""Facts of a model of which nothing is known, as `model_facts` gives them."""
 PATIENT_SECONDS = 24 * 3600.0
 
 
