@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+from rich.filesize import decimal
+
+from mlmclm.cli.options import Assumed
 from mlmclm.cli.output import print_json, show
+from mlmclm.cli.plan import time_text
 from mlmclm.plans.plan import Plan, make_plan
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import check_models_to_continue, find_prepared
@@ -13,11 +19,19 @@ from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep import study_space
 from mlmclm.study.sweep_file import SweepFile
 
+if TYPE_CHECKING:
+    from mlmclm.finetuning.cell import Cell
+    from mlmclm.sweeps.space import Space
+    from mlmclm.sweeps.starts import Planned
 
-def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool = True) -> None:
-    """Print which parts of a study exist and which would be computed.
 
-    Model names, the search space and the tasks are checked on the way.
+def show_dry_run(
+    study: StudyFile, place: Place, assumed: Assumed | None = None, *, as_json: bool, sweep: bool = True
+) -> None:
+    """Print which parts of a study exist, which would be computed, and what its sweep would take.
+
+    Model names, the search space and the tasks are checked on the way. The sweep is estimated once its models are
+    exported.
     """
     space = study_space(study, place.task_dirs)
     plan = make_plan(study.parsed, study.recipe)
@@ -37,13 +51,17 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
     }
     if sweep:
         found["cells"] = len(study.models) * space.cells_a_model
-        there, named = _cells_there(prepared)
-        found["cells_to_compute"] = found["cells"] - there
+        planned = _planned(prepared, space)
+        cells = planned.cells if planned is not None else []
+        missing = _missing(cells, place)
+        found["cells_to_compute"] = found["cells"] - len(cells) + len(missing)
         if space.start_from:
-            # A cell has no key until its start is chosen, so these cannot be looked up in the ledger.
+            # A cell has no key until its start is settled: chosen, or impossible because every candidate diverged.
             unnamed = len(study.models) * sum(map(space.cells_of, space.start_from))
-            found["cells_waiting"] = unnamed - named
+            stranded = sum(planned.stranded.values()) if planned is not None else 0
+            found["cells_waiting"] = unnamed - sum(cell.start is not None for cell in cells) - stranded
             found["start_from"] = space.start_from
+        found |= _estimate(cells, missing, found["cells_to_compute"], space, place, assumed or Assumed())
     if as_json:
         print_json(found)
         return
@@ -63,23 +81,25 @@ def show_dry_run(study: StudyFile, place: Place, *, as_json: bool, sweep: bool =
             show(
                 f"{found['cells_waiting']:,} of them wait for the cell with the best validation score to start from ({starts})"
             )
+        _show_estimate(found)
 
 
-def show_dry_sweep(file: SweepFile, place: Place, *, as_json: bool) -> None:
-    """Print which cells of a sweep of given models exist and which would be computed."""
+def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: bool) -> None:
+    """Print which cells of a sweep of given models exist, which would be computed, and what that would take."""
     from mlmclm.study.given_sweep import open_sweep
-    from mlmclm.sweeps.ledger import Ledger
 
     made = open_sweep(file, place, prepare=False)
     planned = made.plan()
     total = len(made.models) * made.space.cells_a_model
-    there = len(planned.cells) - len(Ledger(place.store).missing(planned.cells))
+    missing = _missing(planned.cells, place)
+    there = len(planned.cells) - len(missing)
     found = {
         "sweep": file.name,
         "store": str(place.store),
         "models": {each.model.name: each.source for each in made.models},
         "cells": total,
         "cells_to_compute": total - there,
+        **_estimate(planned.cells, missing, total - there, made.space, place, assumed),
     }
     if as_json:
         print_json(found)
@@ -88,6 +108,63 @@ def show_dry_sweep(file: SweepFile, place: Place, *, as_json: bool) -> None:
     for each in made.models:
         show(f"model {each.model.name}: {each.source}")
     show(f"cells: {total - there:,} of {total:,} to compute")
+    _show_estimate(found)
+
+
+def _missing(cells: Sequence[Cell], place: Place) -> list[Cell]:
+    from mlmclm.sweeps.ledger import Ledger
+
+    return Ledger(place.store).missing(cells)
+
+
+def _estimate(
+    cells: Sequence[Cell], missing: Sequence[Cell], to_compute: int, space: Space, place: Place, assumed: Assumed
+) -> dict[str, Any]:
+    """Return what the cells without a result will take, as plain values; nothing if that can't be said.
+
+    Args:
+        cells: the cells whose models and data are there.
+        missing: those of them without a result.
+        to_compute: number of all cells without a result.
+    """
+    if not missing:
+        return {}
+    from mlmclm.sweeps.estimate import estimate, places_here
+
+    workers = assumed.workers or places_here(space.cpus_per_cell, space.gpus_per_cell, space.max_concurrent)
+    made = estimate(cells, missing, store=place.store, data_root=place.data_root, workers=workers)
+    hours = made.seconds.times(1 / 3600)
+    return {
+        "cells_estimated": len(missing),
+        "cells_not_estimated": to_compute - len(missing),
+        "trainings": made.trainings,
+        "workers": made.workers,
+        "device": made.device,
+        "hours": asdict(hours),
+        **({"cost": asdict(hours.times(assumed.price))} if assumed.price is not None else {}),
+        "disk_bytes": asdict(made.disk_bytes),
+        "mlflow_runs": made.runs,
+    }
+
+
+def _show_estimate(found: Mapping[str, Any]) -> None:
+    if "trainings" not in found:
+        return
+    if found["trainings"] < found["cells_estimated"]:
+        shared = found["cells_estimated"] - found["trainings"]
+        show(f"trainings: {found['trainings']:,}; {shared:,} cells share that of another cell")
+
+    def between(name: str, text: Callable[[float], str]) -> str:
+        value, low, high = (text(found[name][each]) for each in ("value", "low", "high"))
+        return f"{value} ({low} to {high})"
+
+    show(f"time: {between('hours', time_text)} at {found['workers']} cells at once on {found['device']}")
+    if found["cells_not_estimated"]:
+        show(f"not in the time: {found['cells_not_estimated']:,} cells whose models or data aren't there yet")
+    if "cost" in found:
+        show(f"cost: {between('cost', '{:,.2f}'.format)}")
+    show(f"disk: {between('disk_bytes', lambda size: decimal(round(size)))}")
+    show(f"MLflow runs: {found['mlflow_runs']:,}")
 
 
 def _stage(plan: Plan, index: int, prepared: PreparedStudy | None) -> dict[str, Any]:
@@ -99,27 +176,18 @@ def _stage(plan: Plan, index: int, prepared: PreparedStudy | None) -> dict[str, 
     return {"title": stage.title, "models": list(stage.models), "steps": stage.steps, "steps_to_train": left}
 
 
-def _cells_there(prepared: PreparedStudy | None) -> tuple[int, int]:
-    """Count the cells that have a result, and the cells whose start is settled.
+def _planned(prepared: PreparedStudy | None, space: Space) -> Planned | None:
+    """Return the cells of a study whose models are exported and whose tasks are prepared, all of them, or None.
 
-    The second count is of cells that start from another cell. Their start is settled once it is chosen, or once every
-    candidate has diverged. Both counts are 0 until all models are exported and all tasks prepared.
+    A cell's key contains hashes of its model and data, so nothing can be looked up before.
     """
     if prepared is None:
-        return 0, 0
+        return None
     from mlmclm.study.opened import find_models, find_tasks
     from mlmclm.study.sweep import plan_sweep
-    from mlmclm.sweeps.ledger import Ledger
 
-    space = study_space(prepared.study, prepared.place.task_dirs)
-    # A cell's key contains hashes of its model and data, so nothing can be looked up before all of them exist.
     models = [model for model in find_models(prepared).values() if model is not None]
-    if len(models) < len(prepared.plan.models):
-        return 0, 0
     tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
-    if len(tasks) < len(space.tasks):
-        return 0, 0
-    planned = plan_sweep(space, models, tasks, prepared.place)
-    there = len(planned.cells) - len(Ledger(prepared.place.store).missing(planned.cells))
-    known = sum(cell.start is not None for cell in planned.cells)
-    return there, known + sum(planned.stranded.values())
+    if len(models) < len(prepared.plan.models) or len(tasks) < len(space.tasks):
+        return None
+    return plan_sweep(space, models, tasks, prepared.place)

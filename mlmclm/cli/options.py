@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,18 @@ Rule = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="With --dry-run: cells that are computed at once, for the time; by default as many as this machine can.",
+    ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option("--price", min=0, help="With --dry-run: price of an hour of all workers, for the sweep's cost."),
+]
 Ray = Annotated[
     str | None,
     typer.Option(
@@ -61,6 +74,19 @@ Ray = Annotated[
 ]
 
 DEFAULT_STORE = Path("store")
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What the estimate of a sweep assumes.
+
+    Attributes:
+        workers: cells that are computed at once; None for as many as this machine can.
+        price: price of an hour of all workers, in any currency; None if costs aren't asked for.
+    """
+
+    workers: int | None = None
+    price: float | None = None
 
 
 def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = None) -> Place:
@@ -75,6 +101,22 @@ def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = Non
         raise UserError(f"--data {data}: no such folder.")
     folders = tuple(folder.resolve() for folder in task_dirs or ())
     return Place(store.resolve(), data.resolve() if data is not None else None, folders)
+
+
+def assumed(workers: int | None, price: float | None, *, dry_run: bool) -> Assumed | None:
+    """Return what a dry run assumes, or None without `--dry-run`.
+
+    Raises:
+        UserError: an option that only a dry run uses is given without one.
+    """
+    from mlmclm.errors import UserError
+
+    if dry_run:
+        return Assumed(workers, price)
+    for option, value in (("--workers", workers), ("--price", price)):
+        if value is not None:
+            raise UserError(f"{option} is for estimates: give --dry-run too.")
+    return None
 
 
 def by_rule(space: Space, rule: str | None) -> Space:

@@ -249,10 +249,10 @@ def _whose(size: str, pricing: Pricing) -> str:
 def _cells(cost: Cost) -> tuple[str, str, str]:
     """Format tokens, FLOPs and time as three table cells."""
     tokens = f"{cost.tokens / 1e9:,.1f} B" if cost.tokens >= 1e9 else f"{cost.tokens / 1e6:,.1f} M"
-    return tokens, f"{cost.flops:.2e}", _time(cost.device_hours)
+    return tokens, f"{cost.flops:.2e}", time_text(cost.device_hours)
 
 
-def _time(hours: float) -> str:
+def time_text(hours: float) -> str:
     """Format a duration in the largest unit of which there is at least one."""
     amount, unit = next(
         ((hours * each, unit) for each, unit in ((1, "h"), (60, "min")) if hours * each >= 1), (3600 * hours, "s")

@@ -19,6 +19,8 @@ def study(
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
     dry_run: options.DryRun = False,
+    workers: options.Workers = None,
+    price: options.Price = None,
     as_json: options.Json = False,
 ) -> None:
     """Does all of a study: prepares the data, pretrains, fine-tunes the grid, chooses, reports.
@@ -35,8 +37,9 @@ def study(
     from mlmclm.study.sweep import prepare_tasks, study_space
 
     loaded, place = load_study(file), options.place(store, data, task_dir)
-    if dry_run:
-        show_dry_run(loaded, place, as_json=as_json)
+    dry = options.assumed(workers, price, dry_run=dry_run)
+    if dry is not None:
+        show_dry_run(loaded, place, dry, as_json=as_json)
         return
     space = study_space(loaded, place.task_dirs)
     with work_on(loaded, place, ray) as work:

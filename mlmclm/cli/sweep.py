@@ -53,6 +53,8 @@ def sweep(
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
     dry_run: options.DryRun = False,
+    workers: options.Workers = None,
+    price: options.Price = None,
     as_json: options.Json = False,
 ) -> None:
     """Fine-tunes models over a search space on Ray Tune, and reports: a study's models, or any that you name.
@@ -70,13 +72,14 @@ def sweep(
     from mlmclm.study.sweep_file import is_sweep_file, load_sweep, sweep_of_options
 
     place = options.place(store, data, task_dir)
+    dry = options.assumed(workers, price, dry_run=dry_run)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
     given = [option for option, value in chosen.items() if value]
     if file is not None and given:
         raise UserError(f"{', '.join(given)}: {file} says that; give a file or options.")
     if file is not None and not is_sweep_file(file):
         command = command_of("study", [str(file)], data, task_dir)
-        _sweep_study(file, place, ray, command=command, dry_run=dry_run, as_json=as_json)
+        _sweep_study(file, place, ray, command=command, dry_run=dry, as_json=as_json)
         return
     if file is not None:
         found, words = load_sweep(file), [str(file)]
@@ -89,10 +92,12 @@ def sweep(
     else:
         raise UserError("give a study file, a sweep file, or models with --model.")
     command = command_of("sweep", words, data, task_dir)
-    _sweep_given(found, place, ray, command=command, dry_run=dry_run, as_json=as_json)
+    _sweep_given(found, place, ray, command=command, dry_run=dry, as_json=as_json)
 
 
-def _sweep_study(file: Path, place: Place, ray: str | None, *, command: str, dry_run: bool, as_json: bool) -> None:
+def _sweep_study(
+    file: Path, place: Place, ray: str | None, *, command: str, dry_run: options.Assumed | None, as_json: bool
+) -> None:
     from mlmclm.cli.dry_run import show_dry_run
     from mlmclm.cli.shared import work_on
     from mlmclm.study.model_folders import export_models
@@ -100,8 +105,8 @@ def _sweep_study(file: Path, place: Place, ray: str | None, *, command: str, dry
     from mlmclm.study.sweep import prepare_tasks, study_space
 
     study = load_study(file)
-    if dry_run:
-        show_dry_run(study, place, as_json=as_json)
+    if dry_run is not None:
+        show_dry_run(study, place, dry_run, as_json=as_json)
         return
     space = study_space(study, place.task_dirs)
     with work_on(study, place, ray) as work:
@@ -110,13 +115,15 @@ def _sweep_study(file: Path, place: Place, ray: str | None, *, command: str, dry
         work.sweep(space, models, tasks, command=command, as_json=as_json)
 
 
-def _sweep_given(file: SweepFile, place: Place, ray: str | None, *, command: str, dry_run: bool, as_json: bool) -> None:
+def _sweep_given(
+    file: SweepFile, place: Place, ray: str | None, *, command: str, dry_run: options.Assumed | None, as_json: bool
+) -> None:
     from mlmclm.cli.dry_run import show_dry_sweep
     from mlmclm.cli.shared import sweep_given
     from mlmclm.study.given_sweep import expand_studies
 
     file = expand_studies(file, place.store)
-    if dry_run:
-        show_dry_sweep(file, place, as_json=as_json)
+    if dry_run is not None:
+        show_dry_sweep(file, place, dry_run, as_json=as_json)
     else:
         sweep_given(file, place, ray, command=command, as_json=as_json)

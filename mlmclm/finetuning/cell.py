@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.protocol import EVALUATION_FIELDS, Protocol
 from mlmclm.seeds import Seed, seed_value
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
@@ -60,6 +60,10 @@ class Cell:
     """Fine-tuned weights to start from; None for the base model's."""
     recut: bool = False
     """True if `pair_truncation: longest_first` gives different examples from `joined` (`PreparedTask.recut`)."""
+    training_data: str = field(default="", compare=False)
+    """Fingerprint of what the cell is trained on (`PreparedTask.training_data`); empty if it is not known."""
+    work: tuple[float, float] = field(default=(1.0, 0.0), compare=False)
+    """Estimate of the work of training and of evaluating, in tokens passed forward once (`sweeps.trainings.work_of`)."""
 
     @property
     def declared(self) -> Task:
@@ -71,6 +75,20 @@ class Cell:
         # `pair_truncation` counts only where it changes an example. All other cells keep their keys from before it
         # existed.
         return {**self.protocol.identity(), **({"pair_truncation": "longest_first"} if self.recut else {})}
+
+
+def training_key(cell: Cell) -> str:
+    """Return a key (hex) that cells share whose trained models are equal, so that one training serves them all.
+
+    MNLI's two test sets have one training, for example, and so do all sets that the study trains on MS MARCO.
+    """
+    if not cell.training_data:
+        return cell_key(cell)
+    # How pairs are truncated is already in the tokenised rows.
+    settings = {name: value for name, value in cell.protocol.identity().items() if name not in EVALUATION_FIELDS}
+    start = cell.start.key if cell.start else None
+    seed = seed_value(cell.seed)
+    return stable_hash([cell.weights, cell.training_data, settings, float(cell.learning_rate), seed, start])
 
 
 def cell_key(cell: Cell) -> str:

@@ -36,6 +36,8 @@ class Trained:
     """Number of real tokens seen."""
     diverged_step: int | None
     """The step (from 1) with a non-finite loss or gradient; None if training completed."""
+    peak_learning_rate: float
+    """Highest learning rate that the optimizer was given."""
 
 
 def train(
@@ -66,7 +68,7 @@ def train(
     curve: list[list[float]] = []
     since: list[float] = []
     every = max(1, steps // CURVE_POINTS)
-    tokens = 0
+    tokens, peak = 0, 0.0
     for step in range(steps):
         found = forward(encoder, head, family, protocol, family.batch(next(rows)))
         tokens += found.tokens
@@ -77,8 +79,9 @@ def train(
             finite = math.isfinite(norm)
         # Stop before the update. No later step could recover, and the cell's result is "diverged" either way.
         if not finite:
-            return Trained(curve, step, step * protocol.batch_size, tokens, diverged_step=step + 1)
+            return Trained(curve, step, step * protocol.batch_size, tokens, step + 1, peak)
         rate = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
+        peak = max(peak, rate)
         # The optimizer also clears the gradients, so the loop needs no zero_grad.
         optimizer.step(rate, clipping(norm, protocol.clip_norm))
         since.append(found.loss)
@@ -89,7 +92,7 @@ def train(
             on_step(step + 1, steps, found.loss)
     # The CPU's row-wise AdamW defers updates of embedding rows without a gradient; this applies those outstanding.
     optimizer.finish()
-    return Trained(curve, steps, steps * protocol.batch_size, tokens, diverged_step=None)
+    return Trained(curve, steps, steps * protocol.batch_size, tokens, None, peak)
 
 
 def evaluate(

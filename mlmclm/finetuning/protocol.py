@@ -23,6 +23,12 @@ FIRST_FIELDS = frozenset(
 results keep their keys."""
 
 
+EVALUATION_FIELDS = frozenset(
+    ("max_evaluation_examples", "max_evaluation_documents", "evaluation_batch_tokens", "max_answer_tokens")
+)
+"""Fields that change what a trained model scores, but not its training."""
+
+
 class Protocol(TaskSettings):
     """The fine-tuning settings of a cell.
 

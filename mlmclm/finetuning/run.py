@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
 from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
-from mlmclm.finetuning.loop import evaluate, train
+from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.models.warm_up import shape_of_folder
 from mlmclm.results.examples import SPLIT, to_parquet
@@ -50,8 +51,13 @@ def streams_of(seed: Seed) -> dict[str, int]:
     return {name: stream(number, name) for name, number in asdict(Seeds.of(seed)).items()}
 
 
-def run_cell(
-    cell: Cell,
+def run_cell(cell: Cell, **options: Any) -> dict[str, Any]:
+    """Fine-tune and evaluate one cell and return its result; for the options and errors see `run_training`."""
+    return run_training([cell], **options)[0]
+
+
+def run_training(
+    cells: Sequence[Cell],
     *,
     store: Path,
     data_root: Path | None,
@@ -60,23 +66,24 @@ def run_cell(
     on_end: Callable[[nn.Module, dict[str, Any]], None] | None = None,
     on_examples: Callable[[dict[str, Any], bytes], None] | None = None,
     device: Device | None = None,
-) -> dict[str, Any]:
-    """Fine-tune and evaluate one cell.
+) -> list[dict[str, Any]]:
+    """Fine-tune once for cells that share a training, and evaluate each.
 
-    The result is the same in a fresh process and in a reused one, except for `cost`, which records time, machine and
-    software. It does depend on the number of torch threads, which determines the order of summation. Torch's global
-    random state is left unchanged.
+    A result is the same in a fresh process and in a reused one, and whichever cells it shares its training with, except
+    for `cost`, which records time, machine and software. It does depend on the number of torch threads, which
+    determines the order of summation. Torch's global random state is left unchanged.
 
     Args:
+        cells: cells of equal `training_key`.
         cache: dictionary that a worker keeps between cells; it holds base weights and opened data.
         on_step: called with step (from 1), number of steps, and loss.
-        on_end: called with the fine-tuned encoder and the result.
+        on_end: called with the fine-tuned encoder and each result.
         on_examples: called with the result and the Parquet file of its examples (`examples.to_parquet`), unless the
             cell diverged.
         device: None for the GPU if torch sees one, else the CPU.
 
     Returns:
-        The result's JSON object.
+        The cells' results, as JSON objects. Their costs share start-up and training equally.
 
     Raises:
         UserError: the model folder, the data or a length does not match the cell.
@@ -85,7 +92,8 @@ def run_cell(
     cache = {} if cache is None else cache
     torch.set_flush_denormal(True)  # arithmetic on denormal numbers is many times slower on the CPU
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    family = _family(cell, store, data_root, cache)
+    cell, families = cells[0], [_family(each, store, data_root, cache) for each in cells]
+    family = families[0]
     streams = streams_of(cell.seed)
     backend = backend_of(chosen)
     with backend.fork_rng():
@@ -113,17 +121,44 @@ def run_cell(
             on_step=on_step,
         )
         ended = time.perf_counter()
-        examples = None
-        diverged_step = trained.diverged_step
-        if diverged_step is None:
-            examples = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
-            # Every loss was finite but a prediction is not: count the last step as the one that diverged.
-            if examples is None:
-                diverged_step = trained.steps
-        scores = None if examples is None else {split: family.scores(rows) for split, rows in examples.items()}
-    finished = time.perf_counter()
+        if trained.diverged_step is None and not math.isclose(trained.peak_learning_rate, cell.learning_rate):
+            raise RuntimeError(f"trained at {trained.peak_learning_rate}, but the cell says {cell.learning_rate}")
+        parameters = sum(p.numel() for module in (encoder, head) for p in module.parameters())
+        shared = {"start_up": (started - began) / len(cells), "train": (ended - started) / len(cells)}
+        results = []
+        for each, family in zip(cells, families, strict=True):
+            began = time.perf_counter()
+            examples = None
+            if trained.diverged_step is None:
+                examples = evaluate(encoder, head, family, each.protocol, ("validation", "test"))
+            scores = None if examples is None else {split: family.scores(rows) for split, rows in examples.items()}
+            spent = time.perf_counter() - began
+            result = _result(each, trained, scores, streams) | {
+                "parameters": parameters,
+                "cost": {
+                    "seconds": sum(shared.values()) + spent,
+                    **shared,
+                    "evaluate": spent,
+                    **({"cells_of_training": len(cells)} if len(cells) > 1 else {}),
+                    "worker": f"{socket.gethostname()}/{os.getpid()}",
+                    "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "device": backend.title(),
+                    "backend": backend.name,
+                    **software(),
+                },
+            }
+            results.append(result)
+            if on_end is not None:
+                on_end(encoder, result)
+            if on_examples is not None and examples is not None:
+                on_examples(result, to_parquet(result, examples[SPLIT], family.prepared.label_names))
+    return results
+
+
+def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams: dict[str, int]) -> dict[str, Any]:
+    """Return a cell's result without what its computing cost."""
     task = cell.declared
-    result = {
+    return {
         "schema": SCHEMA,
         "key": cell_key(cell),
         "model": cell.model,
@@ -140,29 +175,14 @@ def run_cell(
         "status": "ok" if scores is not None else "diverged",
         "metric": task.metric,
         "scores": scores,
-        "diverged_step": diverged_step,
+        # If every loss was finite but a prediction is not, the last step counts as the one that diverged.
+        "diverged_step": (trained.diverged_step or trained.steps) if scores is None else None,
+        "peak_learning_rate": trained.peak_learning_rate,
         "curve": trained.curve,
         "steps": trained.steps,
         "examples": trained.examples,
         "tokens": trained.tokens,
-        "parameters": sum(p.numel() for module in (encoder, head) for p in module.parameters()),
-        "cost": {
-            "seconds": finished - began,
-            "start_up": started - began,
-            "train": ended - started,
-            "evaluate": finished - ended,
-            "worker": f"{socket.gethostname()}/{os.getpid()}",
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": backend.title(),
-            "backend": backend.name,
-            **software(),
-        },
     }
-    if on_end is not None:
-        on_end(encoder, result)
-    if on_examples is not None and examples is not None:
-        on_examples(result, to_parquet(result, examples[SPLIT], family.prepared.label_names))
-    return result
 
 
 def keep_encoder(

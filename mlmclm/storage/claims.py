@@ -73,7 +73,7 @@ class Claims:
                 # A lock that could be taken proves death only on the holder's own machine; another machine's locks may
                 # not reach here.
                 died_here = locked and held["machine"] == self._machine
-                since = self._unchanged_since(name, (status.st_ino, status.st_mtime_ns, content))
+                since = self._unchanged_since(name, (status.st_ino, status.st_mtime_ns))
                 if not died_here and time.monotonic() - since < self._lease:
                     return who
                 # While we have the lock, no process of this machine replaces the file.
@@ -85,6 +85,17 @@ class Claims:
             raise disk_fault(error, path) from error
         self._seen.pop(name, None)
         return None
+
+    def silence(self, name: str) -> float:
+        """Return for how many seconds this process has seen a claim without its holder renewing it; 0 if nobody holds it.
+
+        A holder that is alive renews its claim several times a lease, even while it computes.
+        """
+        try:
+            status = (self.folder / name).stat()
+        except OSError:
+            return 0.0
+        return time.monotonic() - self._unchanged_since(name, (status.st_ino, status.st_mtime_ns))
 
     @contextmanager
     def attempt(self, names: Sequence[str]) -> Iterator[str | None]:

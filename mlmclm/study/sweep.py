@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import UserError, for_each
@@ -80,12 +81,14 @@ def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, Prep
     """
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.starts import plan_cells
+    from mlmclm.sweeps.trainings import with_trainings
     from mlmclm.tasks.registry import get_task
 
     declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     data = {name: task.task_data for name, task in tasks.items()}
     recut = [name for name, task in tasks.items() if task.recut]
-    return plan_cells(space, models, data, declarations, Ledger(place.store), recut)
+    planned = plan_cells(space, models, data, declarations, Ledger(place.store), recut)
+    return replace(planned, cells=with_trainings(planned.cells, tasks))
 
 
 def sweep(
@@ -140,6 +143,8 @@ def run_plan(
         gpus_per_cell=space.gpus_per_cell,
         device=device,
         max_concurrent=space.max_concurrent,
+        retries=space.retries,
+        time_limit=space.time_limit,
         on_result=on_result,
         session=session,
         name=f"{name}-sweep",

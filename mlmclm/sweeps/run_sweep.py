@@ -26,6 +26,7 @@ from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name, unique_by_key
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 
@@ -51,7 +52,8 @@ def run_sweep(
     gpus_per_cell: float | None = None,
     device: Choice = "auto",
     max_concurrent: int | None = None,
-    max_failures: int = 3,
+    retries: Retries | None = None,
+    time_limit: float | None = None,
     progress: bool = True,
     on_result: OnResult | None = None,
     session: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -70,7 +72,8 @@ def run_sweep(
         device: decides on GPUs if `gpus_per_cell` is None: one per cell for `cuda`, none for `cpu`; for `auto`, one if
             the cluster has any or can get any.
         max_concurrent: the most cells to run at once; None for as many as fit the cluster.
-        max_failures: how often a crashed cell is retried; an error that would recur is not.
+        retries: how often a cell is run again after each class of failure; None for the defaults.
+        time_limit: seconds after which a cell is ended and counts as failed; None for no limit.
         progress: whether to show progress: a bar on a terminal, else lines.
         on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
             order of `cells`.
@@ -130,7 +133,8 @@ def run_sweep(
                 data_root=data_root.resolve() if data_root else None,
                 bundle=lambda cluster: cell_bundle(cpus_per_cell, gpus_per_cell, device, cluster),
                 max_concurrent=max_concurrent,
-                max_failures=max_failures,
+                retries=retries or Retries(),
+                time_limit=time_limit,
                 progress=shown,
                 on_done=on_done,
                 name=name,
@@ -153,7 +157,8 @@ def _run_trials(
     data_root: Path | None,
     bundle: Callable[[Cluster], Resources],
     max_concurrent: int | None,
-    max_failures: int,
+    retries: Retries,
+    time_limit: float | None,
     progress: SweepProgress,
     on_done: Callable[[str], str | None],
     name: str,
@@ -197,7 +202,15 @@ def _run_trials(
     ):
         while left:
             rounds += 1
-            pool = WorkerPool(left, progress, on_done, max_failures)
+            pool = WorkerPool(
+                left,
+                progress,
+                on_done,
+                retries=retries,
+                time_limit=time_limit,
+                silence=lambda key: ledger.claims.silence(ledger.claim(key)),
+                check_place=lambda: check_place("A cell", resources, view(), remedy=remedy),
+            )
             workers = min(len(left), max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))
             # This puts the cells into Ray's object store once.

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from mlmclm.configuration import load_config, parse, read_yaml
 from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
 from mlmclm.sweeps.protocols import LearningRates, SeedList, TaskProtocols, with_protocol, without_duplicates
+from mlmclm.sweeps.retries import Retries
 
 
 class Space(TaskProtocols):
@@ -31,7 +32,8 @@ class Space(TaskProtocols):
     `cpus_per_cell` and `gpus_per_cell` are what one running cell reserves of the cluster. A fraction of a GPU lets
     several cells share it; they then share its memory too, without any guard. With 0, cells run on CPUs. Without
     `gpus_per_cell`, a cell has a GPU if the recipe's `device` says so: by default if the cluster has any or can get
-    any. `max_concurrent` is the most cells that run at once.
+    any. `max_concurrent` is the most cells that run at once. A cell that takes longer than `time_limit` seconds is ended
+    and counts as failed. `retries` says how often a cell is run again after each class of failure.
     """
 
     description: str = ""
@@ -41,6 +43,8 @@ class Space(TaskProtocols):
     cpus_per_cell: float = Field(default=1, gt=0)
     gpus_per_cell: float | None = Field(default=None, ge=0)
     max_concurrent: int | None = Field(default=None, ge=1)
+    retries: Retries = Retries()
+    time_limit: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="before")
     @classmethod

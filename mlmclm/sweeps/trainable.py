@@ -1,10 +1,11 @@
-"""The Ray Tune trainable: a worker that computes one cell after another and files the results itself."""
+"""The Ray Tune trainable: a worker that computes one training after another and files the results itself."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from ray._raylet import setproctitle  # type: ignore[attr-defined]
 from mlmclm.backends.choice import backend_of
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
-from mlmclm.finetuning.run import keep_encoder, run_cell, shapes_of
+from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.service.placement import Device, no_gpu
-from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
+from mlmclm.sweeps.trainings import Training
 
 COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
 TAKEN = "taken"
@@ -28,9 +29,9 @@ TAKEN = "taken"
 
 
 class SweepWorker(tune.Trainable):
-    """Computes a cell with each call of `take`, which Tune's call of `train` reports on.
+    """Computes the cells of a training with each call of `take`, which Tune's call of `train` reports on.
 
-    A trial is a worker: it lasts as long as there are cells to take. Its config holds `resources`, amounts by Ray's
+    A trial is a worker: it lasts as long as there are trainings to take. Its config holds `resources`, amounts by Ray's
     names. Cells run on the GPU if it reserves one or a fraction of one, else on the CPU.
 
     An error that would recur (bad input, a full disk) is the cell's outcome and is not retried. Any other exception
@@ -67,25 +68,32 @@ class SweepWorker(tune.Trainable):
         self._report: dict[str, Any] = {}
         self._crash: Exception | None = None
 
-    def take(self, key: str) -> None:
-        """Compute and file a cell, unless its result exists or another process computes it.
+    def take(self, keys: Sequence[str], failures: Sequence[Mapping[str, str]] = ()) -> None:
+        """Compute and file cells that share a training, except those that have a result or that another process computes.
 
-        The driver calls this under the cell's name, so the Ray dashboard lists cells among the tasks. Nothing is
-        raised here: the next `step` returns the outcome or raises the error, which Tune then handles.
+        The driver calls this under the training's name, so the Ray dashboard lists trainings among the tasks. Nothing is
+        raised here: the next `step` returns the outcomes or raises the error, which Tune then handles.
+
+        Args:
+            keys: the cells' keys.
+            failures: earlier failures of these cells in this sweep, for the results.
         """
-        self._cell = self._cells[key]
-        name = cell_name(self._cell)
+        training = Training({key: self._cells[key] for key in keys})
+        name, self._failures = training.name, list(failures)
         # The cache holds one model only.
-        if self._cell.weights != self._weights:
+        if training.first.weights != self._weights:
             self._cache.clear()
-            self._weights = self._cell.weights
+            self._weights = training.first.weights
         # `top` and the dashboard's list of workers show the process title.
         setproctitle(f"ray::cell {name}")
         began = time.perf_counter()
         try:
             self._check_device()
             self._prepare()
-            self._report = {"outcome": self._run(), "backend": backend_of(self._device).name}
+            outcomes = list(self._run(training).values())
+            backend = backend_of(self._device).name if COMPUTED in outcomes else ""
+            # A list in the order of the keys, because Tune flattens mappings in results.
+            self._report = {"outcome": COMPUTED, "outcomes": outcomes, "backend": backend}
         except MlmclmError as error:
             kind = ENVIRONMENT_FAULT if isinstance(error, EnvironmentFault) else USER_ERROR
             self._report = {"outcome": kind, "message": str(error)}
@@ -93,7 +101,7 @@ class SweepWorker(tune.Trainable):
             self._crash = error if isinstance(error, Exception) else RuntimeError(repr(error))
         finally:
             setproctitle("ray::SweepWorker")
-        self._report |= {"cell": key, "seconds": time.perf_counter() - began}
+        self._report["seconds"] = time.perf_counter() - began
         print(f"{name}: {self._report.get('outcome', 'crashed')}", flush=True)
 
     def step(self) -> dict[str, Any]:
@@ -114,18 +122,32 @@ class SweepWorker(tune.Trainable):
             prepare(shapes_of(self._cells.values()), print)
         self._prepared = True
 
-    def _run(self) -> str:
+    def _run(self, training: Training) -> dict[str, str]:
+        """Compute and file the cells of a training; return the outcome of each by its key."""
         ledger = Ledger(self._store)
-        with ledger.claims.attempt([ledger.claim(cell_key(self._cell))]) as other:
-            if other is not None:
-                return TAKEN
-            _, computed = ledger.complete(self._cell, self.compute)
-        return COMPUTED if computed else REUSED
+        outcomes = dict.fromkeys(training.cells, REUSED)
+        with ExitStack() as claims:
+            missing = []
+            for key, cell in training.cells.items():
+                if claims.enter_context(ledger.claims.attempt([ledger.claim(key)])) is not None:
+                    outcomes[key] = TAKEN
+                elif ledger.find(key) is None:
+                    missing.append(cell)
+            if not missing:
+                return outcomes
+            results = {result["key"]: result for result in self.compute(missing)}
+            for cell in missing:
+                result = results[cell_key(cell)]
+                if self._failures:
+                    result["cost"]["retried_after"] = self._failures
+                ledger.complete(cell, lambda cell: results[cell_key(cell)])
+                outcomes[result["key"]] = COMPUTED
+        return outcomes
 
-    def compute(self, cell: Cell) -> dict[str, Any]:
-        """Compute the cell's result (see `run_cell`), and file its examples."""
-        return run_cell(
-            cell,
+    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        """Compute the results of cells that share a training (see `run_training`), and file their examples."""
+        return run_training(
+            cells,
             store=self._store,
             data_root=self._data_root,
             cache=self._cache,
@@ -146,14 +168,15 @@ class SweepWorker(tune.Trainable):
 class KeepingWorker(SweepWorker):
     """Computes cells again to keep their encoders, for other cells to start from."""
 
-    def _run(self) -> str:
-        kept, key = KeptWeights(self._store), cell_key(self._cell)
+    def _run(self, training: Training) -> dict[str, str]:
+        return {key: self._keep(key, cell) for key, cell in training.cells.items()}
+
+    def _keep(self, key: str, cell: Cell) -> str:
+        kept = KeptWeights(self._store)
         with kept.claims.attempt([kept.claim(key)]) as other:
             if other is not None:
                 return TAKEN
             if kept.find(key) is not None:
                 return REUSED
-            keep_encoder(
-                self._cell, store=self._store, data_root=self._data_root, cache=self._cache, device=self._device
-            )
+            keep_encoder(cell, store=self._store, data_root=self._data_root, cache=self._cache, device=self._device)
         return COMPUTED

@@ -1,4 +1,4 @@
-"""The pool of workers behind a sweep, as a Ray Tune experiment whose trials are workers that take cells from a queue.
+"""The pool of workers behind a sweep, as a Ray Tune experiment whose trials are workers that take trainings from a queue.
 
 With a trial per cell and Tune's `reuse_actors`, a freed actor is given the trial whose own actor is still starting, and
 that actor is removed. Wherever actors start more slowly than cells end, one worker would compute everything, and
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import cloudpickle, tune
 from ray.tune.experiment import Trial
 from ray.tune.progress_reporter import TrialProgressCallback
@@ -24,11 +25,14 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
 from mlmclm.service.placement import Cluster, Resources, most_places, places_now
+from mlmclm.storage.claims import LEASE_SECONDS
 from mlmclm.sweeps.cell_queue import CellQueue
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.outcome import describe
+from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERROR
+from mlmclm.sweeps.trainings import Training, trainings_of
 
 WAITING_WORKERS = 8
 """Workers to ask for beyond those that are known to fit, at any time, for nodes that join later."""
@@ -36,6 +40,10 @@ MOST_FAILED_STARTS = 10
 """Workers that fail to start before the sweep gives up, unless a cell ends in between."""
 SECONDS_UNTIL_VISIBLE = 120.0
 """How long a result that a worker has filed may stay invisible here: NFS caches names for up to a minute."""
+SECONDS_UNTIL_HUNG = LEASE_SECONDS
+"""How long a worker's claims may go without renewal before the worker is replaced."""
+SECONDS_WITHOUT_A_PLACE = 60.0
+"""How long no worker may fit the cluster, for instance because its only GPU node left, before the sweep ends."""
 
 
 def workers_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
@@ -55,7 +63,10 @@ class WorkerPool(FIFOScheduler):
         progress: what to tell of their progress.
         on_done: called with the key of a cell whose result is filed; returns its status, or None if the result isn't
             visible here yet.
-        max_failures: how often a crashed cell is retried.
+        retries: how often a cell is run again after each class of failure.
+        time_limit: seconds after which a cell is ended and counts as failed; None for no limit.
+        silence: for how many seconds the claim on a cell hasn't been renewed.
+        check_place: raises a UserError if the cluster can no longer hold a worker.
     """
 
     def __init__(
@@ -63,17 +74,31 @@ class WorkerPool(FIFOScheduler):
         cells: Mapping[str, Cell],
         progress: SweepProgress,
         on_done: Callable[[str], str | None],
-        max_failures: int,
+        *,
+        retries: Retries,
+        time_limit: float | None = None,
+        silence: Callable[[str], float] = lambda key: 0.0,
+        check_place: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self._cells = cells
-        self._queue = CellQueue(cells)
+        self._queue = CellQueue(trainings_of(cells))
         self._progress = progress
         self._on_done = on_done
-        self._max_failures = max_failures
-        self._crashes: Counter[str] = Counter()
+        self._retries, self._time_limit = retries, time_limit
+        self._silence, self._check_place = silence, check_place
+        self._failures: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
+        """Failures of each training so far, as they will stand in its results."""
+        self._ended: dict[str, Failure] = {}
+        """Workers that were ended from here, and why."""
+        self._since: dict[str, float] = {}
+        """When each worker took its training."""
+        self._trials: dict[str, Trial] = {}
+        self._most_busy: int | None = None
+        """The most workers that may compute at once, since one ran out of memory; None for no limit."""
         self._failed_starts = 0
         self._looked = time.monotonic()
+        self._homeless: float | None = None
         self._late: dict[str, tuple[float, float | None]] = {}
         """Key -> time by which its result must be visible, and how long it took if it was computed here."""
         self.callback, self.stopper = _Callback(self), _Stopper(self)
@@ -88,66 +113,81 @@ class WorkerPool(FIFOScheduler):
         return {}
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Stop workers that haven't started once every cell is taken; leave the choice among others to Tune."""
+        """Stop workers that haven't started once every training is taken; leave the choice among others to Tune."""
         if not self._queue:
             tune_controller.search_alg.set_finished()  # or it would replace those that are stopped here
             for trial in tune_controller.get_trials():
                 if trial.status == Trial.PENDING:
                     tune_controller.stop_trial(trial)
-        return super().choose_trial_to_run(tune_controller)
+        return None if self._full else super().choose_trial_to_run(tune_controller)
+
+    @property
+    def _full(self) -> bool:
+        return self._most_busy is not None and len(self._queue.held) >= self._most_busy
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        """Give the worker its next cell, or end it if there is none, and then see to the cell that it reports on."""
-        key = self._queue.give_up(trial.trial_id)
+        """Give the worker its next training, or end it if there is none, and then see to the one that it reports on."""
+        training = self._queue.give_up(trial.trial_id)
         self.fault = self.fault or result.get("outcome") == ENVIRONMENT_FAULT
         busy = self.give(trial, result["hostname"])
-        if key is not None:
-            self._keeping_errors(lambda: self._report(key, result))
+        if training is not None:
+            self._keeping_errors(lambda: self._report(training, result))
         return TrialScheduler.CONTINUE if busy else TrialScheduler.STOP
 
     def give(self, trial: Trial, node: str = "") -> bool:
-        """Give a started worker its next cell; return whether there was one.
+        """Give a started worker its next training; return whether there was one.
 
         Args:
             node: the name of the worker's node, once that is known.
         """
-        key = None if self.fault else self._queue.take(trial.trial_id)
-        if key is None:
+        stopped = self.fault or self._full or trial.trial_id in self._ended
+        training = None if stopped else self._queue.take(trial.trial_id)
+        if training is None:
             return False
-        cell = self._cells[key]
+        self._trials[trial.trial_id], self._since[trial.trial_id] = trial, time.monotonic()
         # Tune has no public way to a trial's actor. Its calls run in order, so Tune's next `train` reports on this one.
-        trial.temporary_state.ray_actor.take.options(name=cell_name(cell)).remote(key)
-        self._progress.started(cell, worker=f"{trial} on {node}" if node else str(trial))
+        actor = trial.temporary_state.ray_actor
+        actor.take.options(name=training.name).remote(training.keys, self._failures[training.keys])
+        for cell in training.cells.values():
+            self._progress.started(cell, worker=f"{trial} on {node}" if node else str(trial))
         return True
 
     def lost(self, trial: Trial) -> None:
-        """Put the cell of a worker that crashed back, unless it has crashed too often."""
-        error = _error_of(trial)
-        key = self._queue.give_up(trial.trial_id)
+        """Put the training of a worker that ended back, unless it has failed too often."""
+        error, ended = _error_of(trial), self._ended.pop(trial.trial_id, None)
+        training = self._queue.give_up(trial.trial_id)
         self._queue.forget(trial.trial_id)
-        if key is None:
+        if training is None:
             # All others may fail to start as well, and nothing else would end the sweep. As long as some worker computes,
             # the sweep goes on: a single bad node must not end it.
-            self._failed_starts += 1
+            self._failed_starts += ended is None
             if self._failed_starts >= MOST_FAILED_STARTS and not self._queue.held:
                 self.broken = self.broken or EnvironmentFault(f"workers of the sweep do not start: {describe(error)}")
                 self.fault = True
             return
-        self._crashes[key] += 1
-        name = cell_name(self._cells[key])
-        if self._crashes[key] > self._max_failures:
-            self._failed(key, error)
+        failure = ended or failure_of(error)
+        if failure is Failure.OUT_OF_MEMORY and self._queue.held:
+            self._most_busy = len(self._queue.held)
+            self._progress.note(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
+        failures = self._failures[training.keys]
+        failures.append({"failure": str(failure), "error": describe(error)})
+        times, bound = sum(each["failure"] == failure for each in failures), self._retries.bound(failure)
+        if times > bound:
+            self._failed(training, error)
             return
-        crash = f"crash {self._crashes[key]} of at most {self._max_failures + 1}"
-        self._queue.put_back(key)
-        self._progress.retried(self._cells[key], f"{name}: {crash}, will run again ({describe(error)})")
+        self._queue.put_back(training)
+        message = f"{training.name}: {failure} {times} of at most {bound + 1}, will run again ({describe(error)})"
+        self._progress.retried(training.first, message)
+        for cell in list(training.cells.values())[1:]:
+            self._progress.given_back(cell)
 
     def tick(self) -> None:
-        """Update the progress and, every second, look for late results."""
+        """Update the progress and, every second, look for late results and for workers that must be ended."""
         self._progress.tick()
-        if self._late and time.monotonic() > self._looked + 1:
+        if time.monotonic() > self._looked + 1:
             self._looked = time.monotonic()
             self._keeping_errors(self.look_again)
+            self._keeping_errors(self._look_at_workers)
 
     def look_again(self) -> None:
         """Look for results that were not visible here when their workers had filed them.
@@ -166,27 +206,55 @@ class WorkerPool(FIFOScheduler):
                     f"isn't visible here (key {key}). Is the store shared by all nodes?"
                 )
 
+    def _look_at_workers(self) -> None:
+        """End workers that hang or are over the time limit, and the sweep if there is no longer a place for a worker."""
+        for worker, training in self._queue.held.items():
+            limit = math.inf if self._time_limit is None else self._time_limit * len(training.cells)
+            if time.monotonic() > self._since[worker] + limit:
+                self._end(worker, Failure.TIME_LIMIT)
+                # The error says the limit, which the death of the actor doesn't.
+                self._queue.give_up(worker)
+                self._failed(training, EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)"))
+            elif min(map(self._silence, training.keys)) > SECONDS_UNTIL_HUNG:
+                self._end(worker, Failure.HUNG)
+        if self._queue.held or not self._queue:
+            self._homeless = None
+            return
+        try:
+            self._check_place()
+            self._homeless = None
+        except UserError:
+            self._homeless = self._homeless or time.monotonic()
+            if time.monotonic() > self._homeless + SECONDS_WITHOUT_A_PLACE:
+                raise
+
+    def _end(self, worker: str, reason: Failure) -> None:
+        if worker not in self._ended:
+            self._ended[worker] = reason
+            ray.kill(self._trials[worker].temporary_state.ray_actor)
+
     @property
     def late(self) -> bool:
         """Whether there are results that aren't visible here yet."""
         return bool(self._late)
 
-    def _report(self, key: str, result: Mapping[str, Any]) -> None:
-        cell, outcome = self._cells[key], result["outcome"]
+    def _report(self, training: Training, result: Mapping[str, Any]) -> None:
         self._failed_starts = 0
-        if outcome in (USER_ERROR, ENVIRONMENT_FAULT):
-            self._failed(key, (UserError if outcome == USER_ERROR else EnvironmentFault)(result["message"]))
-        elif outcome == TAKEN:
-            self.taken[key] = cell
-            self._progress.given_back(cell)
-        else:
-            if outcome == COMPUTED:
-                self.computed += 1
-                say_once(f"fine-tuning computes with the backend {result['backend']}")
-            self._late[key] = (
-                time.monotonic() + SECONDS_UNTIL_VISIBLE, result["seconds"] if outcome == COMPUTED else None,
-            )  # fmt: skip
-            self.look_again()
+        if result["outcome"] in (USER_ERROR, ENVIRONMENT_FAULT):
+            kind = UserError if result["outcome"] == USER_ERROR else EnvironmentFault
+            self._failed(training, kind(result["message"]))
+            return
+        if result["backend"]:
+            say_once(f"fine-tuning computes with the backend {result['backend']}")
+        for key, outcome in zip(training.keys, result["outcomes"], strict=True):
+            if outcome == TAKEN:
+                self.taken[key] = self._cells[key]
+                self._progress.given_back(self._cells[key])
+                continue
+            self.computed += outcome == COMPUTED
+            seconds = result["seconds"] / len(training.cells) if outcome == COMPUTED else None
+            self._late[key] = (time.monotonic() + SECONDS_UNTIL_VISIBLE, seconds)
+        self.look_again()
 
     def _keeping_errors(self, act: Callable[[], None]) -> None:
         """Keep an error for the caller and end the experiment; Tune would wrap it in an error of its own."""
@@ -196,10 +264,11 @@ class WorkerPool(FIFOScheduler):
             self.broken = self.broken or error
             self.fault = True
 
-    def _failed(self, key: str, error: Exception) -> None:
-        self.errors[key] = error
-        self._progress.finished(self._cells[key], "failed")
-        self._progress.note(f"{cell_name(self._cells[key])} failed: {describe(error)}")
+    def _failed(self, training: Training, error: Exception) -> None:
+        for key, cell in training.cells.items():
+            self.errors[key] = error
+            self._progress.finished(cell, "failed")
+        self._progress.note(f"{training.name} failed: {describe(error)}")
 
 
 class _Callback(TrialProgressCallback):

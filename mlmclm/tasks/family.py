@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from mlmclm.discovery import classes_in
 from mlmclm.errors import UserError, unknown
@@ -146,6 +147,12 @@ class Family(ABC):
     def held_out(cls, table: pa.Table) -> Any:
         """Turn rows held out of the training table into an evaluation split, as `evaluation` returns it."""
         return table
+
+    @classmethod
+    def divided(cls, split: Any, held: Callable[[pa.Table], Array]) -> tuple[Any, Any]:
+        """Divide an evaluation split into the rows for which `held` is true, and the others."""
+        mask = pa.array(held(split))
+        return split.filter(mask), split.filter(pa.compute.invert(mask))
 
     @classmethod
     def tables(cls, split: Any) -> dict[str, pa.Table]:

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from mlmclm.errors import UserError
 from mlmclm.storage.files import canonical_json
 from mlmclm.tasks.check import check_labels_seen
 from mlmclm.tasks.columns import Columns
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.family import Array
 from mlmclm.tasks.pins import check_pin
 from mlmclm.tasks.splits import from_hub, reader
 
@@ -58,12 +60,14 @@ def load_task(
     # Labels are numbered by the training table, and all other splits use its numbers.
     names = columns.label_names(family.labels, family.columns[family.labels]) if family.labels else ()
     train = family.table(columns, names)
-    if task.splits.validation is None:
-        train, held_out = _hold_out(task, train)
-        validation = family.held_out(held_out)
-    else:
-        validation = family.evaluation(task, "validation", task.splits.validation, read, names)
     test = family.evaluation(task, "test", task.splits.test, read, names)
+    if task.splits.validation is not None:
+        validation = family.evaluation(task, "validation", task.splits.validation, read, names)
+    elif task.splits.validation_from == "test":
+        validation, test = family.divided(test, lambda rows: _held(task, rows))
+    else:
+        held = pa.array(_held(task, train))
+        train, validation = train.filter(pa.compute.invert(held)), family.held_out(train.filter(held))
     if family.labels:
         check_labels_seen(task, family.labels, train, {"validation": validation, "test": test}, names)
     evaluated = [*family.tables(validation).values(), *family.tables(test).values()]
@@ -73,23 +77,23 @@ def load_task(
     return TaskData(task, train, validation, test, names, fingerprint)
 
 
-def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Split validation off train: `validation_fraction` of the rows, in whole groups if there are groups.
+def _held(task: Task, table: pa.Table) -> Array:
+    """Return which rows go to validation, bool [rows]: `validation_fraction`, in whole groups if there are groups.
 
-    Returns:
-        The remaining training rows, and the validation rows, both in their original order.
+    Raises:
+        UserError: no row would be left.
     """
     import torch
 
     splits = task.splits
     assert splits.validation_fraction is not None
     generator = torch.Generator().manual_seed(splits.validation_seed)
-    rows = len(train)
+    rows = len(table)
     if splits.validation_group is None:
         order = torch.randperm(rows, generator=generator).numpy()
         held = order[: max(1, round(rows * splits.validation_fraction))]
     else:
-        group = train[splits.validation_group].combine_chunks().dictionary_encode().indices.to_numpy()
+        group = table[splits.validation_group].combine_chunks().dictionary_encode().indices.to_numpy()
         counts = np.bincount(group)
         order = torch.randperm(len(counts), generator=generator).numpy()
         wanted = np.cumsum(counts[order]) <= max(1, round(rows * splits.validation_fraction))
@@ -98,8 +102,10 @@ def _hold_out(task: Task, train: pa.Table) -> tuple[pa.Table, pa.Table]:
     mask = np.zeros(rows, dtype=bool)
     mask[held] = True
     if mask.all():
-        raise UserError(f"task {task.name}: train is too small ({rows} rows) to hold out a validation split.")
-    return train.filter(pa.array(~mask)), train.filter(pa.array(mask))
+        raise UserError(
+            f"task {task.name}: {splits.validation_from} is too small ({rows} rows) to hold out a validation split."
+        )
+    return mask
 
 
 def _fingerprint(task: Task, names: tuple[str, ...], tables: list[pa.Table]) -> str:

@@ -6,6 +6,7 @@ This module imports nothing heavy, because `mlmclm report` and dry runs open man
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.compute
 
 from mlmclm.errors import UserError
 from mlmclm.models.folder import tokenizer_hash
-from mlmclm.storage.checksums import whole_cache
+from mlmclm.storage.checksums import CHECKSUMS, noted, whole_cache
 from mlmclm.storage.files import read_json, stable_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.family import get_family
@@ -41,6 +42,29 @@ class PreparedTask:
     (`texts.encode_texts`)."""
     starts: bool = False
     """True if each sequence begins with a special token (which `pooling: bos` needs)."""
+
+    @cached_property
+    def training_data(self) -> str:
+        """Fingerprint of all that a training takes from the task: its tokenised rows, its family and its labels.
+
+        It is empty for data that an earlier version prepared, without checksums.
+        """
+        if not noted(self.folder):
+            return ""
+        rows = read_json(self.folder / CHECKSUMS)["train.arrow"]["sha256"]
+        return stable_hash([self.family, rows, self.label_names, self.unanswerable])
+
+    @cached_property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Number of rows and of tokens of each table that has tokens."""
+        sizes = {}
+        for name in read_json(self.folder / "meta.json")["rows"]:
+            table = self.table(name)
+            columns = [column for column in get_family(self.family).token_columns if column in table.column_names]
+            if columns:
+                tokens = sum(len(pa.compute.list_flatten(table[column])) for column in columns)
+                sizes[name] = table.num_rows, tokens
+        return sizes
 
     def table(self, name: str) -> pa.Table:
         """Open one of the tables that the family's `encode` returned.

@@ -25,14 +25,16 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.batching import batches_by_length, stream, training_rows
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
-from mlmclm.finetuning.run import run_cell
+from mlmclm.finetuning.run import run_cell, run_training
 from mlmclm.models.folder import weights_hash
 from mlmclm.seeds import Seeds
 from mlmclm.storage.files import canonical_json
+from mlmclm.sweeps.trainings import trainings_of, with_trainings
 from mlmclm.tasks.families.sequence_classification import SequenceClassification
 from mlmclm.tasks.families.token_classification import TokenClassification
 from mlmclm.tasks.family import Examples
 from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.registry import get_task
 from small_models import save_framed_model, save_small_model, write_place
 
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
@@ -185,6 +187,29 @@ def test_a_stream_of_another_seed_leaves_what_the_others_draw_as_it_is(
     assert results[0]["curve"] != results[1]["curve"]
 
 
+def test_cells_that_share_a_training_have_the_bits_of_cells_by_themselves(place: Path, one_thread: None) -> None:
+    """Two tasks with the same training rows and other test rows, and one of them searched or scored in part only."""
+    for source in ("reqa_squad", "squad_4k"):
+        first = get_task(source)
+        second = first.model_copy(update={"name": f"{source}_again", "title": "the same, evaluated in part"})
+        part = SHORT.model_copy(update={"max_evaluation_examples": 7, "evaluation_batch_tokens": 128})
+        folder, where = place / "model", {"store": place / "store", "data_root": place / "data"}
+        tasks = {
+            each.name: prepare_task(each, folder, settings, **where)
+            for each, settings in ((first, SHORT), (second, part))
+        }
+        cells = [
+            dataclasses.replace(make(place, source), task=each.name, declaration=each, protocol=settings)
+            for each, settings in ((first, SHORT), (second, part))
+        ]
+        cells = with_trainings(cells, tasks)
+        assert len(trainings_of({cell_key(cell): cell for cell in cells})) == 1
+        together = run_training(cells, **where)
+        assert [bits(result) for result in together] == [bits(run(place, cell)) for cell in cells]
+        assert together[0]["curve"] == together[1]["curve"] and together[0]["scores"] != together[1]["scores"]
+        assert [result["cost"]["cells_of_training"] for result in together] == [2, 2]
+
+
 def test_three_equal_seeds_are_the_cell_of_one_seed(place: Path) -> None:
     plain, apart = make(place, "conll2003", seed=2), make(place, "conll2003", seed=Seeds(2, 2, 2))
     assert cell_key(plain) == cell_key(apart)
@@ -197,8 +222,8 @@ def test_the_result_has_the_agreed_form(place: Path) -> None:
     assert json.loads(json.dumps(result)) == result
     assert set(result) == {
         "schema", "key", "model", "weights", "task", "family", "task_data", "protocol", "learning_rate", "seed",
-        "streams", "engine", "status", "metric", "scores", "diverged_step", "curve", "steps", "examples", "tokens",
-        "parameters", "cost",
+        "streams", "engine", "status", "metric", "scores", "diverged_step", "peak_learning_rate", "curve", "steps",
+        "examples", "tokens", "parameters", "cost",
     }  # fmt: skip
     assert result["key"] == cell_key(cell)
     assert result["status"] == "ok"
@@ -206,6 +231,7 @@ def test_the_result_has_the_agreed_form(place: Path) -> None:
     assert result["metric"] in result["scores"]["test"]
     assert (result["steps"], result["examples"]) == (8, 64)
     assert result["curve"][-1][0] == 8
+    assert result["peak_learning_rate"] == pytest.approx(cell.learning_rate, rel=1e-12)
     assert Protocol.model_validate(result["protocol"]) == SHORT
     assert set(result["cost"]) - {"commit"} == {
         "seconds", "start_up", "train", "evaluate", "worker", "finished", "device", "backend", "versions",

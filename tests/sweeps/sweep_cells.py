@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,13 @@ class WatchedWorker(SweepWorker):
     """Computes real cells, once there are two workers; `store/watched` says of each cell which process held the base model
     where."""
 
-    def compute(self, cell: Cell) -> dict[str, Any]:
+    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         wait_for_crew(self._store, 2)
-        result = super().compute(cell)
+        results = super().compute(cells)
         (base,) = (kept for name, kept in self._cache.items() if name[0] == "model")
         with (self._store / "watched").open("a") as handle:
-            handle.write(f"{os.getpid()} {cell.model} {id(base)} {next(base.parameters()).data_ptr()}\n")
-        return result
+            handle.write(f"{os.getpid()} {cells[0].model} {id(base)} {next(base.parameters()).data_ptr()}\n")
+        return results
 
 
 class FakeWorker(SweepWorker):
@@ -99,7 +100,10 @@ class FakeWorker(SweepWorker):
     `always`. `store/starts` counts the computations, `store/environment` shows the worker's.
     """
 
-    def compute(self, cell: Cell) -> dict[str, Any]:
+    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        return [self._compute(cell) for cell in cells]
+
+    def _compute(self, cell: Cell) -> dict[str, Any]:
         starts = self._store / "starts" / f"{cell.model}-{cell.task}-{cell.seed}"
         starts.parent.mkdir(exist_ok=True)
         with starts.open("a") as handle:
@@ -134,18 +138,18 @@ class SlowToStart(SweepWorker):
         except FileExistsError:
             time.sleep(1)
 
-    def compute(self, cell: Cell) -> dict[str, Any]:
+    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         time.sleep(0.1)
-        return make_result(cell, worker=f"host/{os.getpid()}")
+        return [make_result(cell, worker=f"host/{os.getpid()}") for cell in cells]
 
 
 class InACrew(FakeWorker):
     """Computes `make_result` and waits until as many workers as `store/wanted` says have begun a cell."""
 
-    def compute(self, cell: Cell) -> dict[str, Any]:
-        result = super().compute(cell)
+    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        results = super().compute(cells)
         wait_for_crew(self._store, int((self._store / "wanted").read_text()))
-        return result
+        return results
 
 
 class NeverStarts(SweepWorker):

@@ -28,6 +28,7 @@ from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.prepare_task import prepare_task
@@ -151,10 +152,45 @@ def test_a_worker_killed_in_the_middle_of_a_cell_is_replaced_and_costs_that_cell
 
 
 @pytest.mark.slow
+def test_a_worker_that_hangs_is_replaced_and_its_cell_computed_by_another(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_HUNG", 20.0)  # claims are renewed every 15
+    (tmp_path / "wanted").write_text("3")
+
+    def stop() -> None:
+        while len(crew(tmp_path)) < 2:
+            time.sleep(0.02)
+        os.kill(crew(tmp_path)[0], signal.SIGSTOP)
+
+    stopper = threading.Thread(target=stop, daemon=True)
+    stopper.start()
+    cells = make_cells(6)
+    outcome = run_sweep(cells, store=tmp_path, data_root=None, progress=False, worker=InACrew)
+    assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
+    retried = [after for result in outcome.results if (after := result["cost"].get("retried_after"))]
+    assert [[each["failure"] for each in after] for after in retried] == [["hung"]]
+
+
+def test_a_cell_over_its_time_limit_is_ended_and_named_and_the_others_are_computed(
+    cluster: None, tmp_path: Path
+) -> None:
+    cells = make_cells(5)
+    faults(tmp_path, seed1="always waits")
+    outcome = sweep(tmp_path, cells, time_limit=2.0)
+    assert [result["seed"] for result in outcome.results] == [0, 2, 3, 4]
+    assert starts(tmp_path)["a-sst2-1"] == 1, "it would take as long again"
+    with pytest.raises(
+        EnvironmentFault, match=r"1 of 5 cells failed: a/sst2/lr1e-03/s1.*\n.*over the time limit of 2 s"
+    ):
+        outcome.check()
+
+
+@pytest.mark.slow
 def test_a_cell_that_always_crashes_fails_alone_after_its_retries_and_is_named(cluster: None, tmp_path: Path) -> None:
     cells = make_cells(5)
     faults(tmp_path, seed1="always raises", seed2="diverges", seed3="always input")
-    outcome = sweep(tmp_path, cells, max_failures=1)
+    outcome = sweep(tmp_path, cells, retries=Retries(crash=1))
     assert [result["seed"] for result in outcome.results] == [0, 2, 4]
     assert outcome.results[1]["status"] == "diverged", "divergence is a result, not a failure"
     assert starts(tmp_path)["a-sst2-1"] == 2

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 import ray
 import sweep_cells
+import torch
 from ray.cluster_utils import Cluster as Raylets
+from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
 from sweep_cells import InACrew, NeverStarts, crew, make_cells
 
-from mlmclm.errors import EnvironmentFault
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.ray_cluster import ray_session
+from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
@@ -75,11 +78,16 @@ class Actor:
     """Stands for a worker's actor, and notes what it is told to take."""
 
     def __init__(self) -> None:
-        self.taken: list[tuple[str, str]] = []
+        self.taken: list[tuple[str, ...]] = []
+        self.failures: list[dict[str, str]] = []
         self.take = SimpleNamespace(options=self._named)
 
     def _named(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda key: self.taken.append((name, key)))
+        def remote(keys: tuple[str, ...], failures: list[dict[str, str]]) -> None:
+            self.taken.append((name, *keys))
+            self.failures = list(failures)
+
+        return SimpleNamespace(remote=remote)
 
 
 class Statuses(dict[str, str]):
@@ -96,7 +104,7 @@ def pool_of_one() -> Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]]:
         visible, actor = Statuses(), Actor()
         trial = SimpleNamespace(trial_id="0", temporary_state=SimpleNamespace(ray_actor=actor))
         progress = SweepProgress(cells.values(), table=SweepTable(cells.values()), visible=False)
-        pool = WorkerPool(cells, progress, visible, max_failures=1)
+        pool = WorkerPool(cells, progress, visible, retries=Retries(crash=1))
         pool.callback.on_trial_start(0, [], trial)
         return pool, trial, actor, visible
 
@@ -104,7 +112,8 @@ def pool_of_one() -> Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]]:
 
 
 def report(pool: WorkerPool, trial: Any) -> str:
-    result = {"outcome": COMPUTED, "backend": "cpu", "seconds": 1.0, "hostname": "node-a"}
+    outcomes = [COMPUTED for _ in trial.temporary_state.ray_actor.taken[-1][1:]]
+    result = {"outcome": COMPUTED, "outcomes": outcomes, "backend": "cpu", "seconds": 1.0, "hostname": "node-a"}
     return pool.on_trial_result(None, trial, result)
 
 
@@ -118,6 +127,102 @@ def test_a_worker_gets_its_next_cell_before_its_last_result_is_seen_to(
     visible.update(dict.fromkeys((key for _, key in actor.taken), "ok"))
     assert report(pool, trial) == TrialScheduler.STOP
     assert pool.computed == 2 and not pool.late and pool.broken is None
+
+
+def ended(pool: WorkerPool, trial: Any, error: Exception, folder: Path) -> None:
+    """End a trial's worker with an error, as Tune tells it."""
+    (folder / "error.pkl").write_bytes(ray.cloudpickle.dumps(error))
+    trial.pickled_error_file, trial.error_file = str(folder / "error.pkl"), None
+    pool.callback.on_trial_recover(0, [], trial)
+
+
+def actor_died(words: str) -> ActorDiedError:
+    error = ActorDiedError()
+    error.error_msg = words
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), Failure.OUT_OF_MEMORY),
+        (MemoryError(), Failure.OUT_OF_MEMORY),
+        (
+            RayTaskError("take", "Traceback", torch.OutOfMemoryError("CUDA")).as_instanceof_cause(),
+            Failure.OUT_OF_MEMORY,
+        ),
+        (actor_died("Task was killed due to the node running low on memory."), Failure.OUT_OF_MEMORY),
+        (actor_died("The actor died because its node has died. Node Id: 12"), Failure.LOST_NODE),
+        (actor_died("The actor died because the worker process was killed."), Failure.CRASH),
+        (RuntimeError("its node has died"), Failure.CRASH),
+    ],
+)
+def test_failures_are_classed_by_what_ended_the_worker(error: Exception, failure: Failure) -> None:
+    assert failure_of(error) is failure
+
+
+def test_each_class_of_failure_has_its_own_bound_and_is_told_to_the_worker(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], tmp_path: Path
+) -> None:
+    pool, trial, actor, _ = pool_of_one(1)
+    for error in (RuntimeError("one"), actor_died("its node has died"), MemoryError("three")):
+        ended(pool, trial, error, tmp_path)
+        pool.callback.on_trial_start(0, [], trial)
+    assert len(actor.taken) == 4 and not pool.errors
+    assert [each["failure"] for each in actor.failures] == ["crash", "lost node", "out of memory"]
+    ended(pool, trial, RuntimeError("two crashes are one too many"), tmp_path)
+    (error,) = pool.errors.values()
+    assert str(error) == "two crashes are one too many"
+
+
+def test_after_running_out_of_memory_fewer_cells_run_at_once(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], tmp_path: Path
+) -> None:
+    pool, trial, _, _ = pool_of_one(9)
+    others = [SimpleNamespace(trial_id=str(n), temporary_state=trial.temporary_state) for n in (1, 2)]
+    assert all(pool.give(other) for other in others)
+    ended(pool, trial, MemoryError(), tmp_path)
+    assert not pool.give(trial), "two run, and that is all that there is memory for"
+    assert report(pool, others[0]) == TrialScheduler.CONTINUE, "those that run go on"
+
+
+def test_a_worker_whose_claims_are_not_renewed_is_ended_once_and_its_cell_retried(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silence, killed = [100.0], list[Any]()
+    monkeypatch.setattr(ray, "kill", killed.append)
+    pool, trial, actor, _ = pool_of_one(1)
+    pool._silence = lambda key: silence[0]
+    pool._look_at_workers()
+    assert killed == []
+    silence[0] = 121.0
+    pool._look_at_workers()
+    pool._look_at_workers()
+    assert killed == [actor]
+    ended(pool, trial, actor_died("killed"), tmp_path)
+    pool.callback.on_trial_start(0, [], trial)
+    assert actor.failures[0]["failure"] == "hung" and len(actor.taken) == 2
+
+
+def test_a_cluster_that_has_lost_its_only_place_ends_the_sweep_with_the_reason(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_gpu() -> None:
+        raise UserError("A cell needs 1 GPU: it has none")
+
+    pool, trial, _, _ = pool_of_one(1)
+    pool._check_place = no_gpu
+    pool._look_at_workers()  # while its worker is busy, the cluster may say what it likes
+    ended(pool, trial, actor_died("its node has died"), tmp_path)
+    pool._look_at_workers()
+    assert pool.broken is None
+    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_WITHOUT_A_PLACE", 0.0)
+    with pytest.raises(UserError, match="it has none"):
+        pool._look_at_workers()
 
 
 def test_a_result_that_is_seen_late_is_waited_for(

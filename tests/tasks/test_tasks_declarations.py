@@ -195,16 +195,24 @@ def check_retrieval_set(name: str, data: TaskData) -> None:
     assert isinstance(data.test, RetrievalSet)
     assert isinstance(data.validation, RetrievalSet)
     pairs = data.train.to_pylist()
-    assert len(pairs) + len(data.validation.queries) == ROWS - 1  # pairs judged 0 are none
+    assert len(pairs) == ROWS - 1  # pairs judged 0 are none
+    if name == "nq":  # half of the test queries each
+        asked = [set(part.queries["id"].to_pylist()) for part in (data.validation, data.test)]
+        assert len(asked[0]) == ROWS // 2 and asked[0].isdisjoint(asked[1]) and len(asked[0] | asked[1]) == ROWS
+        for part, ids in zip((data.validation, data.test), asked, strict=True):
+            assert set(part.qrels["query_id"].to_pylist()) == ids - {f"q{ROWS - 1}"}  # which nobody judged
     assert all(pair["query"].split()[-1] == pair["positive"].split()[-1] for pair in pairs)
-    assert len(data.test.corpus) == ROWS
+    assert len(data.test.corpus) == len(data.validation.corpus) == ROWS
     assert data.test.corpus["text"][3].as_py() == ("Title 3 text 3" if name == "nq" else "text 3")
 
 
 FILES: dict[str, list[tuple[str, str, str]]] = {
-    "msmarco": [("queries", "queries", "_id"), ("corpus", "corpus", "_id"), ("qrels_train", "qrels", "_id"), ("qrels_dev", "qrels", "_id")],
+    "msmarco": [
+        *[(part, part, "_id") for part in ("queries", "corpus")],
+        *[(f"qrels_{split}", "qrels", "_id") for split in ("train", "dev", "test")],
+    ],
     "nq": [(f"{split}{part}", part, "_id") for split in ("train_", "") for part in ("queries", "corpus", "qrels")],
-    "mldr": [(f"{split}{part}", part, key) for split, key in (("train_", "_id"), ("", "id")) for part in ("queries", "corpus", "qrels")],
+    "mldr": [(f"{split}{part}", part, key) for split, key in (("train_", "_id"), ("dev_", "id"), ("", "id")) for part in ("queries", "corpus", "qrels")],
 }  # fmt: skip
 
 
@@ -223,12 +231,15 @@ def test_each_table_is_asked_of_the_right_data_set_of_the_hub(name: str, monkeyp
         ("mteb/msmarco", "corpus", "corpus"): ("_id", "corpus"),
         ("mteb/msmarco", None, "train"): ("_id", "qrels"),
         ("mteb/msmarco", None, "dev"): ("_id", "qrels"),
+        ("mteb/msmarco", None, "test"): ("_id", "qrels"),
         ("mteb/nq", "queries", "queries"): ("_id", "queries"),
         ("mteb/nq", "corpus", "corpus"): ("_id", "corpus"),
         ("mteb/nq", None, "test"): ("_id", "qrels"),
-        ("mteb/MultiLongDocRetrieval", "en-queries", "test"): ("id", "queries"),
-        ("mteb/MultiLongDocRetrieval", "en-corpus", "test"): ("id", "corpus"),
-        ("mteb/MultiLongDocRetrieval", "en-qrels", "test"): ("id", "qrels"),
+        **{
+            ("mteb/MultiLongDocRetrieval", f"en-{part}", split): ("id", part)
+            for part in ("queries", "corpus", "qrels")
+            for split in ("dev", "test")
+        },
     }
     asked: dict[str, set[str]] = {}
 

@@ -321,13 +321,14 @@ def test_a_folder_may_be_beir_s(tmp_path: Path) -> None:
     for part, own in texts.items():
         lines = [json.dumps({"_id": f"{part[0]}{n}", "text": text, "metadata": {}}) for n, text in enumerate(own)]
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
-    for split, numbers in (("train", range(25)), ("dev", range(25, 30))):
+    for split, numbers in (("train", range(20)), ("dev", range(20, 25)), ("test", range(25, 30))):
         lines = [f"q{n}\tc{n}\t1\n" for n in numbers]
         (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     found = load("msmarco", tmp_path)
     assert isinstance(found.test, RetrievalSet)
     assert found.test.qrels["query_id"].to_pylist() == [f"q{n}" for n in range(25, 30)]
-    assert set(found.train["query"].to_pylist()) < set(texts["queries"][:25])
+    assert found.validation.qrels["query_id"].to_pylist() == [f"q{n}" for n in range(20, 25)]
+    assert found.train["query"].to_pylist() == texts["queries"][:20]
 
 
 def test_without_a_folder_the_hub_is_asked_and_a_local_task_says_what_it_needs(tmp_path: Path) -> None:

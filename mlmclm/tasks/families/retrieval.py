@@ -167,6 +167,15 @@ class Retrieval(Family):
         )
 
     @classmethod
+    def divided(cls, split: RetrievalSet, held: Callable[[pa.Table], Array]) -> tuple[RetrievalSet, RetrievalSet]:
+        """Divide the queries and their judgements; both parts search all documents."""
+        parts = []
+        for queries in super().divided(split.queries, held):
+            own = pa.compute.is_in(split.qrels["query_id"], queries["id"].combine_chunks())
+            parts.append(RetrievalSet(queries, split.corpus, split.qrels.filter(own)))
+        return parts[0], parts[1]
+
+    @classmethod
     def tables(cls, split: RetrievalSet) -> dict[str, pa.Table]:
         return {"queries": split.queries, "documents": split.corpus, "judgements": split.qrels}
 

@@ -1,0 +1,188 @@
+"""Estimate of what a sweep's missing cells will take: time, disk and MLflow runs, each with an interval.
+
+A cell's time is its work (`trainings.work_of`: tokens passed forward once) times the seconds that its model needs for a unit
+of work. These are taken from the model's own results, if the store has enough of them from this device; otherwise a few
+steps of training are measured, once for each model and device.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from mlmclm.analysis.intervals import contrast
+from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
+from mlmclm.storage.files import read_json, stable_hash, write_json
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.trainings import trainings_of, work_of
+
+FEWEST_RESULTS = 4
+"""Results of a model from which its speed is taken; with fewer it is measured."""
+STEPS, WARM_UP_STEPS = 14, 4
+"""Steps of training that a measurement takes, and how many of them don't count."""
+FILE_BYTES = (3_000, 60_000)
+"""Size of a result with its examples where the store has none yet: a small test set's, and a large one's."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """An estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        """Return the range scaled by a factor."""
+        return Range(self.value * factor, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class SweepEstimate:
+    """What the missing cells of a sweep will take.
+
+    Attributes:
+        trainings: the number of trainings for the missing cells.
+        seconds: wall time with `workers` workers.
+        workers: cells that are computed at once.
+        device: the device that was measured.
+        disk_bytes: size of the results.
+        runs: MLflow runs: one a cell, and one summary a model and task.
+    """
+
+    trainings: int
+    seconds: Range
+    workers: int
+    device: str
+    disk_bytes: Range
+    runs: int
+
+
+def places_here(cpus_per_cell: float, gpus_per_cell: float | None, most: int | None) -> int:
+    """Return how many cells this machine computes at once."""
+    import torch
+
+    if gpus_per_cell is None:
+        gpus_per_cell = 1.0 if torch.cuda.is_available() else 0.0
+    places = len(os.sched_getaffinity(0)) / cpus_per_cell
+    if gpus_per_cell:
+        places = min(places, torch.cuda.device_count() / gpus_per_cell)
+    return max(1, min(math.floor(places), most or math.floor(places)))
+
+
+def estimate(
+    cells: Sequence[Cell], missing: Sequence[Cell], *, store: Path, data_root: Path | None, workers: int
+) -> SweepEstimate:
+    """Estimate what the missing cells of a sweep take; measures models that have too few results on this device.
+
+    Args:
+        cells: all cells, with their work (`trainings.with_trainings`).
+        missing: those without a result.
+
+    Raises:
+        UserError: a model or its data cannot be read.
+    """
+    import torch
+
+    from mlmclm.backends.choice import backend_of
+
+    backend = backend_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    ledger, work = Ledger(store), defaultdict[str, float](float)
+    trainings = trainings_of({cell_key(cell): cell for cell in missing})
+    for training in trainings:
+        work[training.first.weights] += training.work
+    speeds = {
+        weights: _speed([cell for cell in cells if cell.weights == weights], ledger, backend.title(), store, data_root)
+        for weights in work
+    }
+    seconds = [speeds[weights].times(amount / workers) for weights, amount in work.items()]
+    # The errors of the models' speeds are independent.
+    total = math.fsum(each.value for each in seconds)
+    below, above = (
+        math.sqrt(math.fsum((each.value - bound) ** 2 for each, bound in zip(seconds, bounds, strict=True)))
+        for bounds in ([each.low for each in seconds], [each.high for each in seconds])
+    )
+    keys = {cell_key(cell) for cell in missing}
+    sizes = [_bytes(ledger, cell_key(cell)) for cell in cells if cell_key(cell) not in keys]
+    low, high = (min(sizes), max(sizes)) if sizes else FILE_BYTES
+    a_file = Range(math.fsum(sizes) / len(sizes) if sizes else math.sqrt(low * high), low, high)
+    return SweepEstimate(
+        trainings=len(trainings),
+        seconds=Range(total, total - below, total + above),
+        workers=workers,
+        device=backend.title(),
+        disk_bytes=a_file.times(len(keys)),
+        runs=len(missing) + len({(cell.model, cell.task) for cell in missing}),
+    )
+
+
+def _bytes(ledger: Ledger, key: str) -> int:
+    files = (ledger.path(key), ledger.examples_path(key))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _speed(cells: Sequence[Cell], ledger: Ledger, device: str, store: Path, data_root: Path | None) -> Range:
+    """Return the seconds that a model needs for a unit of work on this device."""
+    samples = []
+    for cell, result in zip(cells, ledger.find_all(map(cell_key, cells)), strict=True):
+        cost: Mapping[str, Any] = result["cost"] if result is not None and result["status"] == "ok" else {}
+        if cost.get("device") == device:
+            share = cell.work[0] / cost.get("cells_of_training", 1) + cell.work[1]
+            samples.append(cost["seconds"] / share)
+    if len(samples) < FEWEST_RESULTS:
+        samples = _measured(cells[0], device, store, data_root)
+    found = contrast([samples], [1.0])
+    return Range(found.value, max(0.0, found.low), found.high)
+
+
+def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> list[float]:
+    """Return the seconds a unit of work of some steps of training, measured now or earlier."""
+    protocol = cell.protocol.model_copy(update={"max_steps": STEPS, "epochs": None})
+    key = stable_hash([cell.weights, cell.task_data, protocol.identity(), device])
+    kept = store / "calibrations" / f"{key}.json"
+    if kept.is_file():
+        return [float(value) for value in read_json(kept)["seconds"]]
+    import torch
+
+    from mlmclm.finetuning.run import run_training, shapes_of
+    from mlmclm.models.warm_up import prepare
+    from mlmclm.progress import say, say_once
+    from mlmclm.tasks.prepare_task import find_or_prepare
+
+    say(f"measuring {cell.model} on {device}")
+    if not torch.cuda.is_available():
+        prepare(shapes_of([cell]), say_once)
+    ends: list[float] = []
+
+    def on_step(step: int, steps: int, loss: float) -> None:
+        ends.append(time.perf_counter())
+        if step == steps:
+            raise _Measured
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(CELL_THREADS)
+    try:
+        run_training([replace(cell, protocol=protocol)], store=store, data_root=data_root, on_step=on_step)
+    except _Measured:
+        pass
+    finally:
+        torch.set_num_threads(threads)
+    if len(ends) < STEPS:
+        raise UserError(f"{cell.model} on {cell.task} diverges within {STEPS} steps; its time cannot be measured.")
+    task = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, protocol, store, data_root)
+    a_step = work_of(task, protocol)[0] / STEPS
+    seconds = [(late - early) / a_step for early, late in pairwise(ends[WARM_UP_STEPS - 1 :])]
+    write_json(kept, {"model": cell.model, "device": device, "seconds": seconds})
+    return seconds
+
+
+class _Measured(Exception):
+    """Ends a training of which enough has been measured."""

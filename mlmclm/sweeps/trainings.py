@@ -1,0 +1,76 @@
+"""Trainings of a sweep: each serves all the cells whose trained models are equal, and each has an estimate of its work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from mlmclm.finetuning.cell import Cell, training_key
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.sweeps.cells import cell_name
+from mlmclm.tasks.prepared_task import PreparedTask
+
+BACKWARD = 2
+"""Work of a backward pass over that of a forward pass: a matrix product has two gradients."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Cells that are trained once and evaluated one after the other.
+
+    Attributes:
+        cells: the cells by key, of one model, in the order of the grid.
+    """
+
+    cells: Mapping[str, Cell]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The cells' keys."""
+        return tuple(self.cells)
+
+    @property
+    def first(self) -> Cell:
+        """The first cell, which stands for the others in messages and progress."""
+        return next(iter(self.cells.values()))
+
+    @property
+    def name(self) -> str:
+        """The name in messages and in the Ray dashboard, such as `m/mnli/lr1e-04/s0` or `m/mnli+mnli_mm/lr1e-04/s0`."""
+        tasks = "+".join(dict.fromkeys(cell.task for cell in self.cells.values()))
+        return cell_name(replace(self.first, task=tasks))
+
+    @property
+    def work(self) -> float:
+        """Estimate of the work, in tokens passed forward once."""
+        return self.first.work[0] + sum(cell.work[1] for cell in self.cells.values())
+
+
+def trainings_of(cells: Mapping[str, Cell]) -> list[Training]:
+    """Group cells, given by key, by the training that they share, in the order of their first cells."""
+    groups: dict[str, dict[str, Cell]] = {}
+    for key, cell in cells.items():
+        groups.setdefault(training_key(cell), {})[key] = cell
+    return [Training(group) for group in groups.values()]
+
+
+def work_of(task: PreparedTask, protocol: Protocol) -> tuple[float, float]:
+    """Estimate the work of training on prepared data and of evaluating, in tokens passed forward once."""
+    sizes = dict(task.sizes)
+    rows, tokens = sizes.pop("train", (1, 0))
+    seen = protocol.steps(rows) * protocol.batch_size * tokens / max(1, rows)
+    return (1 + BACKWARD) * seen, sum(tokens for _, tokens in sizes.values())
+
+
+def with_trainings(cells: Iterable[Cell], tasks: Mapping[str, PreparedTask]) -> list[Cell]:
+    """Return the cells with what the prepared data of their tasks say of their training."""
+
+    @cache
+    def work(task: str, protocol: Protocol) -> tuple[float, float]:
+        return work_of(tasks[task], protocol)
+
+    return [
+        replace(cell, training_data=tasks[cell.task].training_data, work=work(cell.task, cell.protocol))
+        for cell in cells
+    ]

@@ -1,0 +1,84 @@
+"""The estimate of what a sweep's missing cells take, from results of the model and from a measurement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from sweep_cells import make_cells, make_result
+
+from mlmclm.backends.choice import backend_of
+from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.models.folder import weights_hash
+from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.estimate import estimate
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.trainings import with_trainings, work_of
+from mlmclm.tasks.prepare_task import prepare_task
+from small_models import save_small_model, write_sentiment
+
+
+def test_time_is_missing_work_at_the_speed_of_the_model_s_own_results(tmp_path: Path) -> None:
+    device = backend_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).title()
+    ledger, seconds = Ledger(tmp_path), [9.0, 10.0, 12.0, 11.0, 10.5]
+    cells = [replace(cell, training_data="rows", work=(90.0, 10.0)) for cell in make_cells(12)]
+    for cell, spent in zip(cells, seconds, strict=False):
+        result = make_result(cell)
+        result["cost"] |= {"seconds": spent, "device": device}
+        ledger.write(result)
+    missing = ledger.missing(cells)
+    made = estimate(cells, missing, store=tmp_path, data_root=None, workers=2)
+    wanted = stats.t.interval(0.95, len(seconds) - 1, loc=stats.tmean(seconds), scale=stats.sem(seconds))
+    assert made.seconds.value == pytest.approx(7 * stats.tmean(seconds) / 2)
+    assert (made.seconds.low, made.seconds.high) == pytest.approx([7 * bound / 2 for bound in wanted])
+    assert (made.trainings, made.runs, made.workers) == (7, 8, 2)
+    size = ledger.path(make_result(cells[0])["key"]).stat().st_size
+    assert made.disk_bytes.low <= 7 * size <= made.disk_bytes.high
+
+
+def test_cells_that_share_a_training_pay_for_it_once(tmp_path: Path) -> None:
+    cells = [replace(cell, training_data="rows", work=(90.0, 10.0)) for cell in make_cells(5)]
+    twins = [replace(cell, task="rte", task_data="other test rows") for cell in cells]
+    ledger = Ledger(tmp_path)
+    device = backend_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).title()
+    for cell in cells[:4]:
+        result = make_result(cell)
+        result["cost"] |= {"seconds": 10.0, "device": device}
+        ledger.write(result)
+    missing = [cells[4], twins[4]]
+    made = estimate([*cells, *twins], missing, store=tmp_path, data_root=None, workers=1)
+    assert made.trainings == 1
+    assert made.seconds.value == pytest.approx(0.1 * (90 + 10 + 10))
+
+
+@pytest.fixture
+def real_cells(tmp_path: Path) -> list[Cell]:
+    write_sentiment(tmp_path / "data", train=80, test=30)
+    folder = save_small_model(tmp_path / "model")
+    protocol = Protocol(max_steps=200, max_length=32, batch_size=4)
+    space = Space(tasks=("sst2",), learning_rates=(1e-3,), seeds=(0, 1), protocol=protocol)
+    task = prepare_task("sst2", folder, protocol, tmp_path, tmp_path / "data")
+    cells = expand(space, [SweepModel("m", folder, weights_hash(folder))], {"sst2": task.task_data})
+    cells = with_trainings(cells, {"sst2": task})
+    train, tokens = task.table("train"), sum(map(len, task.table("train")["input_ids"].to_pylist()))
+    evaluated = sum(len(row) for split in ("validation", "test") for row in task.table(split)["input_ids"].to_pylist())
+    assert cells[0].work == work_of(task, protocol)
+    assert cells[0].work == pytest.approx((3 * 200 * 4 * tokens / len(train), evaluated))
+    return cells
+
+
+def test_a_model_without_results_is_measured_once(
+    real_cells: list[Cell], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places = {"store": tmp_path, "data_root": tmp_path / "data", "workers": 1}
+    first = estimate(real_cells, real_cells, **places)  # type: ignore[arg-type]
+    assert 0 < first.seconds.low < first.seconds.value < first.seconds.high
+    assert "measuring m on" in capfd.readouterr().err
+    assert estimate(real_cells, real_cells, **places) == first  # type: ignore[arg-type]
+    assert "measuring" not in capfd.readouterr().err
+    assert Ledger(tmp_path).missing(real_cells) == real_cells, "a measurement leaves no result"
