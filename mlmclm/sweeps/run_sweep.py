@@ -214,7 +214,9 @@ def _run_trials(
             workers = min(len(left), max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))
             # This puts the cells into Ray's object store once.
-            trainable = tune.with_parameters(worker or SweepWorker, cells=left, store=store, data_root=data_root)
+            trainable = tune.with_parameters(
+                worker or SweepWorker, cells=left, store=store, data_root=data_root, seen=storage
+            )
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__
             with _environment({"TUNE_MAX_PENDING_TRIALS_PG": str(waiting)}):

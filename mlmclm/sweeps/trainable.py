@@ -49,18 +49,20 @@ class SweepWorker(tune.Trainable):
         cells: Mapping[str, Cell] | None = None,
         store: Path | None = None,
         data_root: Path | None = None,
+        seen: Path | None = None,
     ) -> None:
         """Set up the actor; the arguments after `config` come from `tune.with_parameters`.
 
         Args:
             cells: the cells of the sweep, by key.
             store, data_root: absolute paths.
+            seen: a folder of this sweep in the store, which a worker that shares the store can see.
         """
         if cells is None or store is None:
             raise TypeError("cells and store are needed: pass them by tune.with_parameters")
         # The number of threads sets the order of sums, so another number would change the scores.
         torch.set_num_threads(CELL_THREADS)
-        self._cells, self._store, self._data_root = cells, store, data_root
+        self._cells, self._store, self._data_root, self._seen = cells, store, data_root, seen
         self._cache: dict[Any, Any] = {}
         self._weights = ""
         self._device: Device = "cuda" if config["resources"].get("GPU") else "cpu"
@@ -88,6 +90,7 @@ class SweepWorker(tune.Trainable):
         setproctitle(f"ray::cell {name}")
         began = time.perf_counter()
         try:
+            self._check_store()
             self._check_device()
             self._prepare()
             outcomes = list(self._run(training).values())
@@ -110,6 +113,14 @@ class SweepWorker(tune.Trainable):
             raise self._crash
         report, self._report = self._report, {}
         return report
+
+    def _check_store(self) -> None:
+        # A node with a folder of that name on its own disk would compute cells that nobody finds.
+        if self._seen is not None and not self._seen.is_dir():
+            raise EnvironmentFault(
+                f"{platform.node()} doesn't see this sweep in {self._store}: the store must be on a file system that all "
+                "nodes of the cluster share. Give such a folder with --store."
+            )
 
     def _check_device(self) -> None:
         # A GPU that torch cannot see would fail every cell here, so this stops the sweep instead of causing retries.

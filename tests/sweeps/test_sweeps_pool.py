@@ -16,7 +16,7 @@ import torch
 from ray.cluster_utils import Cluster as Raylets
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
-from sweep_cells import InACrew, NeverStarts, crew, make_cells
+from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
@@ -25,7 +25,7 @@ from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
-from mlmclm.sweeps.trainable import COMPUTED
+from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT
 from mlmclm.sweeps.worker_pool import WorkerPool
 
 
@@ -127,6 +127,21 @@ def test_a_worker_gets_its_next_cell_before_its_last_result_is_seen_to(
     visible.update(dict.fromkeys((key for _, key in actor.taken), "ok"))
     assert report(pool, trial) == TrialScheduler.STOP
     assert pool.computed == 2 and not pool.late and pool.broken is None
+
+
+def test_a_worker_that_does_not_see_the_store_says_so_and_computes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    (cell,) = make_cells(1)
+    worker = object.__new__(FakeWorker)  # without Tune's own set-up
+    here = {"cells": {cell_key(cell): cell}, "store": tmp_path}
+    worker.setup({"resources": {}}, **here, seen=tmp_path / "only the driver's node has this")
+    worker.take([cell_key(cell)])
+    found = worker.step()
+    assert found["outcome"] == ENVIRONMENT_FAULT and "must be on a file system that all nodes" in found["message"]
+    assert not list(tmp_path.iterdir())
 
 
 def ended(pool: WorkerPool, trial: Any, error: Exception, folder: Path) -> None:
