@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from mlmclm.errors import UserError, unknown
 
@@ -14,10 +14,17 @@ from mlmclm.errors import UserError, unknown
 class Frozen(BaseModel):
     """Base of all configuration objects: immutable; unknown keys are errors, as are fractions given for integers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
+    )  # the docstrings describe keys in JSON Schemas
 
 
 Config = TypeVar("Config", bound=BaseModel)
+
+
+def described_as(form: Any) -> BeforeValidator:
+    """Return an annotation for a value that another validator checks or converts: `form` is its JSON Schema."""
+    return BeforeValidator(lambda value: value, json_schema_input_type=form)
 
 
 class _Loader(yaml.SafeLoader):

@@ -9,31 +9,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mlmclm.configuration import Frozen, load_config, parse
+from mlmclm.configuration import Frozen, described_as, load_config, parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import STREAMS, Seed, read_seed
+from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
 from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.registry import task_names
 from mlmclm.tasks.settings import TaskSettings
-
-
-def without_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the values unchanged.
-
-    Raises:
-        ValueError: a value is listed more than once.
-    """
-    twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
-    if twice:
-        raise ValueError(f"{', '.join(map(str, twice))} is listed more than once")
-    return values
 
 
 def seed_product(streams: Any) -> Any:
@@ -58,22 +47,54 @@ def seed_product(streams: Any) -> Any:
     return [read_seed(dict(zip(STREAMS, each, strict=True))) for each in itertools.product(*lists)]
 
 
-LearningRates = Annotated[
-    tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1), AfterValidator(without_duplicates)
-]
+Stream = TypeVar("Stream")
+
+
+class OfStreams(Frozen, Generic[Stream]):
+    """A value for each random stream of a cell. It describes files in JSON Schemas; `read_seed` reads them."""
+
+    head: Stream
+    """Initial weights of the head."""
+    order: Stream
+    """Order of the training examples."""
+    dropout: Stream
+    """Dropout masks."""
+
+
+Number = Annotated[int, Field(ge=0)]
+Numbers = Annotated[tuple[Number, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
+
+
+class SeedOfEach(OfStreams[Number]):
+    """One seed: a number for each random stream."""
+
+
+class SeedsOfEach(OfStreams[Numbers]):
+    """Numbers for each random stream, which stand for all combinations."""
+
+
+OneSeed = Number | SeedOfEach
 SeedList = Annotated[
     tuple[Annotated[Seed, BeforeValidator(read_seed)], ...],
     Field(min_length=1),
     AfterValidator(without_duplicates),
-    BeforeValidator(seed_product),
+    BeforeValidator(
+        seed_product,
+        json_schema_input_type=Annotated[tuple[OneSeed, ...], Field(min_length=1)] | SeedsOfEach,
+    ),
 ]
-
-
-Axes = dict[str, Annotated[tuple[Any, ...], Field(min_length=1), AfterValidator(without_duplicates)]]
-"""Values to try for some of a protocol's settings, in all combinations."""
 
 FIXED = frozenset((*TaskSettings().encoding(), "special_tokens", "pair_truncation", "length_share"))
 """Settings that cannot be axes, because a task's examples are tokenised only once."""
+AXES = [name for name in Protocol.model_fields if name not in FIXED]
+
+Axes = Annotated[
+    dict[str, Annotated[tuple[Any, ...], Field(min_length=1), AfterValidator(without_duplicates)]],
+    Field(json_schema_extra={"propertyNames": {"enum": AXES}}),
+]
+"""Values to try for some of a protocol's settings, in all combinations."""
+Changes = Annotated[dict[str, Any], described_as(Protocol)]
+"""New values for some of a protocol's settings."""
 
 
 class TaskProtocols(Frozen):
@@ -84,7 +105,9 @@ class TaskProtocols(Frozen):
     """
 
     protocol: Protocol
-    per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """How cells are fine-tuned."""
+    per_task: dict[str, Changes] = Field(default_factory=dict)
+    """Task -> settings in place of the protocol's."""
     start_from: dict[str, str] = Field(default_factory=dict)
     """Task -> the task whose best cell it starts from.
 
@@ -92,7 +115,9 @@ class TaskProtocols(Frozen):
     the rule) and with a head of their own.
     """
     grid: Axes = Field(default_factory=dict)
+    """Other settings to try, each with its values."""
     task_grids: dict[str, Axes] = Field(default_factory=dict)
+    """Task -> other values for the grid's settings, or further settings."""
     metrics: MetricFamily = "standard"
     """Which score of a task chooses the learning rate and is reported.
 
@@ -119,9 +144,8 @@ class TaskProtocols(Frozen):
                 raise ValueError(f"start_from.{task}: {source} starts from {self.start_from[source]} itself")
         for key, axes in (("grid", self.grid), *((f"task_grids.{task}", own) for task, own in self.task_grids.items())):
             for axis in axes:
-                if axis not in Protocol.model_fields or axis in FIXED:
-                    allowed = [name for name in Protocol.model_fields if name not in FIXED]
-                    raise ValueError(str(unknown("axis", axis, allowed, where=key)))
+                if axis not in AXES:
+                    raise ValueError(str(unknown("axis", axis, AXES, where=key)))
         # Every protocol is built here once, so that a bad value is refused when the file is read.
         try:
             _points(self.protocol, self.grid, "grid")
@@ -184,7 +208,9 @@ class ProtocolFile(TaskProtocols):
 
     description: str = ""
     learning_rates: LearningRates | None = None
+    """Peak learning rates to try, or a sample of one of Ray Tune's domains."""
     seeds: SeedList | None = None
+    """Seeds, or a list for each random stream, which stands for all combinations."""
 
 
 def protocol_names() -> list[str]:

@@ -5,46 +5,76 @@ A space is a YAML file, either one of the packaged ones (`tune_spaces/NAME.yaml`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import load_config, parse, read_yaml
+from mlmclm.configuration import described_as, load_config, parse, read_yaml
+from mlmclm.errors import UserError, unknown
+from mlmclm.finetuning.protocol import Protocol, overridden
+from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
-from mlmclm.sweeps.protocols import LearningRates, SeedList, TaskProtocols, with_protocol, without_duplicates
+from mlmclm.sweeps.protocols import Changes, SeedList, TaskProtocols, with_protocol
 from mlmclm.sweeps.retries import Retries
+
+Overrides = Mapping[str, Mapping[str, Any]]
+"""Task or model -> settings in place of the protocol's."""
+
+
+class NamedProtocol(Protocol):
+    """A packaged protocol or a protocol file, with some of its settings changed."""
+
+    base: str
+    """Name of the protocol, or path of its file."""
+
+
+def _as_accepted(schema: dict[str, Any]) -> None:
+    """Let a space's JSON Schema do without learning rates and seeds where a named protocol may bring them."""
+    schema["required"] = ["tasks", "protocol"]
+    named = {"properties": {"protocol": {"anyOf": [{"type": "string"}, {"required": ["base"]}]}}}
+    schema["anyOf"] = [{"required": ["learning_rates", "seeds"]}, named]
 
 
 class Space(TaskProtocols):
     """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`, at each point of a task's `grid`.
 
-    A seed is one number for a cell's three random streams, or a mapping with a number for each. `seeds` is a list of
-    seeds, or a mapping with a list for each stream, which stands for all combinations:
-    `{head: [0], order: [0, 1, 2], dropout: [0]}`.
-
-    `protocol` takes one of three forms: a mapping of settings; the name of a packaged protocol or the path of a
-    protocol file (relative to the space's file, else to the working directory); or a mapping with such a name as `base`
-    and the settings to change. A named protocol brings its learning rates and seeds if the space has none. `per_task`
-    overrides keys of `protocol` for single tasks, for instance `conll2003: {epochs: 1, max_steps: null}`.
-
-    `cpus_per_cell` and `gpus_per_cell` are what one running cell reserves of the cluster. A fraction of a GPU lets
-    several cells share it; they then share its memory too, without any guard. With 0, cells run on CPUs. Without
-    `gpus_per_cell`, a cell has a GPU if the recipe's `device` says so: by default if the cluster has any or can get
-    any. `max_concurrent` is the most cells that run at once. A cell that takes longer than `time_limit` seconds is ended
-    and counts as failed. `retries` says how often a cell is run again after each class of failure.
+    A setting is that of `protocol`, unless `per_task` or `per_model` changes it for the cell's task or model. Where both
+    do, the model's holds.
     """
+
+    model_config = ConfigDict(json_schema_extra=_as_accepted)
 
     description: str = ""
     tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)]
+    """Names of tasks (`mlmclm tasks` lists them)."""
     learning_rates: LearningRates
+    """Peak learning rates to try, or a sample of one of Ray Tune's domains:
+    `{loguniform: [1.0e-5, 1.0e-3], samples: 8, seed: 0}`. They are the same for all models and tasks."""
     seeds: SeedList
+    """Seeds: one number for a cell's three random streams, or a mapping with a number for each.
+
+    A mapping with a list for each stream stands for all combinations: `{head: [0], order: [0, 1, 2], dropout: [0]}`."""
+    protocol: Annotated[Protocol, described_as(str | NamedProtocol | Protocol)]
+    """How cells are fine-tuned, in one of three forms: a mapping of settings; the name of a packaged protocol or the path
+    of a protocol file (relative to the space's file, else to the working directory); or a mapping with such a name as
+    `base` and the settings to change. A named protocol brings its learning rates and seeds if the space has none."""
+    per_model: dict[str, Changes] = Field(default_factory=dict)
+    """Model -> settings in place of the protocol's and of the task's own: `{big: {batch_size: 8}}`."""
     cpus_per_cell: float = Field(default=1, gt=0)
+    """CPUs of the cluster that a running cell reserves."""
     gpus_per_cell: float | None = Field(default=None, ge=0)
+    """GPUs that a running cell reserves.
+
+    A fraction lets several cells share a GPU; they then share its memory too, without any guard. With 0, cells run on
+    CPUs. By default a cell has a GPU if the recipe's `device` says so, which is if the cluster has any or can get any."""
     max_concurrent: int | None = Field(default=None, ge=1)
+    """The most cells that run at once."""
     retries: Retries = Retries()
+    """How often a cell is run again after each class of failure."""
     time_limit: float | None = Field(default=None, gt=0)
+    """Seconds after which a cell is ended and counts as failed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -58,6 +88,19 @@ class Space(TaskProtocols):
             raise ValueError("is a fraction below 1 or a whole number of GPUs")
         return value
 
+    @model_validator(mode="after")
+    def _model_overrides_fit(self) -> Space:
+        for model, changes in self.per_model.items():
+            for axis in (axis for task in self.tasks for axis in self.axes_of(task) if axis in changes):
+                raise ValueError(f"per_model.{model}: {axis} is an axis of the grid")
+            try:
+                own = self.for_model(model)
+                for task in self.tasks:
+                    own.settings_for(task)
+            except UserError as error:
+                raise ValueError(f"per_model.{model}: {str(error).removeprefix(f'per_model.{model}: ')}") from error
+        return self
+
     def _known_tasks(self) -> tuple[str, ...]:
         return self.tasks
 
@@ -70,6 +113,32 @@ class Space(TaskProtocols):
         """Return the number of cells per model on a task."""
         return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds)
 
+    def for_model(self, model: str) -> Space:
+        """Return the space for one model, whose overrides it applies to all tasks.
+
+        Raises:
+            UserError: an override has a key that a protocol doesn't have, or a value that isn't allowed.
+        """
+        changes = self.per_model.get(model, {})
+        protocol = overridden(self.protocol.model_dump(), changes)
+        own = {
+            "protocol": parse(Protocol, protocol, where=f"per_model.{model}"),
+            "per_task": {task: overridden(settings, changes) for task, settings in self.per_task.items()},
+            "per_model": {},
+        }
+        return self.model_copy(update=own) if changes else self
+
+    def check_models(self, models: Iterable[str]) -> None:
+        """Refuse overrides for models that a sweep doesn't have.
+
+        Raises:
+            UserError: the message has the nearest name.
+        """
+        allowed = list(models)
+        for model in self.per_model:
+            if model not in allowed:
+                raise unknown("model", model, allowed, where="per_model")
+
     def common_settings(self) -> dict[str, Any]:
         """Return the settings that all tasks share, except the grid's axes."""
         return {name: value for name, value in self.protocol.identity().items() if name not in self.grid}
@@ -80,6 +149,10 @@ class Space(TaskProtocols):
             f"{task}: {axis}": list(values) for task, axes in self.task_grids.items() for axis, values in axes.items()
         }
         return {axis: list(values) for axis, values in self.grid.items()} | own
+
+    def of_models(self) -> dict[str, Any]:
+        """Return the overrides for models, for display: `big: batch_size`."""
+        return {f"{model}: {name}": value for model, own in self.per_model.items() for name, value in own.items()}
 
     def at_context(self, context: int) -> Space:
         """Return the space for models of this context length in tokens; lengths given as shares of it become numbers.
@@ -102,12 +175,21 @@ def space_names() -> list[str]:
     return names_in(spaces_folder())
 
 
-def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None, *, beside: Path | None = None) -> Space:
+def find_space(
+    name_or_path: str | Path,
+    tasks: Sequence[str] | None = None,
+    *,
+    beside: Path | None = None,
+    per_task: Overrides | None = None,
+    per_model: Overrides | None = None,
+) -> Space:
     """Return the space of a packaged name (`quickstart`) or of a YAML file.
 
     Args:
         tasks: tasks to use in place of the space's own; settings for other tasks are then dropped.
         beside: the folder of the study file that names it; paths are looked up there first.
+        per_task: that file's own overrides, which take precedence over the space's.
+        per_model: the same for models.
 
     Raises:
         UserError: there is no such name (the message has the nearest one) or file, a key is unknown, or a value is not
@@ -116,13 +198,19 @@ def find_space(name_or_path: str | Path, tasks: Sequence[str] | None = None, *, 
     path = packaged_or_own("search space", name_or_path, spaces_folder(), beside)
     context = {"folder": path.parent}
     space = load_config(Space, path, context=context)
-    if tasks is None:
+    if tasks is None and not per_task and not per_model:
         return space
     # Parsed again from the file, because what a named protocol contributes depends on the tasks.
     values = read_yaml(path)
-    own = {
-        key: {task: changes for task, changes in values[key].items() if task in tasks}
-        for key in ("per_task", "task_grids", "start_from")
-        if values.get(key)
-    }
-    return parse(Space, values | {"tasks": list(tasks)} | own, where=str(path), context=context)
+    if tasks is not None:
+        values["tasks"] = list(tasks)
+        for key in ("per_task", "task_grids", "start_from"):
+            if values.get(key):  # an empty one takes the place of the protocol's
+                values[key] = {task: changes for task, changes in values[key].items() if task in tasks}
+    for key, own in (("per_task", per_task or {}), ("per_model", per_model or {})):
+        there = values.get(key) or {}
+        values[key] = there | {
+            name: overridden(there[name], changes) if name in there else changes for name, changes in own.items()
+        }
+    where = f"{path}, with what the study or sweep changes" if per_task or per_model else str(path)
+    return parse(Space, values, where=where, context=context)
