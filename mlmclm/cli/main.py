@@ -13,7 +13,21 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 
 from mlmclm import __version__
-from mlmclm.cli import compare, data, export, finetune, plan, pretrain, report, study, sweep, tasks, tracking, ui
+from mlmclm.cli import (
+    compare,
+    data,
+    export,
+    finetune,
+    plan,
+    pretrain,
+    report,
+    schema,
+    study,
+    sweep,
+    tasks,
+    tracking,
+    ui,
+)
 from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
 from mlmclm.errors import MlmclmError
 from mlmclm.progress import console, starting
@@ -29,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for module in (study, data, tasks, plan, pretrain, sweep, finetune, report, compare, export, tracking, ui):
+for module in (study, data, tasks, plan, pretrain, sweep, finetune, report, compare, export, schema, tracking, ui):
     module.register(app)
 
 
