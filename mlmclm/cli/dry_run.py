@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
+from mlmclm.analysis.selection import rate_text
 from mlmclm.cli.options import Assumed
 from mlmclm.cli.output import print_json, show
 from mlmclm.cli.plan import time_text
 from mlmclm.plans.plan import Plan, make_plan
+from mlmclm.seeds import seed_labels, seed_value
+from mlmclm.study.last_grid import Difference, since_last
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import check_models_to_continue, find_prepared
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
-from mlmclm.study.sweep import study_space
+from mlmclm.study.sweep import study_grid, study_space
 from mlmclm.study.sweep_file import SweepFile
 
 if TYPE_CHECKING:
@@ -49,7 +52,10 @@ def show_dry_run(
         "stages": stages,
         "steps_to_train": sum(stage["steps_to_train"] for stage in stages),
     }
+    changed: Difference | None = None
     if sweep:
+        changed = since_last(place.study_folder(study), study_grid(study, space))
+        found |= _grid(space, changed)
         found["cells"] = len(study.models) * space.cells_a_model
         planned = _planned(prepared, space)
         cells = planned.cells if planned is not None else []
@@ -74,7 +80,8 @@ def show_dry_run(
             f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train" if stage["steps_to_train"] else "done"
         )
         show(f"stage {stage['title']}: {left}")
-    if sweep:
+    if changed is not None:
+        _show_grid(space, changed)
         show(f"cells: {found['cells_to_compute']:,} of {found['cells']:,} to compute")
         if found.get("cells_waiting"):
             starts = ", ".join(f"{task} from {source}" for task, source in space.start_from.items())
@@ -89,7 +96,7 @@ def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: 
     from mlmclm.study.given_sweep import open_sweep
 
     made = open_sweep(file, place, prepare=False)
-    planned = made.plan()
+    planned, changed = made.plan(), since_last(place.study_folder(file), made.grid())
     total = len(made.models) * made.space.cells_a_model
     missing = _missing(planned.cells, place)
     there = len(planned.cells) - len(missing)
@@ -97,6 +104,7 @@ def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: 
         "sweep": file.name,
         "store": str(place.store),
         "models": {each.model.name: each.source for each in made.models},
+        **_grid(made.space, changed),
         "cells": total,
         "cells_to_compute": total - there,
         **_estimate(planned.cells, missing, total - there, made.space, place, assumed),
@@ -107,6 +115,7 @@ def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: 
     show(f"sweep {file.name}: nothing is computed now (--dry-run)")
     for each in made.models:
         show(f"model {each.model.name}: {each.source}")
+    _show_grid(made.space, changed)
     show(f"cells: {total - there:,} of {total:,} to compute")
     _show_estimate(found)
 
@@ -165,6 +174,26 @@ def _show_estimate(found: Mapping[str, Any]) -> None:
         show(f"cost: {between('cost', '{:,.2f}'.format)}")
     show(f"disk: {between('disk_bytes', lambda size: decimal(round(size)))}")
     show(f"MLflow runs: {found['mlflow_runs']:,}")
+
+
+def _grid(space: Space, changed: Difference) -> dict[str, Any]:
+    return {
+        "tasks": space.tasks,
+        "learning_rates": space.learning_rates,
+        "seeds": [seed_value(seed) for seed in space.seeds],
+        "added_since_last_run": changed.added,
+        "changed_since_last_run": changed.lost,
+    }
+
+
+def _show_grid(space: Space, changed: Difference) -> None:
+    show(f"tasks: {', '.join(space.tasks)}")
+    show(f"learning rates: {', '.join(map(rate_text, space.learning_rates))}")
+    show(f"seeds: {', '.join(seed_labels(space.seeds))}")
+    for line in changed.added:
+        show(f"since the last run under this name: {line}")
+    for line in changed.lost:
+        show(f"since the last run under this name: {line}; needs another name, or --replace")
 
 
 def _stage(plan: Plan, index: int, prepared: PreparedStudy | None) -> dict[str, Any]:

@@ -52,6 +52,13 @@ Rule = Annotated[
         "or each seed its own.",
     ),
 ]
+Replace = Annotated[
+    bool,
+    typer.Option(
+        "--replace",
+        help="Replace the report of an earlier run of this name, even if it had models, tasks, rates, seeds or settings that this one lacks.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
 Workers = Annotated[
     int | None,

@@ -57,9 +57,11 @@ class Work:
         """
         from mlmclm.cli.study_report import write_study_report
         from mlmclm.study.facts import study_facts
-        from mlmclm.study.sweep import analyse_sweep, plan_sweep, sweep
+        from mlmclm.study.last_grid import remember
+        from mlmclm.study.sweep import analyse_sweep, plan_sweep, study_grid, sweep
 
         prepared, place = self.prepared, self.prepared.place
+        remember(place.study_folder(prepared.study), study_grid(prepared.study, space))
         self.tracking.sweep_begins(space)
         # A function, because a sweep plans again once the results that choose starting weights are there.
         plan = partial(plan_sweep, space, models, tasks, place)
@@ -96,18 +98,23 @@ def work_on(study: StudyFile, place: Place, address: str | None) -> Iterator[Wor
             yield Work(prepared, tracking, session)
 
 
-def sweep_given(file: SweepFile, place: Place, address: str | None, *, command: str, as_json: bool) -> None:
+def sweep_given(
+    file: SweepFile, place: Place, address: str | None, *, command: str, as_json: bool, replace: bool = False
+) -> None:
     """Fine-tune given models over a search space on Ray Tune, and write the report.
 
     Args:
         address: a Ray cluster's address, as `--ray` gives it.
         command: the command that computes the sweep again, which the report shows.
+        replace: whether the report of another sweep of this name may be replaced.
 
     Raises:
-        UserError: another process is working on a sweep or study of this name. Besides, whatever `open_sweep` raises.
+        UserError: another process is working on a sweep or study of this name, or one was run over another grid.
+            Besides, whatever `open_sweep` raises.
     """
     from mlmclm.cli.study_report import write_study_report
-    from mlmclm.study.given_sweep import given_facts, open_sweep
+    from mlmclm.study.given_sweep import find_sweep, given_facts, with_tasks
+    from mlmclm.study.last_grid import check_last, remember
     from mlmclm.study.sweep import analyse_sweep, run_plan
     from mlmclm.study.tracking import StudyTracking
 
@@ -119,7 +126,10 @@ def sweep_given(file: SweepFile, place: Place, address: str | None, *, command: 
     with only_one(folder / ".lock", f"sweep {file.name!r}"):
         sweep_unfinished(place.store)
         with StudyTracking(file, place) as tracking, one_session(place, address) as (session, _):
-            made = open_sweep(file, place, prepare=True)
+            made = find_sweep(file, place)
+            check_last(folder, made.grid(), replace=replace)
+            made = with_tasks(made, prepare=True)
+            remember(folder, made.grid())
             # For `mlmclm report` of a sweep that was given by options.
             write_atomic(folder / "sweep.yaml", made.as_file())
             tracking.sweep_begins(made.space)

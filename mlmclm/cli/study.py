@@ -18,6 +18,7 @@ def study(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
+    replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
     price: options.Price = None,
@@ -33,8 +34,9 @@ def study(
     from mlmclm.cli.dry_run import show_dry_run
     from mlmclm.cli.shared import work_on
     from mlmclm.cli.study_report import command_of
+    from mlmclm.study.last_grid import check_last
     from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import prepare_tasks, study_space
+    from mlmclm.study.sweep import prepare_tasks, study_grid, study_space
 
     loaded, place = load_study(file), options.place(store, data, task_dir)
     dry = options.assumed(workers, price, dry_run=dry_run)
@@ -42,6 +44,7 @@ def study(
         show_dry_run(loaded, place, dry, as_json=as_json)
         return
     space = study_space(loaded, place.task_dirs)
+    check_last(place.study_folder(loaded), study_grid(loaded, space), replace=replace)
     with work_on(loaded, place, ray) as work:
         tasks = prepare_tasks(work.prepared, space)  # before training, so that bad data cost no time
         models = work.pretrain()

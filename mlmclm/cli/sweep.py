@@ -52,6 +52,7 @@ def sweep(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
+    replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
     price: options.Price = None,
@@ -79,7 +80,7 @@ def sweep(
         raise UserError(f"{', '.join(given)}: {file} says that; give a file or options.")
     if file is not None and not is_sweep_file(file):
         command = command_of("study", [str(file)], data, task_dir)
-        _sweep_study(file, place, ray, command=command, dry_run=dry, as_json=as_json)
+        _sweep_study(file, place, ray, command=command, replace=replace, dry_run=dry, as_json=as_json)
         return
     if file is not None:
         found, words = load_sweep(file), [str(file)]
@@ -92,23 +93,32 @@ def sweep(
     else:
         raise UserError("give a study file, a sweep file, or models with --model.")
     command = command_of("sweep", words, data, task_dir)
-    _sweep_given(found, place, ray, command=command, dry_run=dry, as_json=as_json)
+    _sweep_given(found, place, ray, command=command, replace=replace, dry_run=dry, as_json=as_json)
 
 
 def _sweep_study(
-    file: Path, place: Place, ray: str | None, *, command: str, dry_run: options.Assumed | None, as_json: bool
+    file: Path,
+    place: Place,
+    ray: str | None,
+    *,
+    command: str,
+    replace: bool,
+    dry_run: options.Assumed | None,
+    as_json: bool,
 ) -> None:
     from mlmclm.cli.dry_run import show_dry_run
     from mlmclm.cli.shared import work_on
+    from mlmclm.study.last_grid import check_last
     from mlmclm.study.model_folders import export_models
     from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import prepare_tasks, study_space
+    from mlmclm.study.sweep import prepare_tasks, study_grid, study_space
 
     study = load_study(file)
     if dry_run is not None:
         show_dry_run(study, place, dry_run, as_json=as_json)
         return
     space = study_space(study, place.task_dirs)
+    check_last(place.study_folder(study), study_grid(study, space), replace=replace)
     with work_on(study, place, ray) as work:
         models = export_models(work.prepared)
         tasks = prepare_tasks(work.prepared, space)
@@ -116,7 +126,14 @@ def _sweep_study(
 
 
 def _sweep_given(
-    file: SweepFile, place: Place, ray: str | None, *, command: str, dry_run: options.Assumed | None, as_json: bool
+    file: SweepFile,
+    place: Place,
+    ray: str | None,
+    *,
+    command: str,
+    replace: bool,
+    dry_run: options.Assumed | None,
+    as_json: bool,
 ) -> None:
     from mlmclm.cli.dry_run import show_dry_sweep
     from mlmclm.cli.shared import sweep_given
@@ -126,4 +143,4 @@ def _sweep_given(
     if dry_run is not None:
         show_dry_sweep(file, place, dry_run, as_json=as_json)
     else:
-        sweep_given(file, place, ray, command=command, as_json=as_json)
+        sweep_given(file, place, ray, command=command, as_json=as_json, replace=replace)

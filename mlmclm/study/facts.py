@@ -191,7 +191,10 @@ def sweep_facts(
             "metrics": space.metrics,
             "rule": space.rule,
             **({"start_from": _plain(space.start_from)} if space.start_from else {}),
-            **{key: _plain(value) for key, value in (space.common_settings() | space.axes()).items()},
+            **{
+                key: _plain(value)
+                for key, value in (space.common_settings() | space.axes() | space.of_models()).items()
+            },
         },
         "provenance": provenance(
             stages,

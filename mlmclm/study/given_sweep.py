@@ -13,6 +13,7 @@ from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.models.sources import local_folder
 from mlmclm.progress import bars
 from mlmclm.storage.files import first_there, places_of
+from mlmclm.study.last_grid import grid_of
 from mlmclm.study.place import Place
 from mlmclm.study.sweep_file import SweepFile
 
@@ -55,18 +56,14 @@ class GivenSweep:
 
     def plan(self) -> Planned:
         """Return the cells of all prepared models, and count those that must wait (`study.sweep.plan_sweep`)."""
-        from mlmclm.study.sweep import plan_sweep
-        from mlmclm.sweeps.starts import Planned
+        from mlmclm.study.sweep import plan_sweep, together
 
         ready = [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
-        parts = [plan_sweep(each.space, [each.model], dict(each.tasks), self.place) for each in ready]
-        waiting = {task: sum(part.waiting.get(task, 0) for part in parts) for part in parts for task in part.waiting}
-        return Planned(
-            [cell for part in parts for cell in part.cells],
-            {key: cell for part in parts for key, cell in part.sources.items()},
-            waiting,
-            {pair: count for part in parts for pair, count in part.stranded.items()},
-        )
+        return together(plan_sweep(each.space, [each.model], dict(each.tasks), self.place) for each in ready)
+
+    def grid(self) -> dict[str, Any]:
+        """Return the sweep's grid as `last_grid` records it."""
+        return grid_of(self.space, {each.model.name: each.model.weights for each in self.models})
 
     def as_file(self) -> str:
         """Return the sweep as YAML for `mlmclm report`: folders are absolute, and models of the Hub have their commits."""
@@ -122,28 +119,29 @@ def expand_studies(file: SweepFile, store: Path) -> SweepFile:
 
 
 def sweep_space(file: SweepFile, task_dirs: Sequence[Path] = ()) -> Space:
-    """Return the sweep's search space, with its own tasks in place of the space's if it names any.
+    """Return the sweep's search space, with the sweep's own tasks and overrides.
 
     Raises:
-        UserError: the space or a task is unknown.
+        UserError: the space, a task or a model is unknown.
     """
-    from mlmclm.sweeps.space import find_space
     from mlmclm.tasks.registry import get_task
 
-    space = find_space(file.space, file.tasks, beside=file.folder)
+    space = file.find_space()
+    space.check_models(file.models)
     for_each(space.tasks, lambda task: get_task(task, task_dirs))
     return space
 
 
 def open_sweep(file: SweepFile, place: Place, *, prepare: bool) -> GivenSweep:
-    """Find and check the models, and prepare every task for every tokenizer among them.
+    """Find and check the models, and open every task for every tokenizer among them (`find_sweep`, `with_tasks`)."""
+    return with_tasks(find_sweep(file, place), prepare=prepare)
 
-    Args:
-        prepare: whether to prepare what isn't prepared yet, and to load models whose cells are missing; otherwise
-            nothing is computed.
+
+def find_sweep(file: SweepFile, place: Place) -> GivenSweep:
+    """Find and check the models, without any tasks' data.
 
     Raises:
-        UserError: something is wrong with a model, a task or the space; one message covers all models.
+        UserError: something is wrong with a model or the space; one message covers all models.
     """
     from mlmclm.models.folder import context_of
     from mlmclm.tasks.registry import get_task
@@ -153,28 +151,38 @@ def open_sweep(file: SweepFile, place: Place, *, prepare: bool) -> GivenSweep:
     if file.baseline is not None and file.baseline not in found:
         raise unknown("model", file.baseline, found, where="baseline")
 
-    def settle(name: str) -> Space:
-        model = found[name][0]
-        context = context_of(model.folder)
-        if context is None and _has_shares(space):
+    def settle(name: str) -> GivenModel:
+        model, source = found[name]
+        context, own = context_of(model.folder), space.for_model(name)
+        if context is None and _has_shares(own):
             raise UserError(
                 f"{model.folder}: config.json doesn't say the model's context; use a protocol with a max_length."
             )
-        settled = space if context is None else space.at_context(context)
+        settled = own if context is None else own.at_context(context)
         for task in space.tasks:
             get_task(task, place.task_dirs).kind.check_settings(task, settled.protocol_for(task))
-        return settled
+        return GivenModel(model, source, settled, {})
 
-    spaces = dict(zip(found, for_each(found, settle), strict=True))
+    return GivenSweep(file, place, space, tuple(for_each(found, settle)))
+
+
+def with_tasks(made: GivenSweep, *, prepare: bool) -> GivenSweep:
+    """Return a found sweep with the tasks' data, tokenised for each model.
+
+    Args:
+        prepare: whether to prepare what isn't prepared yet, and to load models whose cells are missing; otherwise
+            nothing is computed.
+
+    Raises:
+        UserError: something is wrong with a model or a task; one message covers all models.
+    """
     with bars() as progress:
 
-        def tokenise(name: str) -> dict[str, PreparedTask]:
-            folder = found[name][0].folder
-            return _tasks(folder, spaces[name], place, prepare=prepare, progress=progress)
+        def tokenise(each: GivenModel) -> GivenModel:
+            tasks = _tasks(each.model.folder, each.space, made.place, prepare=prepare, progress=progress)
+            return replace(each, tasks=tasks)
 
-        tasks = dict(zip(found, for_each(found, tokenise), strict=True))
-    models = tuple(GivenModel(*found[name], spaces[name], tasks[name]) for name in found)
-    made = GivenSweep(file, place, space, models)
+        made = replace(made, models=tuple(for_each(made.models, tokenise)))
     if prepare:
         _check_loading(made)
     return made
@@ -258,7 +266,10 @@ def given_facts(made: GivenSweep, results: Sequence[dict[str, Any]], command: st
     from mlmclm.study.facts import sweep_facts
 
     facts = sweep_facts(made.space, made.models[0].tasks, made.place.task_dirs, results)
-    shared = made.space.protocol.length_share is None
+    given = made.space.protocol
+    shared = given.length_share is None and all(
+        each.space.protocol.max_length == given.max_length for each in made.models
+    )
     if not shared:  # then each model has lengths of its own
         facts["protocol"] = {key: value for key, value in facts["protocol"].items() if key not in LENGTHS}
     return StudyFacts(

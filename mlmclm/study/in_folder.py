@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from mlmclm.configuration import Frozen
+from mlmclm.sweeps.learning_rates import without_duplicates
+from mlmclm.sweeps.protocols import Changes
+
+if TYPE_CHECKING:
+    from mlmclm.sweeps.space import Space
 
 
 class InFolder(Frozen):
-    """A configuration that remembers the folder of its file, where the paths in it are looked up first."""
+    """What study files and sweep files say of the sweep, and the file's folder, where paths in it are looked up first."""
+
+    space: str
+    """Search space: the name of a file in tune_spaces/, or the path of any other file."""
+    tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None = None
+    """Tasks to use in place of the search space's."""
+    per_task: dict[str, Changes] = Field(default_factory=dict)
+    """Task -> settings of the protocol to change for it; they take precedence over the search space's."""
+    per_model: dict[str, Changes] = Field(default_factory=dict)
+    """Model -> settings of the protocol to change for it; they take precedence over the search space's and the tasks'."""
 
     _folder: Path | None = PrivateAttr(default=None)
 
@@ -24,6 +38,16 @@ class InFolder(Frozen):
     def folder(self) -> Path | None:
         """The file's folder; None for a configuration that was not loaded from a file."""
         return self._folder
+
+    def find_space(self) -> Space:
+        """Return the search space with this file's tasks and overrides.
+
+        Raises:
+            UserError: there is none, or something in it is not allowed.
+        """
+        from mlmclm.sweeps.space import find_space
+
+        return find_space(self.space, self.tasks, beside=self.folder, per_task=self.per_task, per_model=self.per_model)
 
 
 def plain_name(value: str, what: str) -> str:

@@ -38,10 +38,6 @@ class StudyFile(InFolder):
     tokenizer: TokenizerConfig | None = None
     """May be left out if there are models to continue from; theirs is used then."""
     recipe: Recipe
-    space: str
-    """Search space: the name of a file in tune_spaces/, or the path of any other file."""
-    tasks: tuple[str, ...] | None = None
-    """Tasks to use in place of the search space's."""
     tracking: str | None = None
     """Address of an MLflow server.
 

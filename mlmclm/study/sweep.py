@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import UserError, for_each
 from mlmclm.progress import bars
+from mlmclm.study.last_grid import grid_of
 from mlmclm.study.model_folders import restore_exports
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
@@ -27,19 +29,30 @@ if TYPE_CHECKING:
 
 
 def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
-    """Return the study's search space, with the study's own tasks in place of the space's if it names any.
+    """Return the study's search space, with the study's own tasks and overrides.
 
     Raises:
-        UserError: the space or a task is unknown, or a task's sequences are longer than the models are trained for.
+        UserError: the space, a task or a model is unknown, a task's sequences are longer than the models are trained
+            for, or an override for a model would change how a task is tokenised.
     """
-    from mlmclm.sweeps.space import find_space
+    from mlmclm.sweeps.protocols import FIXED
     from mlmclm.tasks.registry import get_task
 
-    space = find_space(study.space, study.tasks, beside=study.folder).at_context(study.recipe.block_length)
+    space = study.find_space().at_context(study.recipe.block_length)
+    # Shares in models' names become steps, as in the study's own list.
+    space = space.model_copy(update={"per_model": {study.spelled(name): own for name, own in space.per_model.items()}})
+    space.check_models(study.models)
+    for model, changes in space.per_model.items():
+        for name in (name for name in changes if name in FIXED):
+            raise UserError(
+                f"per_model.{model}: {name} cannot differ between a study's models, which share a task's tokens; give it "
+                "to a task, or compare the models in a sweep file."
+            )
 
     def check(task: str) -> None:
-        protocol = space.protocol_for(task)
-        get_task(task, task_dirs).kind.check_settings(task, protocol)
+        kind, protocol = get_task(task, task_dirs).kind, space.protocol_for(task)
+        for own in (protocol, *(space.for_model(model).protocol_for(task) for model in space.per_model)):
+            kind.check_settings(task, own)
         length = protocol.max_length
         if length > study.recipe.block_length:
             raise UserError(
@@ -48,6 +61,11 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
 
     for_each(space.tasks, check)
     return space
+
+
+def study_grid(study: StudyFile, space: Space) -> dict[str, Any]:
+    """Return the study's grid as `last_grid` records it."""
+    return grid_of(space, dict.fromkeys(study.models, ""))
 
 
 def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
@@ -62,10 +80,12 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
     with bars() as progress:
 
         def one(task: str) -> PreparedTask:
+            every = [space.for_model(model).protocol_for(task) for model in ("", *space.per_model)]
             return prepare_task(
                 get_task(task, prepared.place.task_dirs),
                 prepared.corpus.tokenizer,
-                space.protocol_for(task),
+                # The tokens are the same for all models, but `bos` asks something of the tokenizer.
+                next((own for own in every if own.pooling == "bos"), every[0]),
                 prepared.place.store,
                 prepared.place.data_root,
                 progress=progress,
@@ -75,7 +95,7 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
 
 
 def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], place: Place) -> Planned:
-    """Return the cells of the study's grid in the order in which workers take them, and count those that must wait.
+    """Return the cells of a grid in the order in which workers take them, and count those that must wait.
 
     A cell waits until the results that choose its starting weights are there; only then is its key known.
     """
@@ -87,8 +107,27 @@ def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, Prep
     declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     data = {name: task.task_data for name, task in tasks.items()}
     recut = [name for name, task in tasks.items() if task.recut]
-    planned = plan_cells(space, models, data, declarations, Ledger(place.store), recut)
+    planned = together(
+        plan_cells(space.for_model(model.name), [model], data, declarations, Ledger(place.store), recut)
+        for model in models
+    )
     return replace(planned, cells=with_trainings(planned.cells, tasks))
+
+
+def together(parts: Iterable[Planned]) -> Planned:
+    """Return the plan of several models from the plan of each."""
+    from mlmclm.sweeps.starts import Planned
+
+    parts = list(parts)
+    waiting: Counter[str] = Counter()
+    for part in parts:
+        waiting.update(part.waiting)
+    return Planned(
+        [cell for part in parts for cell in part.cells],
+        {key: cell for part in parts for key, cell in part.sources.items()},
+        dict(waiting),
+        {pair: count for part in parts for pair, count in part.stranded.items()},
+    )
 
 
 def sweep(

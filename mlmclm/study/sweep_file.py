@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -16,6 +16,10 @@ from mlmclm.study.in_folder import InFolder, plain_name
 
 OF_STUDIES = ("corpus", "recipe")
 """Keys that only study files have."""
+
+
+Sources = Annotated[tuple[str, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
+ModelSources = Sources | Annotated[Mapping[str, str], Field(min_length=1)]
 
 
 class SweepFile(InFolder):
@@ -30,10 +34,7 @@ class SweepFile(InFolder):
     name: str = "sweep"
     """Name of the report's folder and of the MLflow experiment."""
     models: Mapping[str, str] = Field(min_length=1)
-    space: str
-    """Search space: the name of a file in tune_spaces/, or the path of any other file."""
-    tasks: tuple[str, ...] | None = None
-    """Tasks to use in place of the search space's."""
+    """Models to fine-tune: a list, or a mapping of names to sources."""
     baseline: str | None = None
     """The model, one of `models`, that the others are compared with."""
     device: Choice = "auto"
@@ -55,7 +56,7 @@ class SweepFile(InFolder):
     def _plain(cls, value: str) -> str:
         return plain_name(value, "a sweep")
 
-    @field_validator("models", mode="before")
+    @field_validator("models", mode="before", json_schema_input_type=ModelSources)
     @classmethod
     def _named(cls, value: Any) -> Any:
         return named_models(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

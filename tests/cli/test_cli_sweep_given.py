@@ -134,3 +134,34 @@ def test_a_sweep_on_ray_computes_what_single_cells_do(
     for wanted in computed:
         found = Ledger(tmp_path / "fresh").find(wanted["key"])
         assert found is not None and {**found, "cost": None, "model": None} == {**wanted, "cost": None, "model": None}
+
+
+def test_another_grid_under_an_old_name_asks_for_a_decision(
+    run: Run, place: Path, computed: list[dict[str, Any]]
+) -> None:
+    words = ("--model", "euro", "--space", "space.yaml", "--name", "twice")
+    assert run("sweep", *words)[0] == 0
+    folder = place / "store/studies/twice"
+    report, cells = (folder / "report.html").read_text(), sorted((place / "store/cells").glob("*/*"))
+    code, out, said = run("sweep", *words, "--task", "sst2")
+    assert (code, out) == (2, "")
+    assert "task left out: conll2003" in said and "--name" in said and "--replace" in said and "Traceback" not in said
+    assert (folder / "report.html").read_text() == report
+    shown = run("sweep", *words, "--task", "sst2", "--dry-run")[1]
+    assert "task left out: conll2003; needs another name, or --replace" in shown
+    code, _, said = run("sweep", *words, "--task", "sst2", "--replace")
+    assert code == 0, said
+    assert "conll2003" not in (folder / "report.html").read_text()
+    # All that a grid gains is said in one line.
+    code, _, said = run("sweep", *words, "--model", "tiny=llama")
+    assert code == 0 and "the grid has grown: model added: tiny; task added: conll2003" in said
+    assert sorted((place / "store/cells").glob("*/*")) == cells
+
+
+def test_a_dry_run_shows_the_rates_that_were_drawn_and_a_wrong_model_s_override(run: Run, place: Path) -> None:
+    drawn = SPACE.replace("[1.0e-3]", "{choice: [2.0e-3, 1.0e-3], samples: 2}")
+    (place / "drawn.yaml").write_text(f"{drawn}per_model: {{euro: {{batch_size: 4}}}}\n")
+    code, out, said = run("sweep", "--model", "euro", "--space", "drawn.yaml", "--dry-run")
+    assert code == 0 and "learning rates: 1e-3, 2e-3" in out and "cells: 8 of 8 to compute" in out, said
+    code, _, said = run("sweep", "--model", "eur=euro", "--space", "drawn.yaml", "--dry-run")
+    assert code == 2 and "per_model: unknown model 'euro'. Did you mean 'eur'?" in said

@@ -1,0 +1,128 @@
+"""The grid that a study or sweep was last run over, `store/studies/NAME/grid.json`.
+
+A folder holds one report. So another grid under an old name, whose report would lack something that the earlier one
+has, asks for a decision. A grid that only grew replaces nothing. Metrics and rule are no part of it: with another one,
+the same command reports the same cells again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.errors import UserError
+from mlmclm.progress import say
+from mlmclm.seeds import seed_value
+from mlmclm.storage.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from mlmclm.sweeps.space import Space
+
+FILE = "grid.json"
+AXES = {"models": "model", "tasks": "task", "learning_rates": "learning rate", "seeds": "seed"}
+"""Parts of a grid of which more may be added, and the word for one of them."""
+
+
+def grid_of(space: Space, models: Mapping[str, str]) -> dict[str, Any]:
+    """Return a grid as plain values.
+
+    Args:
+        models: the models by name, each with a hash of its weights; empty if the study trains them.
+    """
+    return {
+        "models": dict(models),
+        "tasks": {
+            task: {
+                name: point.model_dump(mode="json", exclude_defaults=True)
+                for name, point in space.settings_for(task).items()
+            }
+            for task in space.tasks
+        },
+        "learning_rates": list(space.learning_rates),
+        "seeds": [seed_value(seed) for seed in space.seeds],
+        "per_model": space.per_model,
+        "start_from": space.start_from,
+    }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a grid has more than an earlier one, and what it lacks or has changed, in words."""
+
+    added: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
+    """Compare two grids (`grid_of`)."""
+    added, lost = [], []
+    for key, word in AXES.items():
+        added += _listed(f"{word} added", (each for each in now[key] if each not in before[key]))
+        lost += _listed(f"{word} left out", (each for each in before[key] if each not in now[key]))
+    changed: dict[str, dict[str, None]] = {}  # what changed -> the tasks or models for which it did, in order
+    for model in _both("models", before, now):
+        if before["models"][model] != now["models"][model]:
+            changed.setdefault("other weights", {})[model] = None
+        for words in _changed(*(grid["per_model"].get(model, {}) for grid in (before, now))):
+            changed.setdefault(words, {})[model] = None
+    for task in _both("tasks", before, now):
+        old, new = before["tasks"][task], now["tasks"][task]
+        added += _listed(f"setting of {task} added", (point for point in new if point not in old))
+        lost += _listed(f"setting of {task} left out", (point for point in old if point not in new))
+        starts = [{"start_from": grid["start_from"].get(task)} for grid in (before, now)]
+        for pair in (starts, *([old[point], new[point]] for point in old if point in new)):
+            for words in _changed(*pair):
+                changed.setdefault(words, {})[task] = None
+    lost += [f"{', '.join(names)}: {words}" for words, names in changed.items()]
+    return Difference(tuple(added), tuple(lost))
+
+
+def _both(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [each for each in before[key] if each in now[key]]
+
+
+def _listed(words: str, items: Iterable[Any]) -> list[str]:
+    found = ", ".join(str(item) or "the protocol's own" for item in items)
+    return [f"{words}: {found}"] if found else []
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} {now.get(key, 'as by default')} (was {before.get(key, 'as by default')})"
+        for key in dict.fromkeys((*before, *now))
+        if before.get(key) != now.get(key)
+    ]
+
+
+def since_last(folder: Path, grid: Mapping[str, Any]) -> Difference:
+    """Compare a grid with the one last run over in a study's or sweep's folder, if there is one."""
+    return difference(read_json(folder / FILE), grid) if (folder / FILE).is_file() else Difference((), ())
+
+
+def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
+    """Refuse a grid that lacks something of the last one in the folder; say if it only grew.
+
+    Args:
+        folder: the study's or sweep's folder.
+        replace: whether the user has decided that it may.
+
+    Raises:
+        UserError: the message says what changed, and the two ways out.
+    """
+    found = since_last(folder, grid)
+    if found.lost and not replace:
+        raise UserError(
+            f"name {folder.name!r}: it was last run over another grid, whose report in {folder} would be replaced.\n"
+            + "".join(f"  {line}\n" for line in (*found.lost, *found.added))
+            + "Give this one another name (--name, or `name` in the file), or add --replace. Results of cells are kept "
+            "either way."
+        )
+    if found.added and not found.lost:
+        say(f"{folder.name}: the grid has grown: {'; '.join(found.added)}")
+
+
+def remember(folder: Path, grid: Mapping[str, Any]) -> None:
+    """Write the grid that a study or sweep is now run over."""
+    write_json(folder / FILE, grid)
