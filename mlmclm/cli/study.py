@@ -27,7 +27,7 @@ def study(
     """Does all of a study: prepares the data, pretrains, fine-tunes the grid, chooses, reports.
 
     What is in the store already is not computed again: run the same command after a crash, a kill or a change of the file, and
-    only what is missing is done.
+    only what is missing is done. A change that leaves out or alters a part of the grid needs another name, or --replace.
 
     Example: mlmclm study examples/quickstart.yaml
     """

@@ -68,6 +68,17 @@ def test_cells_are_those_of_each_model_by_itself_at_its_own_context(folder: Path
     assert not keys["first"] & keys["second"], "tokenised by different tokenizers"
 
 
+def test_one_model_s_settings_are_its_own(folder: Path) -> None:
+    text = "models: {first: euro, second: llama}\nspace: space.yaml\nper_model: {second: {batch_size: 4, max_length: 24}}\n"
+    made = open_sweep(sweep_of(folder, text), place(folder), prepare=True)
+    found = {(cell.model, cell.protocol.batch_size, cell.protocol.max_length) for cell in made.plan().cells}
+    assert found == {("first", 8, 64), ("second", 4, 24)}
+    (folder / "again.yaml").write_text(made.as_file())
+    assert open_sweep(load_sweep(folder / "again.yaml"), place(folder), prepare=False).plan().cells == made.plan().cells
+    with pytest.raises(UserError, match=r"per_model: unknown model 'secnd'. Did you mean 'second'\?"):
+        open_sweep(sweep_of(folder, text.replace("{second: {", "{secnd: {")), place(folder), prepare=True)
+
+
 def test_written_down_it_is_the_same_sweep_from_anywhere(folder: Path, tmp_path: Path) -> None:
     file = sweep_of(folder, "models: [euro, llama]\nspace: space.yaml\n")
     made = open_sweep(file, place(folder), prepare=True)
