@@ -122,6 +122,22 @@ def test_the_second_time_nothing_is_computed_and_the_report_is_the_same(
     assert json.loads(output)["cells"] == {"present": 24, "diverged": 0, "missing": 0}
 
 
+@pytest.mark.parametrize("verb", ["study", "sweep"])
+def test_a_study_over_another_grid_than_before_asks_for_a_decision(
+    verb: str, finished: Path, study: Path, tmp_path: Path, run_apart: Run
+) -> None:
+    report = finished / "studies" / "small" / "report.html"
+    before, values = report.read_bytes(), yaml.safe_load(study.read_text())
+    space = yaml.safe_load(Path(values["space"]).read_text())
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump({**space, "learning_rates": [1e-3, 5e-3]}))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**values, "space": "space.yaml"}))
+    words = (tmp_path / "study.yaml", "--store", finished, "--data", study.parent / "data")
+    code, output, errors = run_apart(verb, *words)
+    assert (code, output, report.read_bytes()) == (2, "", before)
+    for part in ("learning rate left out: 0.01", "learning rate added: 0.005", "--replace", "--name"):
+        assert part in errors
+
+
 def test_a_dry_run_says_what_is_there_and_computes_nothing(
     finished: Path, study: Path, tmp_path: Path, run_apart: Run
 ) -> None:
