@@ -1,4 +1,4 @@
-"""`mlmclm sweep`: fine-tune models over a grid of learning rate x seed x task."""
+"""`mlmclm sweep`: fine-tune models over a grid of learning rate x seed x task, and look at such a sweep."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlmclm.cli import options
+from mlmclm.cli.default_command import DefaultCommand
+from mlmclm.cli.sweep_cells import cells, export, retry
+from mlmclm.cli.sweep_status import status
 from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,8 +20,12 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("sweep")(sweep)
+    """Register the command group; `mlmclm sweep FILE` is `mlmclm sweep run FILE`."""
+    verbs = typer.Typer(rich_markup_mode="markdown", cls=DefaultCommand)
+    verbs.command("run", short_help="Computes the missing cells; `sweep FILE` does this too.")(sweep)
+    for name, verb in (("status", status), ("cells", cells), ("retry", retry), ("export", export)):
+        verbs.command(name)(verb)
+    app.add_typer(verbs, name="sweep", help="Fine-tunes models over a search space, and shows how far that is.")
 
 
 def sweep(

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,21 @@ LEASE_SECONDS = 120.0
 """Longer than file systems cache a file's attributes (NFS: 60 s)."""
 RENEWALS_A_LEASE = 8
 SECONDS_BETWEEN_LOOKS = 0.5
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a claim.
+
+    Attributes:
+        since: time at which it took the claim, in seconds of the epoch; None for claims of earlier versions.
+        alive: false if it is dead, or has not renewed the claim for a lease.
+    """
+
+    host: str
+    process: int | str
+    since: float | None
+    alive: bool
 
 
 class Claims:
@@ -97,6 +113,23 @@ class Claims:
             return 0.0
         return time.monotonic() - self._unchanged_since(name, (status.st_ino, status.st_mtime_ns))
 
+    def held(self, prefix: str) -> dict[str, Holder]:
+        """Return the holders of all claims whose names start with `prefix`, by the rest of the name; nothing is changed.
+
+        The claim of another machine counts as dead by the clocks of this machine and of the file system, which is good
+        enough to show; `holder` decides by this process's clock alone.
+        """
+        found = {}
+        for path in sorted(self.folder.glob(f"{prefix}*")):
+            with suppress(OSError), path.open("rb") as file:  # it may have been released meanwhile
+                held = _read(file.read())
+                if held["machine"] == self._machine:
+                    alive = _lock(file.fileno(), fcntl.LOCK_SH) is not True
+                else:
+                    alive = time.time() - os.fstat(file.fileno()).st_mtime < self._lease
+                found[path.name.removeprefix(prefix)] = Holder(held["host"], held["process"], held.get("since"), alive)
+        return found
+
     @contextmanager
     def attempt(self, names: Sequence[str]) -> Iterator[str | None]:
         """Claim all of these, or none, for the duration of the block; yield None, or who holds one of them.
@@ -145,7 +178,8 @@ class Claims:
         path = self.folder / name
         if path.exists():
             return False
-        content = json.dumps({"machine": self._machine, "host": platform.node(), "process": os.getpid()})
+        who = {"machine": self._machine, "host": platform.node(), "process": os.getpid()}
+        content = json.dumps({**who, "since": round(time.time(), 3)})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".")
@@ -240,10 +274,10 @@ def _link(made: str, path: Path) -> None:
         ) from error
 
 
-def _lock(descriptor: int) -> bool | None:
+def _lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool | None:
     """Try to lock an open file: return whether that worked, or None if the file system has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

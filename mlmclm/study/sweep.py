@@ -173,9 +173,15 @@ def run_plan(
         MlmclmError: some cells failed; the results of all others are kept.
     """
     from mlmclm.sweeps.layers import run_layers
+    from mlmclm.sweeps.manifest import write_manifest
+
+    def listing() -> Planned:
+        planned = plan()
+        write_manifest(place.store / "studies" / name, name, planned)
+        return planned
 
     outcome = run_layers(
-        plan,
+        listing,
         store=place.store,
         data_root=place.data_root,
         cpus_per_cell=space.cpus_per_cell,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from mlmclm.finetuning.cell import Cell, Start, cell_key
-from mlmclm.seeds import Seeds
+from mlmclm.seeds import Seed, Seeds
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 
@@ -19,6 +20,21 @@ class SweepModel:
     name: str
     folder: Path
     weights: str
+
+
+class NamedCell(Protocol):
+    """A cell's place in the grid, of which its name is made."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def setting(self) -> str: ...
+    @property
+    def seed(self) -> Seed: ...
 
 
 def expand(
@@ -80,7 +96,7 @@ def learning_rate_label(learning_rate: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
 
 
-def cell_name(cell: Cell) -> str:
+def cell_name(cell: NamedCell) -> str:
     """Return the cell's name in logs, in Ray and in MLflow, such as `2m-clm-600/pydocs-qa/lr1e-03/s0`.
 
     It ends in `/h0-o1-d0` if the streams have seeds of their own. A grid adds the point: `.../lr1e-03/epochs2/s0`.

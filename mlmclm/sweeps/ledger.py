@@ -11,6 +11,7 @@ A damaged file is refused until somebody deletes it: a result is evidence, and a
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -22,9 +23,10 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import SPLIT, KeptExamples, about_of, from_parquet
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.checksums import CHECKSUM, sealed, unsealed
-from mlmclm.storage.claims import Claims
+from mlmclm.storage.claims import Claims, Holder
 from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.sweeps.cells import unique_by_key
+from mlmclm.sweeps.failures import forget
 
 SCHEMA = 1
 NEEDED = ("key", "task", "learning_rate", "seed", "status", "scores")
@@ -122,6 +124,7 @@ class Ledger:
         path = self.path(result["key"])
         if not path.exists():
             self._file(path, result)
+            forget(self.folder, result["key"])
 
     def examples_path(self, key: str) -> Path:
         """Return the path of the examples of the cell with this key, whether or not it exists."""
@@ -170,6 +173,53 @@ class Ledger:
         if filed is None:
             raise EnvironmentFault(f"{self.path(key)}: written, but not there. Was it removed?")
         return filed, True
+
+    def keys(self) -> set[str]:
+        """Return the keys of all cells that have a result file, whole or damaged."""
+        folders = self.folder.glob("[0-9a-f][0-9a-f]") if self.folder.is_dir() else ()
+        return {
+            path.stem
+            for folder in folders
+            for path in folder.iterdir()
+            if path.name[0] != "." and path.suffix == ".json"
+        }
+
+    def holders(self) -> dict[str, Holder]:
+        """Return the processes that compute cells now, by the cell's key."""
+        return self.claims.held(self.claim(""))
+
+    def set_aside(self, key: str) -> Path:
+        """Move a result and its examples out of the way, so that the cell is computed again; return the folder.
+
+        Nothing is ever deleted: each call makes a folder `set-aside/<key>-<number>` of its own.
+
+        Raises:
+            UserError: another process is computing the cell, or there is no result.
+            EnvironmentFault: the disk is full or not writable.
+        """
+        path = self.path(key)
+        with self.claims.attempt([self.claim(key)]) as other:
+            if other is not None:
+                raise UserError(f"result {key}: {other} computes this cell now; wait for it.")
+            if not path.exists():
+                raise UserError(f"result {key}: there is none in {self.folder}.")
+            try:
+                folder = self._empty_folder(key)
+                # The result first: examples without a result count for nothing.
+                for file in (path, self.examples_path(key)):
+                    if file.exists():
+                        file.rename(folder / file.name)
+            except OSError as error:
+                raise disk_fault(error, path) from error
+        return folder
+
+    def _empty_folder(self, key: str) -> Path:
+        for number in itertools.count(1):
+            folder = self.folder / "set-aside" / f"{key}-{number}"
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                return folder
+        raise AssertionError
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return the cells without a result file, one per key, in order; damaged files are found when they are read."""

@@ -26,6 +26,7 @@ import sys
 from mlmclm.cli.main import app, main
 verbs = [[]] + [[command.name or command.callback.__name__] for command in app.registered_commands]
 verbs += [[group.name] for group in app.registered_groups] + [["data", "order"], ["data", "verify"], ["tasks", "check"]]
+verbs += [["sweep", verb] for verb in ("run", "status", "cells", "retry", "export")]
 for words in verbs:
     try:
         main([*words, "--help"])
@@ -52,6 +53,7 @@ def test_a_study_that_is_finished_is_looked_at_without_torch_or_ray() -> None:
 
 @pytest.mark.parametrize(("typed", "expected"), [
     ("mlmclm st", "study"), ("mlmclm study --dr", "--dry-run"), ("mlmclm data v", "verify"),
+    ("mlmclm sweep --dr", "--dry-run"), ("mlmclm sweep st", "status"),
 ])  # fmt: skip
 def test_a_shell_completes_verbs_and_options(typed: str, expected: str) -> None:
     environment = {**os.environ, "_MLMCLM_COMPLETE": "complete_bash", "COMP_WORDS": typed,

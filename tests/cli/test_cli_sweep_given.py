@@ -77,7 +77,9 @@ def test_a_dry_run_counts_cells_and_says_where_models_come_from(run: Run, place:
     assert (found["cells"], found["sweep"]) == (4, "sweep")
 
 
-def test_cells_that_are_there_are_reported_without_ray(run: Run, place: Path, computed: list[dict[str, Any]]) -> None:
+def test_cells_that_are_there_are_reported_without_ray(
+    run: Run, place: Path, computed: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
     code, out, said = run("sweep", "sweep.yaml")
     assert code == 0, said
     assert "Ray:" not in said
@@ -85,6 +87,10 @@ def test_cells_that_are_there_are_reported_without_ray(run: Run, place: Path, co
     report = (place / "store/studies/mine/report.html").read_text()
     assert "Is the folder llama." in report and "Which of these models suits these tasks best" in report
     assert "Pretraining recipe" not in report
+    with pytest.raises(SystemExit):
+        main(["sweep", "status", "sweep.yaml", "--store", "store", "--json"])
+    found = json.loads(capfd.readouterr().out)
+    assert (found["sweep"], found["done"], found["complete"]) == ("mine", len(computed), True)
     # A sweep by options is the same cells under another name.
     words = ("--model", "euro", "--model", "tiny=llama", "--space", "space.yaml", "--baseline", "euro", "--json")
     code, out, said = run("sweep", *words, "--name", "other")

@@ -1,0 +1,193 @@
+"""`mlmclm sweep cells`, `retry` and `export`: the cells of a sweep one by one, and their results as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cli.sweep_status import Which, watch_of
+from mlmclm.errors import UserError, for_each, unknown
+
+if TYPE_CHECKING:
+    from mlmclm.sweeps.status import CellState, SweepStatus
+
+Models = Annotated[list[str] | None, typer.Option("--model", help="Only this model; may be given several times.")]
+Tasks = Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be given several times.")]
+FORMATS = ("table", "csv", "json")
+SHOWN = ("name", "status", "validation_score", "score", "seconds", "node", "started_from", "key")
+AGAIN = ("damaged", "diverged")
+"""Statuses whose results can be chosen to be computed again; any other result is chosen by its key."""
+
+
+def cells(
+    which: Which,
+    store: options.Store = options.DEFAULT_STORE,
+    model: Models = None,
+    task: Tasks = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--status", help="Only ok, diverged, damaged, running, failed or missing; may be given several times."
+        ),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print them.")] = "table",
+) -> None:
+    """Lists the cells of a sweep: name, status, scores, seconds, node, the cell that it started from, key.
+
+    CSV and JSON have more columns, and whole numbers in place of rounded ones. Scores are fractions of the task's main metric.
+
+    Example: mlmclm sweep cells quickstart --status diverged --format csv
+    """
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS, where="--format")
+    found = watch_of(which, options.place(store, None)).look()
+    rows = [state.row() for state in _chosen(found, model or (), task or (), status or ())]
+    if form == "json":
+        print_json(rows)
+    elif form == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0] if rows else SHOWN, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        show(text.getvalue().rstrip("\n"))
+    else:
+        show_table(SHOWN, [[_short(row, name) for name in SHOWN] for row in rows], drop=("key", "started_from", "node"))
+
+
+def _chosen(
+    found: SweepStatus, models: Sequence[str], tasks: Sequence[str], statuses: Sequence[str]
+) -> list[CellState]:
+    """Return the states that the options choose.
+
+    Raises:
+        UserError: the sweep has no such model or task, or there is no such status.
+    """
+    from mlmclm.sweeps.status import STATUSES, chosen
+
+    known = {
+        "model": (models, dict.fromkeys(state.cell.model for state in found.states)),
+        "task": (tasks, dict.fromkeys(state.cell.task for state in found.states)),
+        "status": (statuses, STATUSES),
+    }
+    for kind, (asked, allowed) in known.items():
+        for value in asked:
+            if value not in allowed:
+                raise unknown(kind, value, allowed, where=f"--{kind}")
+    return chosen(found.states, models=models, tasks=tasks, statuses=statuses)
+
+
+def _short(row: dict[str, Any], name: str) -> str:
+    value = row[name]
+    if value is None:
+        return ""
+    if name in ("key", "started_from"):
+        return str(value)[:12]
+    if name == "seconds":
+        return f"{value:,.1f}"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def retry(
+    which: Which,
+    store: options.Store = options.DEFAULT_STORE,
+    cell: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cell",
+            metavar="KEY|NAME",
+            help="Compute this cell again, by its key, the key's first digits, or its name; may be given several times.",
+        ),
+    ] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option("--status", metavar="|".join(AGAIN), help="Compute all cells of this status again."),
+    ] = None,
+    model: Models = None,
+    task: Tasks = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, it is only listed.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Lists the cells that the next run computes, and sets chosen results aside so that it computes them again.
+
+    A result that is set aside is moved, with its examples, to the folder set-aside/ of the results. Nothing is deleted. Diverging is a
+    result, and the same software computes it again.
+
+    Example: mlmclm sweep retry quickstart --status damaged --yes
+    """
+    from mlmclm.sweeps.ledger import Ledger
+
+    for value in status or ():
+        if value not in AGAIN:
+            raise unknown("status", value, AGAIN, where="--status")
+    if (model or task) and not (cell or status):
+        raise UserError("--model and --task narrow --status or --cell; give one of these.")
+    if yes and not (cell or status):
+        raise UserError(
+            "--yes: choose results with --status or --cell. Failed cells are computed by the next run anyway."
+        )
+    place = options.place(store, None)
+    found = watch_of(which, place).look()
+    again = _again(_chosen(found, model or (), task or (), ()), cell or (), status or ())
+    ledger = Ledger(place.store)
+    moved = for_each(again, ledger.set_aside) if yes else []
+    left = {name: found.counts[name] for name in ("failed", "missing")}
+    if as_json:
+        failed = [state.row() for state in found.errors() if state.status == "failed"]
+        asides = {key: str(folder) for key, folder in zip(again, moved, strict=bool(moved))}
+        print_json({**left, "failed_cells": failed, "again": again, "set_aside": asides})
+        return
+    for state in found.errors():
+        show(f"{state.cell.name} {state.status}: {state.failure.reason if state.failure else state.damage}")
+    show(f"{left['failed']:,} failed and {left['missing']:,} other cells have no result: the next run computes them")
+    for number, (key, name) in enumerate(again.items()):
+        show(f"{name}: {ledger.path(key)} {f'is now in {moved[number]}' if yes else 'would be set aside'}")
+    if again and not yes:
+        show(
+            f"nothing is changed yet: with --yes, {len(again):,} results are set aside, and the next run computes them"
+        )
+
+
+def _again(states: Sequence[CellState], cells: Sequence[str], statuses: Sequence[str]) -> dict[str, str]:
+    """Return key and name of the results to compute again.
+
+    Raises:
+        UserError: a cell is unknown or ambiguous, or has no result.
+    """
+    there = [state for state in states if state.status in ("ok", *AGAIN)]
+    found = {state.cell.key: state.cell.name for state in there if state.status in statuses}
+    for text in cells:
+        hits = {
+            each.cell.key: each.cell.name for each in there if text == each.cell.name or each.cell.key.startswith(text)
+        }
+        if len(hits) != 1:
+            what = f"{len(hits)} results match" if hits else "no result matches"
+            raise UserError(f"--cell {text}: {what}; `mlmclm sweep cells` lists names and keys.")
+        found |= hits
+    return found
+
+
+def export(
+    which: Which,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Folder to write; made if it isn't there.")],
+    store: options.Store = options.DEFAULT_STORE,
+) -> None:
+    """Writes all results of a sweep as one table (results.parquet, results.csv), and the sweep itself as sweep.json.
+
+    A row has the cell's settings, every score of every split, costs, and where the result comes from: versions, device, commit.
+
+    Example: mlmclm sweep export quickstart --to quickstart-results
+    """
+    from mlmclm.sweeps.export import export_sweep
+    from mlmclm.sweeps.ledger import Ledger
+
+    place = options.place(store, None)
+    found = watch_of(which, place).look()
+    rows = export_sweep(found, Ledger(place.store), to)
+    show(f"{to}: results.parquet, results.csv and sweep.json, with {rows:,} results of {found.total:,} cells")

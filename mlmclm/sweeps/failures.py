@@ -1,0 +1,76 @@
+"""Why cells failed: one small file per cell, `store/cells/failed/<key>.json`, which goes when the cell gets its result.
+
+It is a note for people. What is computed next is decided by the results alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mlmclm.errors import EnvironmentFault
+from mlmclm.progress import say_once
+from mlmclm.storage.files import write_json
+
+FOLDER = "failed"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The last failure of a cell."""
+
+    key: str
+    reason: str
+    """One line, as `outcome.describe` gives it."""
+    kind: str
+    """Class of the failure, by which retries are bounded: `crash`, `out of memory`, `lost node`, `user error`, ..."""
+    count: int
+    """How often the cell has failed since it was first noted."""
+    node: str
+    """Name of the node, empty if unknown."""
+    time: str
+    """Time of the failure: UTC, ISO 8601, in seconds."""
+
+
+def record(cells: Path, key: str, reason: str, *, kind: str, node: str = "") -> None:
+    """Note that a cell failed.
+
+    A note that cannot be written (a full disk) is said once and doesn't raise, because it must not end a sweep.
+
+    Args:
+        cells: the ledger's folder (`Ledger.folder`).
+    """
+    path = _path(cells, key)
+    before = _read(path)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    failure = Failure(key, reason, kind, 1 + (before.count if before else 0), node, now)
+    try:
+        write_json(path, asdict(failure))
+    except EnvironmentFault as error:
+        say_once(f"failures of cells cannot be noted: {error}")
+
+
+def forget(cells: Path, key: str) -> None:
+    """Remove the note on a cell, if there is one."""
+    _path(cells, key).unlink(missing_ok=True)
+
+
+def failures(cells: Path) -> dict[str, Failure]:
+    """Return all notes by the key of their cell; a file that cannot be read is left out."""
+    folder = cells / FOLDER
+    found = [_read(path) for path in folder.iterdir() if path.suffix == ".json"] if folder.is_dir() else []
+    return {failure.key: failure for failure in found if failure is not None}
+
+
+def _path(cells: Path, key: str) -> Path:
+    return cells / FOLDER / f"{key}.json"
+
+
+def _read(path: Path) -> Failure | None:
+    try:
+        value = json.loads(path.read_bytes())
+        return Failure(**{field.name: value[field.name] for field in fields(Failure)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,115 @@
+"""The manifest of a sweep, `store/studies/NAME/cells.json`: the cells that it was last started with.
+
+With it, any machine that sees the store can say how far the sweep is, without its models, tasks and data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import UserError, unknown
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.seeds import Seed, read_seed, seed_value
+from mlmclm.storage.checksums import read_sealed, sealed
+from mlmclm.storage.files import canonical_json, write_atomic
+from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.starts import Planned
+
+FILE = "cells.json"
+
+
+@dataclass(frozen=True)
+class ListedCell:
+    """A cell of a sweep by its names and key; computing it takes a `Cell`."""
+
+    key: str
+    model: str
+    task: str
+    setting: str
+    learning_rate: float
+    seed: Seed
+    metric: str
+    """The task's main metric in this sweep."""
+    start: str | None
+    """Key of the cell whose encoder it starts from, if any."""
+
+    @property
+    def name(self) -> str:
+        """The cell's name, as in logs."""
+        return cell_name(self)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The cells of one sweep, in its order."""
+
+    name: str
+    planned: str
+    """Time at which the sweep listed its cells: UTC, ISO 8601, in seconds."""
+    cells: tuple[ListedCell, ...]
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """Task -> number of cells without a key yet, because they wait for its best cell (`Planned.waiting`)."""
+
+
+def write_manifest(folder: Path, name: str, planned: Planned) -> None:
+    """Write the manifest of a sweep that is about to run.
+
+    Args:
+        folder: the sweep's folder, `store/studies/NAME`.
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable.
+    """
+    value = {
+        "name": name,
+        "planned": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in listed(planned.cells)],
+        "waiting": planned.waiting,
+    }
+    write_atomic(folder / FILE, canonical_json(sealed(value)) + "\n")
+
+
+def listed(cells: Iterable[Cell]) -> list[ListedCell]:
+    """Return the cells as a manifest lists them."""
+    return [
+        ListedCell(
+            key=cell_key(cell),
+            model=cell.model,
+            task=cell.task,
+            setting=cell.setting,
+            learning_rate=cell.learning_rate,
+            seed=cell.seed,
+            metric=cell.declared.metric,
+            start=cell.start.key if cell.start else None,
+        )
+        for cell in cells
+    ]
+
+
+def read_manifest(name: str, store: Path) -> Manifest:
+    """Return the manifest of a sweep or study of a store.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    path = store / "studies" / name / FILE
+    again = "Run the sweep again, which writes it; what is computed is not computed again."
+    if not path.is_file():
+        names = sorted(found.parent.name for found in (store / "studies").glob(f"*/{FILE}"))
+        if path.parent.is_dir():
+            raise UserError(f"{path}: no such file: the sweep has not started, or an earlier version ran it. {again}")
+        raise unknown("sweep", name, names, where=str(store))
+    value = read_sealed(path, again)
+    try:
+        cells = tuple(_cell(entry) for entry in value["cells"])
+        return Manifest(value["name"], value["planned"], cells, value["waiting"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not the cells of a sweep ({error}). {again}") from error
+
+
+def _cell(entry: Mapping[str, Any]) -> ListedCell:
+    return ListedCell(**{**entry, "seed": read_seed(entry["seed"])})

@@ -1,0 +1,242 @@
+"""How far a sweep is, from its manifest, the ledger, claims and notes of failures; without Ray, models or data."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.results.metrics import metric_parts, value_of
+from mlmclm.seeds import Seeds
+from mlmclm.storage.claims import Holder
+from mlmclm.sweeps.failures import Failure, failures
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.manifest import ListedCell, Manifest
+from mlmclm.sweeps.table import SweepTable
+
+STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
+"""Of a cell: with a result (three kinds), claimed by a process, failed without a result, or none of these."""
+DONE = ("ok", "diverged")
+RATE_SECONDS = 3600.0
+"""The rate is that of this time before the last result."""
+KEPT = ("status", "scores", "cost", "steps", "tokens", "diverged_step")
+"""Entries of a result that are kept in memory, of up to 20,000 results."""
+
+
+@dataclass(frozen=True)
+class CellState:
+    """A cell and its state: at most one of `result`, `holder` and `failure`, by `status`.
+
+    Attributes:
+        status: one of `STATUSES`.
+        result: some entries of the result, for `ok` and `diverged`.
+        damage: the message about a damaged result.
+    """
+
+    cell: ListedCell
+    status: str
+    result: Mapping[str, Any] | None = None
+    damage: str | None = None
+    holder: Holder | None = None
+    failure: Failure | None = None
+
+    def score(self, split: str) -> float | None:
+        """Return the sweep's main metric on a split; None if the result lacks it."""
+        scores = ((self.result or {}).get("scores") or {}).get(split) or {}
+        whole = all(name in scores for name in metric_parts(self.cell.metric))
+        return value_of(scores, self.cell.metric) if whole else None
+
+    def row(self) -> dict[str, Any]:
+        """Return the cell and its state as a flat row; a score is a fraction, a duration is in seconds."""
+        cell, cost = self.cell, (self.result or {}).get("cost") or {}
+        seed = Seeds.of(cell.seed).simplest()
+        node = str(cost.get("worker", "")).partition("/")[0]
+        if self.holder is not None:
+            node = self.holder.host
+        elif self.failure is not None:
+            node = self.failure.node
+        return {
+            "name": cell.name,
+            "key": cell.key,
+            "model": cell.model,
+            "task": cell.task,
+            "setting": cell.setting,
+            "learning_rate": cell.learning_rate,
+            "seed": seed if isinstance(seed, int) else str(seed),
+            "status": self.status,
+            "metric": cell.metric,
+            "validation_score": self.score("validation"),
+            "score": self.score("test"),
+            "seconds": cost.get("seconds"),
+            "finished": cost.get("finished"),
+            "node": node or None,
+            "started_from": cell.start,
+            "error": self.damage or (self.failure.reason if self.failure else None),
+        }
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    """The states of all cells at one time. Cells of equal keys, under two names of a model, count for each name."""
+
+    manifest: Manifest
+    states: tuple[CellState, ...]
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """Number of cells by status."""
+        return Counter(state.status for state in self.states)
+
+    @property
+    def done(self) -> int:
+        """Number of cells with a usable result."""
+        return sum(self.counts[status] for status in DONE)
+
+    @property
+    def total(self) -> int:
+        """Number of all cells, including those that have no key yet."""
+        return len(self.states) + sum(self.manifest.waiting.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell has a result."""
+        return self.done == self.total
+
+    def by_pair(self) -> dict[tuple[str, str], Counter[str]]:
+        """Return the number of cells by status for each model and task, in the sweep's order."""
+        pairs: dict[tuple[str, str], Counter[str]] = {}
+        for state in self.states:
+            pairs.setdefault((state.cell.model, state.cell.task), Counter())[state.status] += 1
+        return pairs
+
+    @cached_property
+    def rate(self) -> float | None:
+        """Results per second since the sweep was last started, of the last hour at most; None while unknown."""
+        costs = {state.cell.key: state.result["cost"] or {} for state in self.states if state.result is not None}
+        finished = (_instant(cost.get("finished")) for cost in costs.values())
+        return rate(finished, since=_instant(self.manifest.planned))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated seconds until the last cell is done; None if none is running, or while the rate is unknown."""
+        return (self.total - self.done) / self.rate if self.rate and self.counts["running"] else None
+
+    def errors(self) -> list[CellState]:
+        """Return the damaged and failed cells, the latest failure first."""
+        wrong = [state for state in self.states if state.status in ("damaged", "failed")]
+        return sorted(wrong, key=lambda state: state.failure.time if state.failure else "", reverse=True)
+
+    def table(self) -> SweepTable:
+        """Return the table that a running sweep shows."""
+        table = SweepTable(state.cell for state in self.states)
+        for state in self.states:
+            cell = state.cell
+            if state.holder is not None:
+                since = 0.0 if state.holder.since is None else time.time() - state.holder.since
+                table.started(cell, f"process {state.holder.process} on {state.holder.host}", seconds=since)
+            elif state.status in ("failed", "damaged"):
+                table.started(cell, "")
+                table.stopped(cell, failed=True)
+            elif state.result is not None:
+                names = {"model": cell.model, "task": cell.task, "setting": cell.setting, "metric": cell.metric}
+                ok = state.score("validation") is not None
+                table.add({**state.result, **names, "learning_rate": cell.learning_rate,
+                           "status": state.status if ok else "diverged"})  # fmt: skip
+        return table
+
+
+class Watch:
+    """Looks at a sweep again and again; each result is read once.
+
+    Args:
+        manifest: the sweep.
+        ledger: where its results are.
+    """
+
+    def __init__(self, manifest: Manifest, ledger: Ledger) -> None:
+        self._manifest, self._ledger = manifest, ledger
+        self._results: dict[str, dict[str, Any]] = {}
+
+    def look(self) -> SweepStatus:
+        """Return the present states.
+
+        Raises:
+            EnvironmentFault: the store cannot be read.
+        """
+        # Claims first: a cell whose claim ends in between has its result by then.
+        holders = self._ledger.holders()
+        damages = self._read(self._ledger.keys())
+        failed = failures(self._ledger.folder)
+        states = []
+        for cell in self._manifest.cells:
+            result, holder = self._results.get(cell.key), holders.get(cell.key)
+            if result is not None:
+                states.append(CellState(cell, result["status"], result))
+            elif cell.key in damages:
+                states.append(CellState(cell, "damaged", damage=damages[cell.key]))
+            elif holder is not None and holder.alive:
+                states.append(CellState(cell, "running", holder=holder))
+            elif cell.key in failed:
+                states.append(CellState(cell, "failed", failure=failed[cell.key]))
+            else:
+                states.append(CellState(cell, "missing"))
+        return SweepStatus(self._manifest, tuple(states))
+
+    def _read(self, there: set[str]) -> dict[str, str]:
+        """Read the results that are new, forget those that are gone, and return the messages about damaged ones."""
+        for gone in self._results.keys() - there:
+            del self._results[gone]
+        damages = {}
+        for key in dict.fromkeys(cell.key for cell in self._manifest.cells):
+            if key not in there or key in self._results:
+                continue
+            try:
+                result = self._ledger.find(key)
+            except UserError as error:
+                damages[key] = str(error)
+                continue
+            if result is not None:
+                self._results[key] = {name: result.get(name) for name in KEPT}
+        return damages
+
+
+def chosen(
+    states: Iterable[CellState],
+    *,
+    models: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    statuses: Sequence[str] = (),
+) -> list[CellState]:
+    """Return the states of these models, tasks and statuses; an empty sequence stands for all."""
+    return [
+        state
+        for state in states
+        if (not models or state.cell.model in models)
+        and (not tasks or state.cell.task in tasks)
+        and (not statuses or state.status in statuses)
+    ]
+
+
+def rate(finished: Iterable[float], *, since: float = 0.0) -> float | None:
+    """Return how many results per second there were, from their times in seconds; None if fewer than two count.
+
+    Results from before `since`, or from more than `RATE_SECONDS` before the last one, don't count.
+    """
+    times = sorted(at for at in finished if at >= since)
+    times = [at for at in times if at > times[-1] - RATE_SECONDS]
+    if len(times) < 2 or times[-1] == times[0]:
+        return None
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+def _instant(text: Any) -> float:
+    """Return an ISO time in seconds of the epoch, or 0 if it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return 0.0

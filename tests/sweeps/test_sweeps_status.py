@@ -1,0 +1,328 @@
+"""How far a sweep is: said from the store's files alone, and nothing is changed by looking."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sweep_cells import make_cell, make_cells, make_result
+
+from mlmclm.cli import sweep_status
+from mlmclm.cli.main import main
+from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import Start, cell_key
+from mlmclm.results.examples import to_parquet
+from mlmclm.seeds import Seeds
+from mlmclm.sweeps.failures import failures, record
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.manifest import listed, read_manifest, write_manifest
+from mlmclm.sweeps.starts import Planned
+from mlmclm.sweeps.status import RATE_SECONDS, SweepStatus, Watch, rate
+
+Run = Callable[..., tuple[int, str, str]]
+CELLS = [make_cell(model, task, seed=seed) for model in ("a", "b") for task in ("sst2", "qnli") for seed in range(2)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with a sweep `mine` of eight cells: two done, one diverged, one damaged, one failed, three missing."""
+    store = tmp_path / "store"
+    ledger = Ledger(store)
+    write_manifest(store / "studies" / "mine", "mine", Planned(CELLS, waiting={"rte": 4}))
+    for cell, status in zip(CELLS, ("ok", "ok", "diverged", "ok"), strict=False):
+        result = make_result(cell, status=status)
+        if status == "ok":
+            ledger.write_examples(result, to_parquet(result, {"correct": np.array([0, 1])}, ()))
+        ledger.write(result)
+    ledger.path(cell_key(CELLS[3])).write_text('{"sch')
+    record(ledger.folder, cell_key(CELLS[4]), "CUDA out of memory", kind="out of memory", node="node7")
+    return store
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], store: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process: exit code, output, errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("mlmclm.progress.SECONDS_OF_SILENCE", 600.0)
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["sweep", *map(str, words), "--store", str(store)])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def look(store: Path) -> SweepStatus:
+    return Watch(read_manifest("mine", store), Ledger(store)).look()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_manifest_lists_the_cells_with_their_keys_and_names(tmp_path: Path) -> None:
+    streams = dataclasses.replace(make_cell(seed=0), seed=Seeds(0, 1, 2), setting="epochs 3")
+    started = dataclasses.replace(make_cell(task="rte"), start=Start("f00", "mnli"))
+    cells = [make_cell(learning_rate=3e-5), streams, started]
+    write_manifest(tmp_path / "studies" / "x", "x", Planned(cells, waiting={"mnli": 3}))
+    found = read_manifest("x", tmp_path)
+    assert list(found.cells) == listed(cells)
+    assert [cell.key for cell in found.cells] == list(map(cell_key, cells))
+    assert found.cells[1].name == "a/sst2/lr1e-03/epochs3/h0-o1-d2"
+    assert (found.cells[2].start, found.waiting) == ("f00", {"mnli": 3})
+
+
+def test_a_sweep_that_is_not_there_is_named_with_the_nearest(store: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown sweep 'mien'. Did you mean 'mine'"):
+        read_manifest("mien", store)
+    (store / "studies" / "older").mkdir()
+    with pytest.raises(UserError, match=r"an earlier version ran it. Run the sweep again"):
+        read_manifest("older", store)
+    (store / "studies" / "mine" / "cells.json").write_text("{}")
+    with pytest.raises(UserError, match="not the cells of a sweep"):
+        read_manifest("mine", store)
+
+
+def test_every_cell_has_one_state_and_looking_changes_nothing(store: Path) -> None:
+    ledger = Ledger(store)
+    before = files(store)
+    with ledger.claims.attempt([ledger.claim(cell_key(CELLS[key])) for key in (4, 5)]):
+        found = look(store)
+        assert [state.status for state in found.states] == (
+            ["ok", "ok", "diverged", "damaged", "running", "running", "missing", "missing"]
+        )
+        assert found.states[5].holder is not None and found.states[5].holder.process == os.getpid()
+    found = look(store)
+    assert [state.status for state in found.states][3:6] == ["damaged", "failed", "missing"]
+    assert (found.done, found.total, found.complete) == (3, 12, False)
+    assert found.by_pair()["a", "qnli"] == {"diverged": 1, "damaged": 1}
+    assert [(state.cell.key, state.row()["node"]) for state in found.errors()] == (
+        [(cell_key(CELLS[4]), "node7"), (cell_key(CELLS[3]), None)]
+    )
+    assert files(store) == before
+
+
+def test_the_claim_of_a_dead_process_counts_for_nothing(store: Path) -> None:
+    hold = (
+        "import os, sys; from pathlib import Path; from mlmclm.sweeps.ledger import Ledger\n"
+        "ledger = Ledger(Path(sys.argv[1])); held = ledger.claims.attempt([ledger.claim(sys.argv[2])]); held.__enter__(); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", hold, store, cell_key(CELLS[6])], check=False)
+    assert len(list((store / "claims").iterdir())) == 1
+    assert look(store).counts["running"] == 0
+    # Of another machine only renewals are known.
+    claim = store / "claims" / f"cells-{cell_key(CELLS[7])}"
+    claim.write_text('{"machine": "there", "host": "node7", "process": 12}')
+    state = look(store).states[7]
+    assert state.status == "running" and state.row()["node"] == "node7"
+    os.utime(claim, (1, 1))
+    assert look(store).states[7].status == "missing"
+
+
+def test_results_that_come_and_go_are_seen_at_the_next_look(store: Path) -> None:
+    watch = Watch(read_manifest("mine", store), Ledger(store))
+    assert watch.look().done == 3
+    Ledger(store).write(make_result(CELLS[4]))
+    assert watch.look().states[4].status == "ok", "and its note of failure is gone"
+    assert failures(store / "cells") == {}
+    Ledger(store).set_aside(cell_key(CELLS[0]))
+    assert watch.look().states[0].status == "missing"
+
+
+def test_the_rate_is_that_of_the_results_between_the_first_and_the_last_that_count() -> None:
+    assert rate([]) is None and rate([5.0]) is None and rate([5.0, 5.0]) is None
+    assert rate([10.0, 14.0, 12.0]) == 0.5
+    assert rate([0.0, 1.0, 10.0, 12.0, 14.0], since=10.0) == 0.5
+    late = 3 * RATE_SECONDS
+    assert rate([0.0, 1.0, late, late + 10, late + 20]) == 0.1
+
+
+def test_a_failure_is_counted_and_a_note_that_cannot_be_written_is_no_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for reason in ("first", "second"):
+        record(tmp_path, "f00", reason, kind="crash", node="n")
+    (tmp_path / "failed" / "f01.json").write_text("{")
+    (found,) = failures(tmp_path).values()
+    assert (found.count, found.reason, found.kind, found.node) == (2, "second", "crash", "n")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "failed").write_text("in the way")
+    record(tmp_path / "none", "f02", "third", kind="crash")
+    assert "failures of cells cannot be noted" in capfd.readouterr().err
+
+
+def test_a_result_is_set_aside_with_its_examples_as_often_as_it_is_asked_for(store: Path) -> None:
+    ledger, key = Ledger(store), cell_key(CELLS[0])
+    whole = [ledger.path(key).read_bytes(), ledger.examples_path(key).read_bytes()]
+    folder = ledger.set_aside(key)
+    assert [(folder / f"{key}.json").read_bytes(), (folder / f"{key}.parquet").read_bytes()] == whole
+    assert ledger.find(key) is None and not ledger.examples_path(key).exists()
+    with pytest.raises(UserError, match="there is none"):
+        ledger.set_aside(key)
+    ledger.write(make_result(CELLS[0]))
+    with (
+        ledger.claims.attempt([ledger.claim(key)]),
+        pytest.raises(UserError, match=f"process {os.getpid()} on .* wait"),
+    ):
+        ledger.set_aside(key)
+    assert ledger.set_aside(key) != folder
+    assert len(list((store / "cells" / "set-aside").iterdir())) == 2
+
+
+def test_status_prints_counts_by_model_and_task_and_what_failed(run: Run, store: Path) -> None:
+    code, out, _ = run("status", "mine")
+    assert code == 0
+    assert out.startswith("sweep mine: 3 of 12 cells are done, 1 diverged, 1 failed, 1 damaged, 4 wait for what")
+    assert "b/sst2/lr1e-03/s0 failed, 20" in out and "1 times: CUDA out of memory" in out
+    code, out, _ = run("status", "mine", "--json")
+    found = json.loads(out)
+    assert found["pairs"][0] == {"model": "a", "task": "sst2", "ok": 2, "diverged": 0, "running": 0, "failed": 0,
+                                 "damaged": 0, "missing": 0}  # fmt: skip
+    assert (found["cells"], found["done"], found["errors"][0]["kind"]) == (12, 3, "out of memory")
+
+
+def test_a_file_stands_for_the_name_in_it(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text("name: mine\nmodels: [x]\nspace: glue\n")
+    code, out, _ = run("status", file)
+    assert code == 0 and out.startswith("sweep mine: 3 of 12")
+    assert "no such file" in run("status", tmp_path / "none.yaml")[2]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_following_ends_with_the_sweep(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    write_manifest(store / "studies" / "mine", "mine", Planned(CELLS[:6]))
+    ledger, left = Ledger(store), iter(CELLS[3:6])
+    monkeypatch.setattr(sweep_status, "SECONDS_BETWEEN_LOOKS", 0.0)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    looking = Watch.look
+
+    def look_and_file(watch: Watch) -> SweepStatus:
+        found = looking(watch)
+        cell = next(left, None)
+        if cell is not None:
+            ledger.path(cell_key(cell)).unlink(missing_ok=True)
+            ledger.write(make_result(cell))
+        return found
+
+    monkeypatch.setattr(Watch, "look", look_and_file)
+    code, out, _ = run("status", "mine", "--follow")
+    assert code == 0
+    assert [f"{done} of 6 cells are done" in out for done in (3, 4, 5, 6)] == [True] * 4
+    assert ("\x1b[" in out) == terminal
+    if terminal:
+        assert "1/2" in out and "\x1b[2J" not in out, "drawn in place, without clearing the screen"
+    else:
+        assert len(out.splitlines()) == 4
+
+
+def test_cells_are_listed_and_filtered(run: Run) -> None:
+    code, out, _ = run("cells", "mine", "--model", "a", "--task", "qnli", "--format", "csv")
+    assert code == 0
+    first, second = csv.DictReader(out.splitlines())
+    assert (first["name"], first["status"], first["score"]) == ("a/qnli/lr1e-03/s0", "diverged", "")
+    assert second["status"] == "damaged" and "damaged result file" in second["error"]
+    found = json.loads(run("cells", "mine", "--status", "ok", "--format", "json")[1])
+    assert [(row["score"], row["seconds"], row["node"]) for row in found] == [(0.5, 2.0, "host"), (0.51, 2.0, "host")]
+    assert "0.5100" in run("cells", "mine")[1]
+    assert json.loads(run("cells", "mine", "--status", "running", "--format", "json")[1]) == []
+    for words, message in (
+        (("--status", "done"), "unknown status 'done'"),
+        (("--model", "c"), "unknown model 'c'"),
+        (("--format", "xml"), "unknown format 'xml'"),
+    ):
+        code, _, said = run("cells", "mine", *words)
+        assert code == 2 and message in said
+
+
+def test_retry_lists_until_it_is_told_to_go_ahead(run: Run, store: Path) -> None:
+    before = files(store)
+    code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-03/s0")
+    assert code == 0 and files(store) == before
+    assert "1 failed and 3 other cells have no result" in out
+    assert out.count("would be set aside") == 2 and "nothing is changed yet: with --yes, 2 results" in out
+    code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-03/s0", "--yes", "--json")
+    assert code == 0
+    assert set(json.loads(out)["set_aside"]) == {cell_key(CELLS[3]), cell_key(CELLS[0])}
+    assert [cell_key(cell) for cell in Ledger(store).missing(CELLS)] == [
+        cell_key(CELLS[number]) for number in (0, 3, 4, 5, 6, 7)
+    ]
+    assert sorted(files(store).values()) == sorted(before.values()), "nothing is lost"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--yes",), "--yes: choose results with --status or --cell"),
+        (("--status", "ok"), "unknown status 'ok'"),
+        (("--cell", "b/sst2/lr1e-03/s0"), "no result matches"),
+        (("--cell", ""), "4 results match"),
+        (("--model", "a"), "--model and --task narrow --status or --cell"),
+    ],
+)
+def test_retry_refuses_what_it_cannot_mean(run: Run, words: tuple[str, ...], message: str) -> None:
+    code, out, said = run("retry", "mine", *words)
+    assert (code, out) == (2, "") and message in said
+
+
+def test_the_export_has_every_result_with_its_scores_and_costs(run: Run, store: Path, tmp_path: Path) -> None:
+    code, _, said = run("export", "mine", "--to", tmp_path / "out")
+    assert code == 2 and "damaged result file" in said
+    run("retry", "mine", "--status", "damaged", "--yes")
+    assert run("export", "mine", "--to", tmp_path / "out")[0] == 0
+    parquet = pd.read_parquet(tmp_path / "out" / "results.parquet")
+    text = pd.read_csv(tmp_path / "out" / "results.csv", dtype={"setting": str})
+    assert list(parquet.columns) == list(text.columns) and len(parquet) == len(text) == 3
+    for row in parquet.to_dict("records"):
+        filed = json.loads((store / "cells" / row["key"][:2] / f"{row['key']}.json").read_bytes())
+        assert (row["learning_rate"], row["seed"], row["status"]) == (
+            filed["learning_rate"],
+            filed["seed"],
+            filed["status"],
+        )
+        assert row["cost.seconds"] == filed["cost"]["seconds"] and row["weights"] == filed["weights"]
+        if filed["scores"] is not None:
+            assert row["scores.test.accuracy"] == row["test"] == filed["scores"]["test"]["accuracy"]
+    sweep = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert [cell["key"] for cell in sweep["cells"]] == list(map(cell_key, CELLS))
+
+
+def test_a_sweep_without_results_has_nothing_to_export(run: Run, store: Path, tmp_path: Path) -> None:
+    write_manifest(store / "studies" / "none", "none", Planned(make_cells(1, model="c")))
+    code, _, said = run("export", "none", "--to", tmp_path / "out")
+    assert code == 2 and "sweep 'none' has no results yet" in said and not (tmp_path / "out").exists()
+
+
+def test_without_a_command_a_sweep_is_run_and_a_file_may_be_called_as_a_command(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (("none.yaml",), ("run", "none.yaml"), ("--dry-run", "none.yaml")):
+        code, _, said = run(*words)
+        assert code == 2 and "none.yaml: no such file" in said
+    code, _, said = run("statis")
+    assert code == 2 and "statis: no such file. Did you mean" in said and "sweep status`?" in said
+    (tmp_path / "status").write_text("models: [x]\n")
+    code, _, said = run("./status")
+    assert code == 2 and "status: key 'space' is missing" in said
+    assert "Missing argument" in run("status")[2]
+
+
+def test_the_help_of_a_sweep_has_its_options_and_its_commands(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for word in ("--space", "--dry-run", "status", "cells", "retry", "export"):
+        assert word in out
