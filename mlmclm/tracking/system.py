@@ -11,7 +11,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("mlmclm", "torch", "ray", "deepspeed", "transformers", "mlflow", "numpy")
+PACKAGES = (
+    "mlmclm", "torch", "ray", "deepspeed", "transformers", "mlflow", "numpy",
+    "tokenizers", "datasets",  # tokens and data
+    "numba", "triton", "liger-kernel",  # kernels
+    "scikit-learn", "scipy", "seqeval", "pytrec-eval-terrier",  # metrics
+)  # fmt: skip
 GIT_SECONDS = 10.0
 
 
@@ -36,8 +41,9 @@ def system_facts() -> dict[str, Any]:
 
 @cache
 def software() -> dict[str, Any]:
-    """Return the versions of the packages that affect results, and mlmclm's commit if known."""
-    found = {"versions": {name: version for name in PACKAGES if (version := _version(name)) is not None}}
+    """Return the versions of Python and of the packages that affect results, and mlmclm's commit if known."""
+    packages = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    found: dict[str, Any] = {"versions": {"python": platform.python_version(), **packages}}
     return found | ({"commit": own} if (own := commit()) else {})
 
 
@@ -63,19 +69,22 @@ def commit() -> str | None:
     if "vcs_info" in url:
         return str(url["vcs_info"]["commit_id"])
     root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    # A checkout, as in an editable install. If `git status` fails, the files may differ, hence the `+`.
+    return checkout_commit(root) if (root / ".git").exists() else None
+
+
+def checkout_commit(root: Path) -> str | None:
+    """Return a checkout's commit, with the suffix of `commit`; None if git is missing or cannot say."""
+    # If `git status` fails, the files may differ, hence the `+`.
     head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
     return None if head is None else head + ("" if changes == "" else "+")
 
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        # Without optional locks `git status` never gets in the way of a git command of the user.
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, timeout=GIT_SECONDS
-        )
+        # Without optional locks `git status` never gets in the way of a git command of the user. On clusters a checkout
+        # often belongs to another user, which git refuses by default; its code is running already.
+        options = ("--no-optional-locks", "-c", "safe.directory=*", "-C", str(root))
+        done = subprocess.run(["git", *options, *words], capture_output=True, text=True, timeout=GIT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
