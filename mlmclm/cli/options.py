@@ -36,6 +36,14 @@ TaskDir = Annotated[
         help="Folder of your own tasks, one YAML file each; may be given several times.",
     ),
 ]
+Ledger = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        metavar="URL|FOLDER",
+        help="Where results are kept in place of the store, such as s3://bucket/prefix; the store remembers it.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
 Suite = Annotated[
     str | None,
@@ -96,16 +104,21 @@ class Assumed:
     price: float | None = None
 
 
-def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = None) -> Place:
-    """Return the `Place` that the options describe.
+def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = None, ledger: str | None = None) -> Place:
+    """Return the `Place` that the options describe; note in the store where its results are, if `--ledger` says it.
 
     Raises:
-        UserError: the data folder doesn't exist.
+        UserError: the data folder doesn't exist, or the results cannot be there.
+        EnvironmentFault: the object store of the results cannot be reached.
     """
     from mlmclm.errors import UserError
 
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder.")
+    if ledger is not None:
+        from mlmclm.sweeps.ledger_place import place_ledger
+
+        place_ledger(store.resolve(), ledger)
     folders = tuple(folder.resolve() for folder in task_dirs or ())
     return Place(store.resolve(), data.resolve() if data is not None else None, folders)
 

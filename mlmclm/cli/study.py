@@ -17,6 +17,7 @@ def study(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
+    ledger: options.Ledger = None,
     ray: options.Ray = None,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
@@ -38,7 +39,7 @@ def study(
     from mlmclm.study.study_file import load_study
     from mlmclm.study.sweep import prepare_tasks, study_grid, study_space
 
-    loaded, place = load_study(file), options.place(store, data, task_dir)
+    loaded, place = load_study(file), options.place(store, data, task_dir, ledger)
     dry = options.assumed(workers, price, dry_run=dry_run)
     if dry is not None:
         show_dry_run(loaded, place, dry, as_json=as_json)

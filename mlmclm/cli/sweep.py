@@ -58,6 +58,7 @@ def sweep(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
+    ledger: options.Ledger = None,
     ray: options.Ray = None,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
@@ -79,7 +80,7 @@ def sweep(
     from mlmclm.cli.study_report import command_of
     from mlmclm.study.sweep_file import is_sweep_file, load_sweep, sweep_of_options
 
-    place = options.place(store, data, task_dir)
+    place = options.place(store, data, task_dir, ledger)
     dry = options.assumed(workers, price, dry_run=dry_run)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
     given = [option for option, value in chosen.items() if value]

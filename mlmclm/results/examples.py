@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from mlmclm.errors import UserError
 from mlmclm.storage.files import canonical_json
+from mlmclm.storage.objects import ObjectPath
 
 SPLIT = "test"
 ABOUT = b"mlmclm"
@@ -67,16 +68,17 @@ def to_parquet(
     return bytes(sink.getvalue())
 
 
-def about_of(path: Path) -> dict[str, Any] | None:
+def about_of(path: Path | ObjectPath) -> dict[str, Any] | None:
     """Read a file's metadata: `key`, `split`, `label_names` and `scores`; None if the file is missing or damaged."""
     try:
-        about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[ABOUT])
+        with path.open("rb") as file:
+            about: dict[str, Any] = json.loads((pq.read_schema(file).metadata or {})[ABOUT])
     except (pa.ArrowException, OSError, KeyError, ValueError):
         return None
     return about if {"key", "scores"} <= about.keys() else None
 
 
-def from_parquet(path: Path, result: Mapping[str, Any], sha256: str | None = None) -> KeptExamples:
+def from_parquet(path: Path | ObjectPath, result: Mapping[str, Any], sha256: str | None = None) -> KeptExamples:
     """Read the examples of a scored cell.
 
     Args:

@@ -82,7 +82,7 @@ class Claims:
         try:
             with path.open("r+b") as file:  # NFS locks only files that are open for writing
                 status, content = os.fstat(file.fileno()), file.read()
-                held, locked = _read(content), _lock(file.fileno())
+                held, locked = read_claim(content), _lock(file.fileno())
                 who = f"process {held['process']} on {held['host']}"
                 if locked is False:
                     return who
@@ -122,7 +122,7 @@ class Claims:
         found = {}
         for path in sorted(self.folder.glob(f"{prefix}*")):
             with suppress(OSError), path.open("rb") as file:  # it may have been released meanwhile
-                held = _read(file.read())
+                held = read_claim(file.read())
                 if held["machine"] == self._machine:
                     alive = _lock(file.fileno(), fcntl.LOCK_SH) is not True
                 else:
@@ -285,7 +285,7 @@ def _lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool | None:
     return True
 
 
-def _read(content: bytes) -> dict[str, Any]:
+def read_claim(content: bytes) -> dict[str, Any]:
     """Return a claim's content; content that is no claim's counts as that of an unknown machine."""
     unknown = {"machine": "", "host": "an unknown machine", "process": "?"}
     try:

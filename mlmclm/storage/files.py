@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from mlmclm.errors import EnvironmentFault, UserError
+
+if TYPE_CHECKING:
+    from mlmclm.storage.objects import ObjectPath
 
 
 def canonical_json(value: Any) -> str:
@@ -29,20 +32,24 @@ def stable_hash(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-def hash_file(path: Path) -> str:
+def hash_file(path: Path | ObjectPath) -> str:
     """Return the SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file completely or not at all (temporary file in the same folder, fsync, rename).
+def write_atomic(path: Path | ObjectPath, content: str | bytes) -> None:
+    """Write a file completely or not at all (temporary file in the same folder, fsync, rename), or put an object.
 
     Raises:
         EnvironmentFault: the disk is full or not writable; nothing is left behind.
     """
+    content = content.encode() if isinstance(content, str) else content
+    if not isinstance(path, Path):
+        path.write_bytes(content)
+        return
     with whole_file(path) as handle:
-        handle.write(content.encode() if isinstance(content, str) else content)
+        handle.write(content)
 
 
 @contextmanager
@@ -73,7 +80,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             Path(temporary).unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path | ObjectPath, value: Any) -> None:
     """Write indented JSON with sorted keys, atomically."""
     write_atomic(path, readable(value))
 
@@ -139,7 +146,9 @@ def first_there(places: Iterable[Path]) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def disk_fault(error: OSError, path: Path, *, choose: str = "another folder with --store") -> EnvironmentFault:
+def disk_fault(
+    error: OSError, path: Path | ObjectPath, *, choose: str = "another folder with --store"
+) -> EnvironmentFault:
     """Return the `EnvironmentFault` for a failed write; it names the path, and what to do if the disk is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFault(

@@ -13,12 +13,13 @@ from pathlib import Path
 from mlmclm.errors import EnvironmentFault
 from mlmclm.progress import say_once
 from mlmclm.storage.files import write_json
+from mlmclm.storage.objects import ObjectPath
 
 FOLDER = "failed"
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailureNote:
     """The last failure of a cell."""
 
     key: str
@@ -34,7 +35,7 @@ class Failure:
     """Time of the failure: UTC, ISO 8601, in seconds."""
 
 
-def record(cells: Path, key: str, reason: str, *, kind: str, node: str = "") -> None:
+def record(cells: Path | ObjectPath, key: str, reason: str, *, kind: str, node: str = "") -> None:
     """Note that a cell failed.
 
     A note that cannot be written (a full disk) is said once and doesn't raise, because it must not end a sweep.
@@ -45,32 +46,32 @@ def record(cells: Path, key: str, reason: str, *, kind: str, node: str = "") -> 
     path = _path(cells, key)
     before = _read(path)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    failure = Failure(key, reason, kind, 1 + (before.count if before else 0), node, now)
+    failure = FailureNote(key, reason, kind, 1 + (before.count if before else 0), node, now)
     try:
         write_json(path, asdict(failure))
     except EnvironmentFault as error:
         say_once(f"failures of cells cannot be noted: {error}")
 
 
-def forget(cells: Path, key: str) -> None:
+def forget(cells: Path | ObjectPath, key: str) -> None:
     """Remove the note on a cell, if there is one."""
     _path(cells, key).unlink(missing_ok=True)
 
 
-def failures(cells: Path) -> dict[str, Failure]:
+def failures(cells: Path | ObjectPath) -> dict[str, FailureNote]:
     """Return all notes by the key of their cell; a file that cannot be read is left out."""
     folder = cells / FOLDER
     found = [_read(path) for path in folder.iterdir() if path.suffix == ".json"] if folder.is_dir() else []
     return {failure.key: failure for failure in found if failure is not None}
 
 
-def _path(cells: Path, key: str) -> Path:
+def _path(cells: Path | ObjectPath, key: str) -> Path | ObjectPath:
     return cells / FOLDER / f"{key}.json"
 
 
-def _read(path: Path) -> Failure | None:
+def _read(path: Path | ObjectPath) -> FailureNote | None:
     try:
         value = json.loads(path.read_bytes())
-        return Failure(**{field.name: value[field.name] for field in fields(Failure)})
+        return FailureNote(**{field.name: value[field.name] for field in fields(FailureNote)})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -11,8 +11,8 @@ A damaged file is refused until somebody deletes it: a result is evidence, and a
 
 from __future__ import annotations
 
-import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -23,10 +23,12 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import SPLIT, KeptExamples, about_of, from_parquet
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.checksums import CHECKSUM, sealed, unsealed
-from mlmclm.storage.claims import Claims, Holder
+from mlmclm.storage.claims import Holder
 from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
+from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.sweeps.cells import unique_by_key
 from mlmclm.sweeps.failures import forget
+from mlmclm.sweeps.ledger_place import claims_below, ledger_root
 
 SCHEMA = 1
 NEEDED = ("key", "task", "learning_rate", "seed", "status", "scores")
@@ -35,13 +37,19 @@ EXAMPLES = "examples_sha256"
 
 
 class Ledger:
-    """The results in one store, and the claims of the processes that compute them."""
+    """The results of one store, and the claims of the processes that compute them.
+
+    Args:
+        store: the store.
+        root: where results and claims are, in place of what the store says (`ledger_place`).
+    """
 
     part = "cells"
 
-    def __init__(self, store: Path) -> None:
-        self.folder = store / self.part
-        self.claims = Claims(store)
+    def __init__(self, store: Path, *, root: Path | ObjectPath | None = None) -> None:
+        root = ledger_root(store) if root is None else root
+        self.folder = root / self.part
+        self.claims = claims_below(root)
 
     def claim(self, key: str) -> str:
         """Return the name of the claim to hold while computing the cell with this key."""
@@ -57,7 +65,7 @@ class Ledger:
         """
         return self.claims.wait(lambda: [] if self.path(key).exists() else [self.claim(key)], waiting)
 
-    def path(self, key: str) -> Path:
+    def path(self, key: str) -> Path | ObjectPath:
         """Return the path of the result with this key, whether or not it exists."""
         return self.folder / key[:2] / f"{key}.json"
 
@@ -68,8 +76,7 @@ class Ledger:
             UserError: the file is damaged, or holds the result of another cell.
             EnvironmentFault: the file cannot be read.
         """
-        found = self._read(key)
-        return None if found is None else {name: value for name, value in found.items() if name != EXAMPLES}
+        return _public(self._read(key))
 
     def _read(self, key: str) -> dict[str, Any] | None:
         """Return the content of a result file without its checksum."""
@@ -80,6 +87,9 @@ class Ledger:
             return None
         except OSError as error:
             raise disk_fault(error, path) from error
+        return self._parsed(key, path, content)
+
+    def _parsed(self, key: str, path: Path | ObjectPath, content: bytes) -> dict[str, Any]:
         try:
             value = json.loads(content)
             result = unsealed(value)
@@ -96,7 +106,7 @@ class Ledger:
             self._seal(path, result)
         return result
 
-    def _seal(self, path: Path, result: dict[str, Any]) -> None:
+    def _seal(self, path: Path | ObjectPath, result: dict[str, Any]) -> None:
         """Add a checksum to a result that an earlier version filed, if its examples confirm its scores.
 
         Raises:
@@ -110,7 +120,7 @@ class Ledger:
         with suppress(EnvironmentFault):  # the store may be read-only for this user
             self._file(path, result)
 
-    def _file(self, path: Path, result: dict[str, Any]) -> None:
+    def _file(self, path: Path | ObjectPath, result: dict[str, Any]) -> None:
         examples = self.examples_path(result["key"])
         sums = {EXAMPLES: hash_file(examples)} if examples.is_file() and result["status"] == "ok" else {}
         write_atomic(path, canonical_json(sealed({**result, **sums})) + "\n")
@@ -126,7 +136,7 @@ class Ledger:
             self._file(path, result)
             forget(self.folder, result["key"])
 
-    def examples_path(self, key: str) -> Path:
+    def examples_path(self, key: str) -> Path | ObjectPath:
         """Return the path of the examples of the cell with this key, whether or not it exists."""
         return self.path(key).with_suffix(".parquet")
 
@@ -176,22 +186,22 @@ class Ledger:
 
     def keys(self) -> set[str]:
         """Return the keys of all cells that have a result file, whole or damaged."""
-        folders = self.folder.glob("[0-9a-f][0-9a-f]") if self.folder.is_dir() else ()
-        return {
-            path.stem
-            for folder in folders
-            for path in folder.iterdir()
-            if path.name[0] != "." and path.suffix == ".json"
-        }
+        paths: Iterable[Path | ObjectPath]
+        if isinstance(self.folder, ObjectPath):
+            paths = self.folder.iterdir()
+        else:
+            folders = self.folder.glob("[0-9a-f][0-9a-f]") if self.folder.is_dir() else ()
+            paths = (path for folder in folders for path in folder.iterdir())
+        return {path.stem for path in paths if path.suffix == ".json" and path.stem[:2] == path.parent.name}
 
     def holders(self) -> dict[str, Holder]:
         """Return the processes that compute cells now, by the cell's key."""
         return self.claims.held(self.claim(""))
 
-    def set_aside(self, key: str) -> Path:
+    def set_aside(self, key: str) -> Path | ObjectPath:
         """Move a result and its examples out of the way, so that the cell is computed again; return the folder.
 
-        Nothing is ever deleted: each call makes a folder `set-aside/<key>-<number>` of its own.
+        Nothing is ever deleted: each call has a folder of its own, `set-aside/<key>-<time>`.
 
         Raises:
             UserError: another process is computing the cell, or there is no result.
@@ -203,27 +213,25 @@ class Ledger:
                 raise UserError(f"result {key}: {other} computes this cell now; wait for it.")
             if not path.exists():
                 raise UserError(f"result {key}: there is none in {self.folder}.")
+            folder = self.folder / "set-aside" / f"{key}-{time.time_ns()}"
             try:
-                folder = self._empty_folder(key)
+                if isinstance(folder, Path):
+                    folder.mkdir(parents=True)
                 # The result first: examples without a result count for nothing.
                 for file in (path, self.examples_path(key)):
                     if file.exists():
-                        file.rename(folder / file.name)
+                        file.rename(folder / file.name)  # type: ignore[arg-type]  # both are on one file system
             except OSError as error:
                 raise disk_fault(error, path) from error
         return folder
 
-    def _empty_folder(self, key: str) -> Path:
-        for number in itertools.count(1):
-            folder = self.folder / "set-aside" / f"{key}-{number}"
-            with suppress(FileExistsError):
-                folder.mkdir(parents=True)
-                return folder
-        raise AssertionError
-
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return the cells without a result file, one per key, in order; damaged files are found when they are read."""
-        return [cell for key, cell in unique_by_key(cells).items() if not self.path(key).exists()]
+        unique = unique_by_key(cells)
+        if isinstance(self.folder, ObjectPath):  # one listing in place of a question for each
+            there = self.keys() if unique else set()
+            return [cell for key, cell in unique.items() if key not in there]
+        return [cell for key, cell in unique.items() if not self.path(key).exists()]
 
     def results(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
         """Return the results of the cells that have one, in order, each under the names of its cell (`named`).
@@ -237,7 +245,17 @@ class Ledger:
 
     def find_all(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
         """Call `find` for each key; one error names all damaged files."""
-        return for_each(keys, self.find)
+        if not isinstance(self.folder, ObjectPath):
+            return for_each(keys, self.find)
+        keys, there = list(keys), self.keys()
+        paths = {key: self.folder / key[:2] / f"{key}.json" for key in keys if key in there}
+        contents = dict(zip(paths, read_all(list(paths.values())), strict=True))
+
+        def parse(key: str) -> dict[str, Any] | None:
+            content = contents.get(key)
+            return None if content is None else _public(self._parsed(key, paths[key], content))
+
+        return for_each(keys, parse)
 
 
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
@@ -264,7 +282,12 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
     return {**result, **own, "metric": metric}
 
 
-def _damaged(path: Path, reason: str) -> UserError:
+def _public(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a result without the ledger's own entry."""
+    return None if found is None else {name: value for name, value in found.items() if name != EXAMPLES}
+
+
+def _damaged(path: Path | ObjectPath, reason: str) -> UserError:
     return UserError(
         f"{path}: damaged result file ({reason}). Delete it and run the same command again: only this cell is then "
         "computed again."

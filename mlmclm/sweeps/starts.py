@@ -28,7 +28,7 @@ class KeptWeights(Ledger):
     part = "tuned"
 
     def __init__(self, store: Path) -> None:
-        super().__init__(store)
+        super().__init__(store, root=store)  # weights stay in the store, wherever results are
         self.store = store
 
     def path(self, key: str) -> Path:

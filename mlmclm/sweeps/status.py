@@ -14,7 +14,7 @@ from mlmclm.errors import UserError
 from mlmclm.results.metrics import metric_parts, value_of
 from mlmclm.seeds import Seeds
 from mlmclm.storage.claims import Holder
-from mlmclm.sweeps.failures import Failure, failures
+from mlmclm.sweeps.failures import FailureNote, failures
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import ListedCell, Manifest
 from mlmclm.sweeps.table import SweepTable
@@ -24,6 +24,8 @@ STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
 DONE = ("ok", "diverged")
 RATE_SECONDS = 3600.0
 """The rate is that of this time before the last result."""
+READ_AT_ONCE = 500
+"""Results that are read together, from an object store side by side, before what isn't needed of them is dropped."""
 KEPT = ("status", "scores", "cost", "steps", "tokens", "diverged_step")
 """Entries of a result that are kept in memory, of up to 20,000 results."""
 
@@ -43,7 +45,7 @@ class CellState:
     result: Mapping[str, Any] | None = None
     damage: str | None = None
     holder: Holder | None = None
-    failure: Failure | None = None
+    failure: FailureNote | None = None
 
     def score(self, split: str) -> float | None:
         """Return the sweep's main metric on a split; None if the result lacks it."""
@@ -191,18 +193,26 @@ class Watch:
         """Read the results that are new, forget those that are gone, and return the messages about damaged ones."""
         for gone in self._results.keys() - there:
             del self._results[gone]
-        damages = {}
-        for key in dict.fromkeys(cell.key for cell in self._manifest.cells):
-            if key not in there or key in self._results:
-                continue
+        damages: dict[str, str] = {}
+        keys = dict.fromkeys(cell.key for cell in self._manifest.cells)
+        new = [key for key in keys if key in there and key not in self._results]
+        for start in range(0, len(new), READ_AT_ONCE):
+            part = new[start : start + READ_AT_ONCE]
             try:
-                result = self._ledger.find(key)
-            except UserError as error:
-                damages[key] = str(error)
-                continue
-            if result is not None:
-                self._results[key] = {name: result.get(name) for name in KEPT}
+                results = self._ledger.find_all(part)
+            except UserError:  # some are damaged
+                results = [self._find(key, damages) for key in part]
+            for key, result in zip(part, results, strict=True):
+                if result is not None:
+                    self._results[key] = {name: result.get(name) for name in KEPT}
         return damages
+
+    def _find(self, key: str, damages: dict[str, str]) -> dict[str, Any] | None:
+        try:
+            return self._ledger.find(key)
+        except UserError as error:
+            damages[key] = str(error)
+            return None
 
 
 def chosen(
