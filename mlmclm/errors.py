@@ -32,10 +32,20 @@ class EnvironmentFault(MlmclmError):
 def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str = "") -> UserError:
     """Return a `UserError` for a value outside a closed set, with the nearest match and all allowed values."""
     names = [str(item) for item in allowed]
-    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     place = f"{where}: " if where else ""
-    return UserError(f"{place}unknown {kind} {str(value)!r}.{hint} Allowed: {', '.join(names) or '(none)'}.")
+    listed = ", ".join(names) or "(none)"
+    return UserError(f"{place}unknown {kind} {str(value)!r}.{meant(str(value), names)} Allowed: {listed}.")
+
+
+def meant(value: str, names: Iterable[str]) -> str:
+    """Return " Did you mean 'NAME'?" with the name nearest to a value; the empty text if none is near."""
+    near = difflib.get_close_matches(value, list(names), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def one_line(error: object, most: int | None = None) -> str:
+    """Return the text of another library's error on one line, cut to `most` characters."""
+    return " ".join(str(error).split())[:most]
 
 
 Item = TypeVar("Item")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from lzma import LZMAError
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.plugins import CORPORA, plugin, plugin_names
 from mlmclm.progress import say
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
@@ -30,6 +31,7 @@ PIECE_BYTES = 4 << 20
 """Bytes of text files that one task of a cluster reads."""
 FIRST = (".parquet", ".jsonl", ".json", ".txt", ".md")
 """Suffixes that take precedence: beside a file with one of these, other files (CSV, TSV, compressed) are not read."""
+_ALLOWED = f"{', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}"
 SHOWN_FILES = 5
 """Maximum number of left-out files that are named."""
 
@@ -42,28 +44,41 @@ Piece = Callable[[], Iterator[str]]
 
 
 class Source(Protocol):
-    """A source of documents; picklable."""
+    """A source of documents; picklable. Subclasses define its fingerprint and its pieces at least."""
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Return a hash (hex) that changes when the documents do."""
 
-    def settle(self) -> str | None:
-        """Pin the source's documents in the store and return their fingerprint; None if there is nothing to pin."""
+    @abstractmethod
+    def pieces(self, part: str) -> Sequence[Piece]:
+        """Divide the documents of a part, in a fixed order and including empty ones, into pieces that can each be read
+        alone, on this machine.
+
+        No pieces of the validation part: its documents are to be held out of the training part.
+        """
 
     def train(self) -> Iterator[str]:
-        """Read the documents to train on, in a fixed order, including empty ones."""
+        """Read the documents to train on."""
+        return _read(self.pieces(TRAIN))
 
     def validation(self) -> Iterator[str] | None:
         """Read the documents to validate on; None if they are to be held out of `train`."""
+        pieces = self.pieces(VALIDATION)
+        return _read(pieces) if pieces else None
 
-    def pieces(self, part: str) -> Sequence[Piece] | None:
-        """Divide what `train` or `validation` reads into pieces that can each be read alone, on this machine.
-
-        None if `validation` returns None.
-        """
+    def settle(self) -> str | None:
+        """Pin the source's documents in the store and return their fingerprint; None if there is nothing to pin."""
+        return None
 
     def left_out(self) -> str:
         """Describe the source's files that are not read; empty if there are none."""
+        return ""
+
+
+def _read(pieces: Iterable[Piece]) -> Iterator[str]:
+    for piece in pieces:
+        yield from piece()
 
 
 def open_source(
@@ -111,7 +126,7 @@ def _known_hashes(path: Path) -> dict[str, Any]:
         return {}
 
 
-class FileSource:
+class FileSource(Source):
     """A local file, or the files of a folder. The names of a split's files, or of their folder, start with the split's.
 
     Tables (Parquet, JSON, CSV, TSV) have a column of text. A text file is one document, or one per paragraph
@@ -129,23 +144,24 @@ class FileSource:
         self._path, self._column, self._store = path, config.text_column, store
         self._paragraphs = config.text_documents == "paragraph"
         if path.is_file() and kind_of(path) not in SUFFIXES:
-            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_allowed()}.")
+            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_ALLOWED}.")
         there = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         files = self._of_text(there)
         if not files:
-            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_allowed()}.")
+            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.")
         parts = {file: self._part_of(file) for file in files}
-        self._train = self._of_split(config.split, parts)
+        train = self._of_split(config.split, parts)
         if config.validation_split is not None:
-            self._validation = self._of_split(config.validation_split, parts)
+            validation = self._of_split(config.validation_split, parts)
         else:
             names = tuple(name for name in _VALIDATION_NAMES if name != config.split)
-            self._validation = [file for file, part in parts.items() if self._begins(file, part, names)]
             # A file that the training split has taken is not validated on as well.
-            training = set(self._train)
-            self._validation = [file for file in self._validation if file not in training]
+            others = {file: part for file, part in parts.items() if file not in set(train)}
+            validation = [file for file, part in others.items() if self._begins(file, part, names)]
+        self._files = {TRAIN: train, VALIDATION: validation}
+        self._documents = list(filter(self._is_document, [*train, *validation]))
         self._check_lengths()
-        read = {*self._train, *self._validation}
+        read = {*train, *validation}
         self._left_out = _named([file.relative_to(path) for file in there if file not in read])
 
     def _of_text(self, there: list[Path]) -> list[Path]:
@@ -214,7 +230,7 @@ class FileSource:
 
     def _check_lengths(self) -> None:
         """Raise UserError for a text file that is too long for one document."""
-        for file in filter(self._is_document, [*self._train, *self._validation]):
+        for file in self._documents:
             size = _text_size(file)
             if size > LONGEST_DOCUMENT:
                 raise UserError(
@@ -224,10 +240,7 @@ class FileSource:
                 )
 
     def left_out(self) -> str:
-        """Return the number of files that are not read and the first of their names, hidden files not counted.
-
-        Empty if there are none.
-        """
+        """Return the number of files that are not read and the first of their names, hidden files not counted."""
         return self._left_out
 
     def fingerprint(self) -> str:
@@ -235,7 +248,7 @@ class FileSource:
         known_path = self._store / "corpora" / "hashes.json"
         known = _known_hashes(known_path)
         parts, changed = [], False
-        for kind, files in (("train", self._train), ("validation", self._validation)):
+        for part, files in self._files.items():
             for file in files:
                 stat = file.stat()
                 mark = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
@@ -245,29 +258,17 @@ class FileSource:
                     changed = True
                 # The suffix decides how a file is read, and with it its documents; the file's name does not.
                 suffix = f"{kind_of(file)}{file.suffix}" if is_compressed(file) else file.suffix
-                parts.append([kind, suffix, stat.st_size, entry[1]])
+                parts.append([part, suffix, stat.st_size, entry[1]])
         if changed:
             write_sealed(known_path, known)
         # `text_documents` changes the documents of text files only: a folder of tables keeps its fingerprint.
-        whole = any(map(self._is_document, [*self._train, *self._validation]))
-        return stable_hash([self._column, parts, *(["file"] if whole else [])])[:16]
+        return stable_hash([self._column, parts, *(["file"] if self._documents else [])])[:16]
 
-    def settle(self) -> None:
-        """Pin nothing: the fingerprint follows the files."""
-
-    def train(self) -> Iterator[str]:
-        """Read the documents of the split's files."""
-        return self._read(self._train)
-
-    def validation(self) -> Iterator[str] | None:
-        """Read the documents of the validation files; None if there are no such files."""
-        return self._read(self._validation) if self._validation else None
-
-    def pieces(self, part: str) -> Sequence[Piece] | None:
+    def pieces(self, part: str) -> Sequence[Piece]:
         """Return one piece per file; files that are one document each are grouped up to `PIECE_BYTES`."""
         groups: list[list[Path]] = []
         room = 0.0
-        for file in self._train if part == TRAIN else self._validation:
+        for file in self._files[part]:
             # An infinite size gives a table, or a file of paragraphs, a piece of its own.
             size = file.stat().st_size if self._is_document(file) else math.inf
             if size > room:
@@ -275,15 +276,14 @@ class FileSource:
                 room = PIECE_BYTES
             groups[-1].append(file)
             room -= size
-        return [partial(self._read, group) for group in groups] or None
+        return [partial(self._read, group) for group in groups]
 
     def _read(self, files: Sequence[Path]) -> Iterator[str]:
-        """Read the documents of files in the given order."""
         for file in files:
             yield from read_documents(file, self._column, paragraphs=self._paragraphs)
 
 
-class HubSource:
+class HubSource(Source):
     """A data set of the Hugging Face hub, or of its local cache."""
 
     def __init__(self, config: CorpusConfig, tried: Sequence[Path]) -> None:
@@ -292,41 +292,15 @@ class HubSource:
 
     def fingerprint(self) -> str:
         """Return a hash of the name, revision, splits and column: a revision's content never changes on the hub."""
-        config = self._config
-        return stable_hash(
-            [
-                config.source,
-                config.config_name,
-                config.revision,
-                config.split,
-                config.validation_split,
-                config.text_column,
-            ]
-        )[:16]
+        names = ("source", "config_name", "revision", "split", "validation_split", "text_column")
+        return stable_hash([getattr(self._config, name) for name in names])[:16]
 
-    def settle(self) -> None:
-        """Pin nothing: the fingerprint depends on the configuration only."""
-
-    def train(self) -> Iterator[str]:
-        """Read the documents of the split."""
-        return self._read(self._config.split)
-
-    def validation(self) -> Iterator[str] | None:
-        """Read the documents of the validation split; None if no split is named."""
-        split = self._config.validation_split
-        return None if split is None else self._read(split)
-
-    def pieces(self, part: str) -> Sequence[Piece] | None:
+    def pieces(self, part: str) -> Sequence[Piece]:
         """Return one piece: the `datasets` library reads a split from its beginning."""
         split = self._config.split if part == TRAIN else self._config.validation_split
-        return None if split is None else [partial(self._read, split)]
-
-    def left_out(self) -> str:
-        """Return an empty text: nothing of a data set is left out."""
-        return ""
+        return [] if split is None else [partial(self._read, split)]
 
     def _read(self, split: str) -> Iterator[str]:
-        """Read the texts of a split."""
         import datasets
 
         config = self._config
@@ -345,9 +319,7 @@ class HubSource:
         except datasets.exceptions.DatasetNotFoundError as error:
             raise self._not_found(error) from error
         except ValueError as error:
-            raise UserError(
-                f"corpus source {config.source!r}, split {split!r}: {' '.join(str(error).split())}"
-            ) from error
+            raise UserError(f"corpus source {config.source!r}, split {split!r}: {one_line(error)}") from error
         except (OSError, RuntimeError, ImportError) as error:
             raise self._unreachable(error) from error
 
@@ -358,30 +330,22 @@ class HubSource:
         if huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower():
             return self._unreachable(error)
         return UserError(
-            f"corpus source {self._config.source!r} is neither {_installed()}, nor a file or folder ({self._places()}), "
-            f"nor a data set that the Hugging Face hub shows to you ({' '.join(str(error).split())})."
+            f"{self._neither()}, nor a data set that the Hugging Face hub shows to you ({one_line(error)})."
         )
 
     def _unreachable(self, error: Exception) -> EnvironmentFault:
         """Return the error for a hub that cannot be reached."""
         return EnvironmentFault(
-            f"corpus source {self._config.source!r} is neither {_installed()} nor a file or folder ({self._places()}), and "
-            "it cannot be loaded as a data set of the Hugging Face hub "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). "
-            "Check the name and the network, or name a local folder."
+            f"{self._neither()}, and it cannot be loaded as a data set of the Hugging Face hub "
+            f"({type(error).__name__}: {one_line(error, 300)}). Check the name and the network, or name a local folder."
         )
 
-    def _places(self) -> str:
-        """List the paths that were looked at, for messages."""
-        return ", ".join(str(path) for path in self._tried)
-
-
-def _installed() -> str:
-    """List the sources of installed packages, for messages."""
-    return (
-        " nor ".join(map(repr, plugin_names(CORPORA)))
-        or "a source of an installed package (there is none: run `make install` again)"
-    )
+    def _neither(self) -> str:
+        """Return the beginning of both messages: the source is nothing on this machine."""
+        installed = " nor ".join(map(repr, plugin_names(CORPORA)))
+        installed = installed or "a source of an installed package (there is none: run `make install` again)"
+        tried = ", ".join(map(str, self._tried))
+        return f"corpus source {self._config.source!r} is neither {installed} nor a file or folder ({tried})"
 
 
 def _looks_like_a_path(source: str) -> bool:
@@ -398,10 +362,6 @@ def _text_size(file: Path) -> int:
         while block := content.read(1 << 20):
             size += len(block)
     return size
-
-
-def _allowed() -> str:
-    return f"{', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}"
 
 
 def _named(files: Sequence[Path]) -> str:

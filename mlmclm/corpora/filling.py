@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Source
 from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.shard_writer import ShardWriter
 from mlmclm.corpora.streams import MORE, Stream, streams
-from mlmclm.corpora.tokenising import Encoded, Encoder
+from mlmclm.corpora.tokenising import Encoder, tokenised
 from mlmclm.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 CHARACTERS_A_TOKEN = 8
 """Characters of text chosen for each token wanted. English needs about 4; if the text falls short, more is chosen."""
@@ -66,7 +70,7 @@ def _run(
     return short
 
 
-def _add(encoded: Encoded, writers: Mapping[str, ShardWriter], short: set[str]) -> bool:
+def _add(encoded: pyarrow.Table, writers: Mapping[str, ShardWriter], short: set[str]) -> bool:
     """Pack a batch of a stream; return whether the rest of the stream can be skipped.
 
     Adds to `short` the parts of which the stream left documents out. A stream of both parts ends with the first
@@ -74,7 +78,7 @@ def _add(encoded: Encoded, writers: Mapping[str, ShardWriter], short: set[str]) 
     bound only.
     """
     validation = writers.get(VALIDATION)
-    for place, training, tokens, size, unknown in encoded.documents():
+    for place, training, tokens, size, unknown in tokenised(encoded):
         part = TRAIN if training else VALIDATION
         if place.number == MORE:
             short.add(part)

@@ -24,7 +24,7 @@ from mlmclm.corpora.prepared_corpus import ELSEWHERE, PreparedCorpus, blocks_of,
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.shard_writer import Record, ShardWriter, read_record, record_file
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
-from mlmclm.corpora.tokenising import Encoder, Vocabulary, local_encoder, plain
+from mlmclm.corpora.tokenising import Encoder, Tokeniser, local_encoder, plain
 from mlmclm.corpora.tokenizer import (
     TRAINING_CHARACTERS,
     check_ids,
@@ -230,11 +230,11 @@ def _training(corpus: CorpusConfig, place: _Place) -> Iterator[str]:
 @contextmanager
 def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Session | None) -> Iterator[Encoder]:
     """Choose where to tokenise, local processes or a Ray cluster, and yield the encoder."""
-    vocabulary = Vocabulary.of(tokenizer, special_ids(tokenizer)["eos"])
+    tokeniser = Tokeniser.of(tokenizer, special_ids(tokenizer)["eos"])
     # Not `import ray`: local tokenising must not pay for the import.
     running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
     if corpus.workers == "local" or (corpus.workers == "auto" and session is None and not running):
-        with local_encoder(vocabulary, workers) as encoder:
+        with local_encoder(tokeniser, workers) as encoder:
             yield encoder
         return
     from mlmclm.corpora.ray_tokenising import ray_encoder
@@ -242,7 +242,7 @@ def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Sessi
     if session is None and not running:
         raise UserError("corpus.workers: ray: there is no Ray session here; allowed without one: auto, local.")
     # Without `session`, the caller's own Ray session is used and left open.
-    with session() if session is not None else nullcontext(), ray_encoder(vocabulary) as encoder:
+    with session() if session is not None else nullcontext(), ray_encoder(tokeniser) as encoder:
         yield encoder
 
 

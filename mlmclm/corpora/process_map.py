@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, BinaryIO, Generic, Self, TypeVar, cast
@@ -37,55 +37,34 @@ def worker_count(workers: int | None) -> int:
     return max(1, workers) if workers is not None else len(os.sched_getaffinity(0))
 
 
-def ordered_map(
-    function: Callable[[Item], Result],
-    items: Iterable[Item],
-    *,
-    workers: int,
-    setup: Callable[..., None] | None = None,
-    setup_arguments: tuple[Any, ...] = (),
-) -> Iterator[Result]:
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
     """Run `Workers.map` with workers that are started for it and end with it."""
-    with Workers(function, workers=workers, setup=setup, setup_arguments=setup_arguments) as started:
+    with Workers(function, workers=workers) as started:
         yield from started.map(items)
 
 
 class Workers(Generic[Item, Result]):
-    """A context manager of `workers` processes that apply one function.
+    """A context manager of `workers` processes that apply one function, which must be picklable.
 
     They start once there is a second item. A first one alone is computed in this process, and so are all with a single
     worker: a process takes longer to start than a small corpus to tokenise.
-
-    `function` and `setup`, which runs once in each worker, must be module-level functions of importable modules.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Item], Result],
-        *,
-        workers: int,
-        setup: Callable[..., None] | None = None,
-        setup_arguments: tuple[Any, ...] = (),
-    ) -> None:
-        """Store the task; nothing is started yet."""
-        self._task = (function, setup, setup_arguments)
-        self._count = workers
-        self._started = self._ready_here = False
+    def __init__(self, function: Callable[[Item], Result], *, workers: int) -> None:
+        self._function, self._count = function, workers
         self._stack = ExitStack()
-        self._free: SimpleQueue[_Worker] = SimpleQueue()
+        self._free: SimpleQueue[Callable[[Item], Result]] = SimpleQueue()
 
     def __enter__(self) -> Self:
-        """Return itself; nothing is started yet."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the processes."""
         self._stack.close()
 
     def map(self, items: Iterable[Item]) -> Generator[Result]:
         """Yield the function's results in the order of the items, reading at most four items per worker ahead.
 
-        Exceptions of `function` and `setup` are raised here. Closing the generator drops the items not yet begun.
+        Exceptions of the function are raised here. Closing the generator drops the items not yet begun.
 
         Raises:
             EnvironmentFault: a worker was killed, most often because memory ran out.
@@ -94,9 +73,10 @@ class Workers(Generic[Item, Result]):
         first = list(islice(remaining, 2))
         items = chain(first, remaining)
         if self._count == 1 or len(first) < 2:
-            yield from self._map_here(items)
+            yield from map(self._function, items)
             return
-        self._start()
+        while self._free.qsize() < self._count:
+            self._free.put(self._stack.enter_context(_worker(self._function)))
         # One thread per process waits for its answers; waiting on a pipe releases the GIL.
         threads = ThreadPoolExecutor(self._count)
         running: deque[Future[Result]] = deque()
@@ -111,106 +91,67 @@ class Workers(Generic[Item, Result]):
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
 
-    def _map_here(self, items: Iterable[Item]) -> Iterator[Result]:
-        function, setup, arguments = self._task
-        if setup is not None and not self._ready_here:
-            setup(*arguments)
-        self._ready_here = True
-        return map(function, items)
-
-    def _start(self) -> None:
-        """Start the processes, if they aren't running."""
-        if self._started:
-            return
-        # If a process cannot be started, this stack ends those before it.
-        with ExitStack() as stack:
-            for _ in range(self._count):
-                self._free.put(stack.enter_context(_Worker(self._task)))
-            self._stack = stack.pop_all()
-        self._started = True
-
     def _answer(self, item: Item) -> Result:
-        worker = self._free.get()
+        ask = self._free.get()
         try:
-            return cast(Result, worker.ask(item))
+            return ask(item)
         finally:
-            self._free.put(worker)
+            self._free.put(ask)
 
 
-class _Worker:
-    """One worker process; a context manager that ends it."""
+@contextmanager
+def _worker(function: Callable[[Item], Result]) -> Iterator[Callable[[Item], Result]]:
+    """Start a process and yield the function as computed there; kill the process at the end."""
+    environment = {
+        **os.environ,
+        # The worker must find every module that the parent can import, or unpickling the function fails.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "TOKENIZERS_PARALLELISM": "false",  # The processes are the parallelism.
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-W", "ignore", "-m", __name__]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    requests, answers = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
 
-    def __init__(self, task: tuple[Any, ...]) -> None:
-        """Start the process and send it `task`: the function, `setup`, and the arguments of `setup`."""
-        environment = {
-            **os.environ,
-            # The worker must find every module that the parent can import, or unpickling the task fails.
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "TOKENIZERS_PARALLELISM": "false",  # The processes are the parallelism.
-            "OMP_NUM_THREADS": "1",
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        self._send(task)
-
-    def __enter__(self) -> _Worker:
-        """Return the worker itself."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Kill the process: by now nobody waits for an answer."""
-        self._process.kill()
-        self._process.communicate()  # Closes the pipes and waits, so that no zombie is left.
-
-    def ask(self, item: Any) -> Any:
-        """Return the function's result for an item."""
-        self._send(item)
+    @contextmanager
+    def alive() -> Iterator[None]:
         try:
-            fine, value = pickle.load(_not_none(self._process.stdout))  # Safe: our own process wrote it.
-        except (EOFError, pickle.UnpicklingError) as error:
-            raise self._killed() from error
+            yield
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError) as error:
+            raise EnvironmentFault(
+                f"a worker process that prepares the corpus ended early (exit status {process.wait()}; out of "
+                "memory?). Run the same command again, with fewer workers if it happens again: what is finished is kept."
+            ) from error
+
+    def send(value: Any) -> None:
+        pickle.dump(value, requests, protocol=pickle.HIGHEST_PROTOCOL)
+        requests.flush()
+
+    def ask(item: Item) -> Result:
+        with alive():
+            send(item)
+            fine, value = pickle.load(answers)  # Safe: our own process wrote it.
         if not fine:
             raise value
-        return value
+        return cast(Result, value)
 
-    def _send(self, value: Any) -> None:
-        """Send one value to the process."""
-        stream = _not_none(self._process.stdin)
-        try:
-            pickle.dump(value, stream, protocol=pickle.HIGHEST_PROTOCOL)
-            stream.flush()
-        except BrokenPipeError as error:
-            raise self._killed() from error
-
-    def _killed(self) -> EnvironmentFault:
-        """Return the error for a process that ended too early."""
-        return EnvironmentFault(
-            f"a worker process that prepares the corpus ended early (exit status {self._process.wait()}; out of "
-            "memory?). Run the same command again, with fewer workers if it happens again: what is finished is kept."
-        )
-
-
-def _not_none(stream: Any) -> Any:
-    """Return a process's pipe, which its type says may be None."""
-    if stream is None:
-        raise RuntimeError("the worker has no pipe")
-    return stream
+    try:
+        with alive():
+            send(function)
+        yield ask
+    finally:
+        process.kill()
+        process.communicate()  # Closes the pipes and waits, so that no zombie is left.
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Run a worker: read the task, then answer one item after another until the requests end."""
+    """Run a worker: read the function, then answer one item after another until the requests end."""
     function: Any = None
     failure: Exception | None = None
     try:
-        function, setup, arguments = pickle.load(requests)
-        if setup is not None:
-            setup(*arguments)
+        function = pickle.load(requests)
     except Exception as error:
-        # The parent reads no answer to the task: a failure is the answer to each item instead.
+        # The parent reads no answer to the function: a failure is the answer to each item instead.
         failure = error
     while True:
         try:

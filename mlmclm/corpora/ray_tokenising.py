@@ -10,16 +10,12 @@ import logging
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mlmclm.corpora.documents import TRAIN
 from mlmclm.corpora.shard_writer import Position
 from mlmclm.corpora.streams import Stream
-from mlmclm.corpora.tokenising import Encoded, Encoder, Vocabulary, batches, encode
-from mlmclm.corpora.tokenizer import text_tokenizer
+from mlmclm.corpora.tokenising import Encoder, Tokeniser, batches
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.service.placement import check_place
 
@@ -37,7 +33,7 @@ all processors busy."""
 
 
 @contextmanager
-def ray_encoder(vocabulary: Vocabulary) -> Iterator[Encoder]:
+def ray_encoder(tokeniser: Tokeniser) -> Iterator[Encoder]:
     """Tokenise in the current Ray session; the tokenizer travels through the object store, not over a shared disk."""
     import ray.data  # Now, because it sets up the log that `_quiet` changes.
 
@@ -48,18 +44,16 @@ def ray_encoder(vocabulary: Vocabulary) -> Iterator[Encoder]:
     # Raises if no node can ever run a task, which Ray would wait for without end.
     check_place("Tokenising", TASK, view(), remedy=remedy)
     wait_for_a_place("tokenising", TASK, view)
-    # The tokenizer goes into the object store once, instead of with the arguments of every task.
-    content = ray.put(vocabulary.tokenizer)
-    small = replace(vocabulary, tokenizer="")
+    # Into the object store once, instead of with the arguments of every task.
+    stored = ray.put(tokeniser)
 
-    def run(stream: Stream, starts: Mapping[str, Position]) -> Generator[Encoded]:
+    def run(stream: Stream, starts: Mapping[str, Position]) -> Generator[pyarrow.Table]:
         with _quiet(), ray.data.DataContext.current(_context()):
             try:
-                # Closing `run` closes this loop's iterator, which ends Ray Data's execution.
-                for table in _dataset(stream, starts, small, content).iter_batches(
+                # Closing `run` closes this iterator, which ends Ray Data's execution.
+                yield from _dataset(stream, starts, stored).iter_batches(
                     batch_size=None, batch_format="pyarrow", prefetch_batches=2
-                ):
-                    yield _from_table(table)
+                )
             except Exception as error:
                 raise _explained(error) from error
 
@@ -79,7 +73,7 @@ def _context() -> Any:
     return context
 
 
-def _dataset(stream: Stream, starts: Mapping[str, Position], vocabulary: Vocabulary, content: ray.ObjectRef) -> Any:
+def _dataset(stream: Stream, starts: Mapping[str, Position], tokeniser: ray.ObjectRef) -> Any:
     """Return a dataset of the stream's tokens, one document per row."""
     import ray
 
@@ -98,7 +92,7 @@ def _dataset(stream: Stream, starts: Mapping[str, Position], vocabulary: Vocabul
         )
         .map_batches(
             _tokenise,
-            fn_kwargs={"vocabulary": vocabulary, "content": content},
+            fn_kwargs={"tokeniser": tokeniser},
             batch_format="pyarrow",
             num_cpus=TASK["CPU"],
         )
@@ -106,72 +100,24 @@ def _dataset(stream: Stream, starts: Mapping[str, Position], vocabulary: Vocabul
 
 
 def _read(pieces: pyarrow.Table, stream: Stream, starts: Mapping[str, Position]) -> Iterator[pyarrow.Table]:
-    """Read the documents of pieces, one per row (a Ray Data task)."""
-    import pyarrow
-
-    for batch in batches(stream, pieces.column("piece").to_pylist(), starts):
-        yield pyarrow.table(
-            {
-                "piece": pyarrow.array([document.place.piece for document in batch], pyarrow.int64()),
-                "number": pyarrow.array([document.place.number for document in batch], pyarrow.int64()),
-                "training": pyarrow.array([document.part == TRAIN for document in batch], pyarrow.bool_()),
-                "text": pyarrow.array([document.text for document in batch], pyarrow.string()),
-            }
-        )
+    """Read the documents of pieces (a Ray Data task)."""
+    return batches(stream, pieces["piece"].to_pylist(), starts)
 
 
-_loaded: dict[ray.ObjectRef, Any] = {}
-"""A worker process's tokenizer, by the object reference of its content: loaded once per process and `ray_encoder`."""
+def _tokenise(documents: pyarrow.Table, tokeniser: ray.ObjectRef) -> pyarrow.Table:
+    """Tokenise documents (a Ray Data task)."""
+    tokens: pyarrow.Table = _fetched(tokeniser)(documents)
+    return tokens
 
 
-def _tokenise(documents: pyarrow.Table, vocabulary: Vocabulary, content: ray.ObjectRef) -> pyarrow.Table:
-    """Tokenise documents, one per row (a Ray Data task)."""
+@lru_cache(maxsize=1)
+def _fetched(tokeniser: ray.ObjectRef) -> Tokeniser:
+    """Return a worker process's tokeniser, fetched once per process and `ray_encoder`."""
     import ray
 
-    if content not in _loaded:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # The tasks are the parallelism.
-        _loaded.clear()  # Ray reuses worker processes: an earlier corpus's tokenizer must not stay in memory.
-        _loaded[content] = text_tokenizer(ray.get(content))
-    places = zip(documents.column("piece").to_pylist(), documents.column("number").to_pylist(), strict=True)
-    training, texts = documents.column("training").to_pylist(), documents.column("text").to_pylist()
-    return _to_table(encode(vocabulary, _loaded[content], [Position(*place) for place in places], training, texts))
-
-
-def _to_table(encoded: Encoded) -> pyarrow.Table:
-    """Convert to an Arrow table, one document per row."""
-    import pyarrow
-
-    ends = np.concatenate([np.zeros(1, dtype=np.int64), encoded.lengths.cumsum()])
-    columns = {
-        "piece": encoded.pieces,
-        "number": encoded.numbers,
-        "training": encoded.training,
-        "bytes": encoded.bytes,
-        "unknown": encoded.unknown,
-    }
-    tokens = pyarrow.LargeListArray.from_arrays(pyarrow.array(ends), pyarrow.array(encoded.tokens))
-    return pyarrow.table({**{name: pyarrow.array(column) for name, column in columns.items()}, "tokens": tokens})
-
-
-def _from_table(table: pyarrow.Table) -> Encoded:
-    """Convert from an Arrow table: the inverse of `_to_table`."""
-    import pyarrow
-
-    def column(name: str) -> Any:
-        return table.column(name).to_numpy()
-
-    tokens = table.column("tokens").combine_chunks()
-    if isinstance(tokens, pyarrow.ChunkedArray):
-        tokens = tokens.chunk(0)
-    return Encoded(
-        pieces=column("piece"),
-        numbers=column("number"),
-        training=column("training"),
-        lengths=np.diff(tokens.offsets.to_numpy()),  # A slice's offsets don't start at 0; their differences are right.
-        bytes=column("bytes"),
-        unknown=column("unknown"),
-        tokens=tokens.flatten().to_numpy(),
-    )
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # The tasks are the parallelism.
+    fetched: Tokeniser = ray.get(tokeniser)
+    return fetched
 
 
 def _explained(error: Exception) -> Exception:

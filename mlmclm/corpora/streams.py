@@ -87,8 +87,8 @@ def streams(corpus: CorpusConfig, source: Source, below: int | None, characters_
         characters_a_token: characters of text to choose for each token that is wanted. If they turn out too few, the
             caller asks again with more.
     """
-    training = tuple(source.pieces(TRAIN) or ())
-    own = tuple(source.pieces(VALIDATION) or ())
+    training = tuple(source.pieces(TRAIN))
+    own = tuple(source.pieces(VALIDATION))
     # One pass over the stream serves both parts: reading it twice would download it twice.
     if corpus.streaming and below is not None:
         return [Stream((TRAIN, VALIDATION), training, corpus, below)]

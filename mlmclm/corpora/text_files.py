@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, meant, one_line
 from mlmclm.storage.data_files import TABLES, is_compressed, kind_of, open_bytes, open_text, read_table
+from mlmclm.storage.files import parse_json
 
 TEXT = (".txt", ".md")
 SUFFIXES = TABLES + TEXT
@@ -57,10 +57,8 @@ def check_column(where: object, column: str, columns: Iterable[str]) -> None:
     """Raise UserError unless the column is there."""
     names = list(columns)
     if column not in names:
-        near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UserError(
-            f"{where}: there is no column {column!r}.{hint} Its columns: {', '.join(names)}. Set text_column."
+            f"{where}: there is no column {column!r}.{meant(column, names)} Its columns: {', '.join(names)}. Set text_column."
         )
 
 
@@ -78,7 +76,6 @@ def text_of(value: Any, where: object, column: str) -> str:
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[str]:
-    """Yield the text column of a Parquet file."""
     import pyarrow
     import pyarrow.parquet
 
@@ -92,15 +89,15 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
                 for value in batch.column(0).to_pylist():
                     yield text_of(value, path, column)
     except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
+        raise UserError(f"{path}: not a Parquet file ({one_line(error)}).") from error
 
 
 def _read_json_lines(path: Path, column: str) -> Iterator[str]:
-    """Yield the text column of a file with one JSON object per line."""
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _json_text(_load_json(line, f"{path}, line {number}"), f"{path}, line {number}", column)
+                where = f"{path}, line {number}"
+                yield _json_text(parse_json(line.encode(), where), where, column)
 
 
 def _read_json(path: Path, column: str) -> Iterator[str]:
@@ -110,52 +107,27 @@ def _read_json(path: Path, column: str) -> Iterator[str]:
     if not content.lstrip().startswith("["):
         yield from _read_json_lines(path, column)
         return
-    for number, row in enumerate(_load_json(content, str(path))):
+    for number, row in enumerate(parse_json(content.encode(), path)):
         yield _json_text(row, f"{path}, entry {number}", column)
 
 
 def _read_separated(path: Path, column: str) -> Iterator[str]:
-    """Yield the text column of a CSV or TSV file."""
     table = read_table(path)
     check_column(path, column, table.column_names)
     for value in table[column].to_pylist():
         yield text_of(value, path, column)
 
 
-def _load_json(content: str, where: str) -> Any:
-    """Parse JSON.
-
-    Raises:
-        UserError: the content is not valid JSON.
-    """
-    try:
-        return json.loads(content)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON ({error}).") from error
-
-
 def _json_text(row: Any, where: str, column: str) -> str:
-    """Return the text of one object."""
     if not isinstance(row, dict):
-        _refuse(row, where, column)
+        raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
     check_column(where, column, row)
     return text_of(row[column], where, column)
 
 
-def _refuse(row: Any, where: str, column: str) -> NoReturn:
-    """Raise UserError for an entry that is not an object."""
-    raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
-
-
 def _read_paragraphs(path: Path) -> Iterator[str]:
     """Yield the paragraphs of a text file without reading all of it into memory."""
-    lines: list[str] = []
     with open_text(path) as file:
-        for line in file:
-            if line.strip():
-                lines.append(line)
-            elif lines:
+        for written, lines in groupby(file, key=lambda line: bool(line.strip())):
+            if written:
                 yield "".join(lines).rstrip("\n")
-                lines = []
-    if lines:
-        yield "".join(lines).rstrip("\n")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from mlmclm.corpora.documents import TRAIN, Piece
+from mlmclm.corpora.documents import Piece, Source
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.pydocs import documentation
 from mlmclm.pydocs.pin import settled
 
 
 @dataclass(frozen=True)
-class PydocsSource:
+class PydocsSource(Source):
     """The documentation of a store's environment, with separate packages for training and validation."""
 
     store: Path
@@ -28,25 +29,13 @@ class PydocsSource:
         """Pin the store's documentation, extracting it if needed, and return its fingerprint."""
         return documentation.settle_pydocs(self.store, workers=self.workers, progress=self.progress)
 
-    def _folder(self) -> Path:
-        """Return the folder of the extracted documents."""
-        return documentation.prepare_pydocs(self.store, workers=self.workers, progress=self.progress)
-
-    def train(self) -> Iterator[str]:
-        """Read the docstrings of the training packages, and the documentation topics."""
-        return documentation.read_texts(self._folder(), "train")
-
-    def validation(self) -> Iterator[str]:
-        """Read the docstrings of the validation packages."""
-        return documentation.read_texts(self._folder(), "validation")
-
     def pieces(self, part: str) -> Sequence[Piece]:
         """Return one piece per part: the parts are small."""
-        return [self.train if part == TRAIN else self.validation]
+        return [partial(self._read, part)]
 
-    def left_out(self) -> str:
-        """Return an empty text: there are no other files."""
-        return ""
+    def _read(self, part: str) -> Iterator[str]:
+        folder = documentation.prepare_pydocs(self.store, workers=self.workers, progress=self.progress)
+        return documentation.read_texts(folder, part)
 
     def __reduce__(self) -> tuple[type[PydocsSource], tuple[Path, int, Progress]]:
         """Pickle without the callback and with one worker: another process only reads what was extracted here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError, meant, unknown
 
 if TYPE_CHECKING:
     from mlmclm.tasks.declaration import Task
@@ -53,10 +52,8 @@ class Columns:
             if pa.types.is_struct(kind) and kind.get_field_index(field) >= 0:
                 return pa.compute.struct_field(table[outer], field)
         if wanted not in table.column_names:
-            near = difflib.get_close_matches(wanted, table.column_names, n=1, cutoff=0.4)
-            hint = f" Nearest: {near[0]!r}." if near else ""
             raise UserError(
-                f"{self.where}: the column {wanted!r} is missing.{hint} "
+                f"{self.where}: the column {wanted!r} is missing.{meant(wanted, table.column_names)} "
                 f"There are: {', '.join(table.column_names) or '(none)'}."
             )
         return table[wanted]

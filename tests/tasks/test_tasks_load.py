@@ -117,7 +117,7 @@ def test_the_fingerprint_is_of_the_content_and_not_of_the_place_or_form(tmp_path
     [
         (
             {"sentences": ["a"] * 20, "label": [0, 1] * 10},
-            "column 'sentence' is missing. Nearest: 'sentences'. There are",
+            r"column 'sentence' is missing\. Did you mean 'sentences'\? There are",
         ),
         ({"sentence": pa.array([], pa.string()), "label": pa.array([], pa.int64())}, "train .* the split is empty"),
         (rows(label=[0, 1] * 9 + [0, 2]), "row 19: label 2 is outside 0..1; the labels are negative, positive"),
@@ -200,7 +200,7 @@ def test_answers_that_are_no_answers_are_named(tmp_path: Path) -> None:
         ("qrels", {"query-id": ["q0"], "corpus-id": ["d0"], "score": [0]}, "no document is judged relevant"),
         ("qrels", {"query-id": ["q0"], "corpus-id": ["d0"], "score": [0.5]}, "scores must be whole numbers"),
         ("queries", {"_id": ["q0", "q0"], "text": ["a", "b"]}, "queries: the id 'q0' occurs twice"),
-        ("corpus", {"id": ["d0"], "text": ["a"]}, "test corpus .* column '_id' is missing. Nearest: 'id'"),
+        ("corpus", {"id": ["d0"], "text": ["a"]}, r"test corpus .* column '_id' is missing\. Did you mean 'id'\?"),
     ],
 )
 def test_a_fault_in_a_retrieval_evaluation_is_named(tmp_path: Path, part: str, table: Any, message: str) -> None:
