@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.corpora.shelf import AGAIN, Shelf
-from mlmclm.errors import UserError
+from mlmclm.corpora.shelf import Shelf
 
 OPEN_SHARDS = 512
 """Maximum number of memory maps that one process keeps open: each takes a file descriptor, often limited to 1,024."""
@@ -91,17 +90,6 @@ class Blocks:
             elif size != wanted:
                 found[shard.file] = f"{size:,} bytes, but it was written with {wanted:,}"
         return found
-
-    def check(self) -> None:
-        """Check the sizes of all shards.
-
-        Raises:
-            UserError: shards are missing or have the wrong size; the message names them and the remedy.
-        """
-        damaged = self.damaged()
-        if damaged:
-            lines = "\n".join(f"{self.shelf.where(file)}: {what}." for file, what in damaged.items())
-            raise UserError(f"{lines}\n{AGAIN}")
 
     def _map(self, index: int) -> NDArray[Any]:
         """Return a shard's blocks, [blocks, block_length]; fetched, checked and mapped on first use."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,18 @@ def prepare_corpus(
     """
     report = progress or silent
     count = worker_count(workers)
-    place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
+    locate = partial(_locate, corpus, tokenizer, block_length, store, data_root, beside, count, report)
+    place = locate()
     if place.source.settle() not in (None, place.origin):
         # Another process was the first to use the source in this store and pinned other documents.
-        place = _locate(corpus, tokenizer, block_length, store, data_root, beside, count, report)
+        place = locate()
     new = read_index(place.shelf) is None
     if not place.complete():
         # First of all, so that too little text is reported before a tokenizer is trained on it.
         byte_level = tokenizer.train_vocab_size is not None
         below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=report)
         place = replace(place, below=below)
-        _tokenizer(tokenizer, corpus, place, store, report)
+        _tokenizer(tokenizer, place)
         check_ids(place.tokenizer)
 
         def waiting(other: str) -> None:
@@ -97,9 +99,9 @@ def prepare_corpus(
         with Claims(store).wait(lambda: [f"corpora-{place.key}"], waiting):
             # The process that held the claim before may have made the whole corpus.
             if not place.complete():
-                with _encoder(corpus, place.tokenizer, count, session) as encoder:
-                    _make(place, corpus, encoder, report)
-    prepared = _open(place, store)
+                with _encoder(place, count, session) as encoder:
+                    _make(place, encoder)
+    prepared = _open(place)
     assert prepared is not None
     if new:
         say(summary(prepared))
@@ -129,28 +131,31 @@ def find_corpus(
     found = place.tokenizer_damage() if place.tokenizer.is_dir() else None
     if found is not None:
         raise UserError(f"{place.tokenizer}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
-    return _open(place, store) if damaged or place.complete() else None
+    return _open(place) if damaged or place.complete() else None
 
 
-def _open(place: _Place, store: Path) -> PreparedCorpus | None:
+def _open(place: _Place) -> PreparedCorpus | None:
     """Open the corpus if it is finished; None if it is not."""
     index = read_index(place.shelf)
     if index is None:
         return None
-    return replace(open_prepared(place.key, place.shelf, index, store), left_out=place.source.left_out())
+    return replace(open_prepared(place.key, place.shelf, index, place.store), left_out=place.source.left_out())
 
 
 @dataclass(frozen=True)
 class _Place:
-    """The location of a corpus, finished or not."""
+    """The location of a corpus, finished or not, and what it is made from."""
 
+    corpus: CorpusConfig
     source: Source
     origin: str
     """The source's fingerprint."""
+    block_length: int
     key: str
     shelf: Shelf
+    store: Path
     tokenizer: Path
-    block_length: int
+    report: Progress
     below: int | None = None
     """The hash below which a document is held out. None until the source is read, and if it has a validation part."""
 
@@ -184,7 +189,8 @@ def _locate(
     # The key depends on the text, not on where it is stored.
     facts = [CORPUS_VERSION, corpus.identity(), origin, own_key, block_length]
     key = stable_hash(facts)[:16]
-    return _Place(source, origin, key, _shelf(corpus, store, key), store / "tokenizers" / own_key, block_length)
+    shelf = _shelf(corpus, store, key)
+    return _Place(corpus, source, origin, block_length, key, shelf, store, store / "tokenizers" / own_key, report)
 
 
 def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
@@ -200,11 +206,11 @@ def _text_key(corpus: CorpusConfig, origin: str) -> str:
     return stable_hash([origin, corpus.validation_split, corpus.validation_fraction, corpus.streaming, corpus.seed])
 
 
-def _tokenizer(config: TokenizerConfig, corpus: CorpusConfig, place: _Place, store: Path, report: Progress) -> None:
+def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
     """Make the tokenizer; one that is to be trained sees a fixed sample of the training text."""
 
     def texts() -> Iterator[str]:
-        training = _training(corpus, place)
+        corpus, training = place.corpus, _training(place)
         if corpus.streaming:
             chosen = list(head(training, characters=TRAINING_CHARACTERS))
         else:
@@ -213,27 +219,28 @@ def _tokenizer(config: TokenizerConfig, corpus: CorpusConfig, place: _Place, sto
             )
         if not chosen:
             raise no_text(corpus)
-        report("training the tokenizer", 0, None)
+        place.report("training the tokenizer", 0, None)
         yield from map(plain, chosen)
 
-    prepare_tokenizer(config, store=store, corpus_key=_text_key(corpus, place.origin), texts=texts())
-    report("tokenizer ready", 1, 1)
+    prepare_tokenizer(config, store=place.store, corpus_key=_text_key(place.corpus, place.origin), texts=texts())
+    place.report("tokenizer ready", 1, 1)
 
 
-def _training(corpus: CorpusConfig, place: _Place) -> Iterator[str]:
+def _training(place: _Place) -> Iterator[str]:
     """Yield the documents to train on, in the source's order, without empty ones."""
     for text in place.source.train():
-        if text.strip() and (place.below is None or not held_out(text, below=place.below, seed=corpus.seed)):
+        if text.strip() and (place.below is None or not held_out(text, below=place.below, seed=place.corpus.seed)):
             yield text
 
 
 @contextmanager
-def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Session | None) -> Iterator[Encoder]:
+def _encoder(place: _Place, workers: int, session: Session | None) -> Iterator[Encoder]:
     """Choose where to tokenise, local processes or a Ray cluster, and yield the encoder."""
-    tokeniser = Tokeniser.of(tokenizer, special_ids(tokenizer)["eos"])
+    tokeniser = Tokeniser.of(place.tokenizer, special_ids(place.tokenizer)["eos"])
+    where = place.corpus.workers
     # Not `import ray`: local tokenising must not pay for the import.
     running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
-    if corpus.workers == "local" or (corpus.workers == "auto" and session is None and not running):
+    if where == "local" or (where == "auto" and session is None and not running):
         with local_encoder(tokeniser, workers) as encoder:
             yield encoder
         return
@@ -246,18 +253,18 @@ def _encoder(corpus: CorpusConfig, tokenizer: Path, workers: int, session: Sessi
         yield encoder
 
 
-def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> None:
+def _make(place: _Place, encoder: Encoder) -> None:
     """Make what is missing: lost shards of a finished corpus, or the rest of an unfinished one."""
-    shelf = place.shelf
+    shelf, corpus = place.shelf, place.corpus
     # Hidden files are what a killed process left behind: the claim keeps living processes out of this folder.
     for left in shelf.local.glob(".*"):
         if left.suffix != ".lock":
             left.unlink(missing_ok=True)
     index = read_index(shelf)
     if index is not None:
-        _repair(place, corpus, index, encoder, report)
+        _repair(place, index, encoder)
         return
-    facts = _pack(place, corpus, encoder, report)
+    facts = _pack(place, encoder)
     facts |= {"key": place.key, "tokenizer_key": place.tokenizer.name, "block_length": place.block_length}
     made_from = {"source": corpus.source, **corpus.identity()}
     shelf.write_json(INDEX, sealed({**facts, "source_fingerprint": place.origin, "corpus": made_from}))
@@ -267,37 +274,39 @@ def _make(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progres
             shelf.remove(record_file(part, number))
     if corpus.shards is not None:
         # A note in the store, so that `open_corpus` finds the shards by key alone.
-        own = place.tokenizer.parent.parent / "corpora" / place.key
-        write_sealed(own / ELSEWHERE, {"folder": shelf.folder, "address": shelf.address})
+        write_sealed(
+            place.store / "corpora" / place.key / ELSEWHERE, {"folder": shelf.folder, "address": shelf.address}
+        )
 
 
-def _pack(place: _Place, corpus: CorpusConfig, encoder: Encoder, report: Progress) -> dict[str, Any]:
+def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:
     """Make the missing shards of an unfinished corpus; return the facts about all of them."""
+    corpus = place.corpus
     vocabulary = load_text_tokenizer(place.tokenizer).get_vocab_size(with_added_tokens=True)
     dtype, length = token_type(vocabulary), place.block_length
     shard_blocks = max(1, int(corpus.shard_mib * 2**20) // (length * dtype.itemsize))
     limits = {TRAIN: corpus.max_tokens, VALIDATION: corpus.max_validation_tokens}
     with ExitStack() as stack:
         writers = {
-            part: ShardWriter(
-                place.shelf,
-                part,
-                length,
-                dtype,
-                shard_blocks=shard_blocks,
-                max_blocks=None if tokens is None else tokens // length,
-                # Elsewhere the stream has applied the limit when it chose documents by hash.
-                max_documents=corpus.max_documents if part == TRAIN and corpus.streaming else None,
-                finished=_finished(place.shelf, part),
+            part: stack.enter_context(
+                ShardWriter(
+                    place.shelf,
+                    part,
+                    length,
+                    dtype,
+                    shard_blocks=shard_blocks,
+                    max_blocks=None if tokens is None else tokens // length,
+                    # Elsewhere the stream has applied the limit when it chose documents by hash.
+                    max_documents=corpus.max_documents if part == TRAIN and corpus.streaming else None,
+                    finished=_finished(place.shelf, part),
+                )
             )
             for part, tokens in limits.items()
         }
-        for writer in writers.values():
-            stack.enter_context(writer)
-        fill(writers, corpus, place.source, place.below, encoder, report)
+        fill(writers, corpus, place.source, place.below, encoder, place.report)
         # Both parts must pass before either gets its last shard.
         for writer in writers.values():
-            _check_size(writer, corpus, place)
+            _check_size(writer, place)
             check_fit(writer, corpus)
         for writer in writers.values():
             writer.finish()
@@ -323,12 +332,11 @@ def _finished(shelf: Shelf, part: str) -> list[Record]:
     """
     sizes = shelf.sizes()
     found: list[Record] = []
-    whole = True
-    while record_file(part, len(found)) in sizes and whole:
+    while record_file(part, len(found)) in sizes:
         record = read_record(shelf, part, len(found))
-        whole = record is not None and sizes.get(record.shard.file) == record.bytes
-        if record is not None and whole:
-            found.append(record)
+        if record is None or sizes.get(record.shard.file) != record.bytes:
+            break
+        found.append(record)
     for file in sizes:
         name, _, number = file.removesuffix(".json").rpartition("-")
         if file.endswith(".json") and name == part and int(number) >= len(found):
@@ -336,7 +344,7 @@ def _finished(shelf: Shelf, part: str) -> list[Record]:
     return found
 
 
-def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder: Encoder, report: Progress) -> None:
+def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
     """Make the damaged shards of a finished corpus again, each one separately."""
     shelf, dtype = place.shelf, np.dtype(index["dtype"])
     for part in (TRAIN, VALIDATION):
@@ -352,8 +360,12 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
             file = record.shard.file
             if file not in damaged:
                 continue
-            # The writer starts where the shard before ended, and is full after as many blocks as the lost shard had.
             title = f"making {file} again ({damaged[file]})"
+
+            def report(*_: object, title: str = title) -> None:
+                place.report(title, 0, None)
+
+            # The writer starts where the shard before ended, and is full after as many blocks as the lost shard had.
             with ShardWriter(
                 shelf,
                 part,
@@ -363,14 +375,7 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
                 max_blocks=sum(known.shard.blocks for known in records[: number + 1]),
                 finished=records[:number],
             ) as writer:
-                fill(
-                    {part: writer},
-                    corpus,
-                    place.source,
-                    place.below,
-                    encoder,
-                    lambda *_, title=title: report(title, 0, None),
-                )
+                fill({part: writer}, place.corpus, place.source, place.below, encoder, report)
                 writer.finish()
             shelf.remove(record_file(part, number))
             # The record has the shard's SHA-256: anything but the same bytes would make another corpus under this key.
@@ -382,15 +387,11 @@ def _repair(place: _Place, corpus: CorpusConfig, index: dict[str, Any], encoder:
                 )
 
 
-def _check_size(writer: ShardWriter, corpus: CorpusConfig, place: _Place) -> None:
-    """Refuse a part without a block, and remove what was made: with other settings the corpus has another key.
-
-    Raises:
-        UserError: the part has no block.
-    """
+def _check_size(writer: ShardWriter, place: _Place) -> None:
+    """Refuse a part without a block, and remove what was made: with other settings the corpus has another key."""
     if writer.blocks:
         return
     place.shelf.clear()
     if writer.part == TRAIN and not writer.counts.documents:
-        raise no_text(corpus)
-    raise too_little(corpus, writer.part, f"{writer.counts.encoded_tokens:,} tokens", place.block_length)
+        raise no_text(place.corpus)
+    raise too_little(place.corpus, writer.part, f"{writer.counts.encoded_tokens:,} tokens", place.block_length)

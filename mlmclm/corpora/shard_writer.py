@@ -13,7 +13,6 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
@@ -72,13 +71,12 @@ class Record:
     """Counts of the documents up to and including that one."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values."""
         end = {"piece": self.document.piece, "document": self.document.number, "token": self.token}
         return {**self.shard._asdict(), "bytes": self.bytes, "end": end, "counts": self.counts._asdict()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Record:
-        """Convert from plain values: the inverse of `to_json`."""
+        """Read what `to_json` returned."""
         end = value["end"]
         shard = Shard(value["file"], value["blocks"], value["sha256"])
         return cls(
@@ -156,13 +154,9 @@ class ShardWriter:
         self._cut: tuple[Position, int, Counts] = (self._document, self._taken, self.counts)
 
     def __enter__(self) -> Self:
-        """Return the writer itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove the unfinished shard."""
+    def __exit__(self, *error: object) -> None:
         if self._shard is not None:
             with suppress(OSError):  # A full disk, which the write has reported already.
                 self._shard.handle.close()

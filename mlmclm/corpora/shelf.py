@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, unknown
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, one_line, unknown
 from mlmclm.storage.checksums import set_aside
 from mlmclm.storage.files import disk_fault, expanded, hash_file, in_turn, readable, temporary_file, write_json
 
@@ -49,52 +49,45 @@ class Shelf:
             with suppress(FileNotFoundError), os.scandir(self.local) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
             return {}
-        system, path = file_system(self.address)
-        with _reached(self.address), suppress(FileNotFoundError):
+        with self._reached() as (system, path), suppress(FileNotFoundError):
             system.invalidate_cache()  # fsspec caches listings, and other nodes write here too.
-            return {
-                str(entry["name"]).rpartition("/")[2]: int(entry["size"] or 0) for entry in system.ls(path, detail=True)
-            }
+            entries = system.ls(path, detail=True)
+            return {str(entry["name"]).rpartition("/")[2]: int(entry["size"] or 0) for entry in entries}
         return {}
 
     def read(self, file: str) -> bytes | None:
         """Read a file; None if it is not there."""
-        try:
+        with suppress(FileNotFoundError):
             if self.address is None:
                 return (self.local / file).read_bytes()
-            system, path = file_system(self.address)
-            with _reached(self.where(file)):
-                content: bytes = system.cat_file(f"{path}/{file}")
+            with self._reached(file) as (system, path):
+                content: bytes = system.cat_file(path)
             return content
-        except FileNotFoundError:
-            return None
+        return None
 
     def write_json(self, file: str, value: Any) -> None:
         """Write a JSON file, whole or not at all as far as the file system allows."""
         if self.address is None:
             write_json(self.local / file, value)
             return
-        system, path = file_system(self.address)
-        with _reached(self.where(file)):
-            system.makedirs(path, exist_ok=True)
-            system.pipe_file(f"{path}/{file}", readable(value).encode())
+        with self._reached(file) as (system, path):
+            system.makedirs(path.removesuffix(f"/{file}"), exist_ok=True)
+            system.pipe_file(path, readable(value).encode())
 
     def put(self, file: str) -> None:
         """Copy a file from the folder to the address, if there is one."""
         if self.address is not None:
-            system, path = file_system(self.address)
-            with _reached(self.where(file)):
-                system.makedirs(path, exist_ok=True)
-                system.put_file(str(self.local / file), f"{path}/{file}")
+            with self._reached(file) as (system, path):
+                system.makedirs(path.removesuffix(f"/{file}"), exist_ok=True)
+                system.put_file(str(self.local / file), path)
 
     def remove(self, file: str) -> None:
         """Remove a file if it is there."""
         if self.address is None:
             (self.local / file).unlink(missing_ok=True)
             return
-        system, path = file_system(self.address)
-        with _reached(self.where(file)), suppress(FileNotFoundError):
-            system.rm_file(f"{path}/{file}")
+        with self._reached(file) as (system, path), suppress(FileNotFoundError):
+            system.rm_file(path)
 
     def clear(self) -> None:
         """Remove all files, and this node's copies."""
@@ -155,20 +148,17 @@ class Shelf:
         if self.address is None:
             with (self.local / file).open("rb") as handle:
                 return _digest(handle, read)
-        system, path = file_system(self.address)
-        with _reached(self.where(file)), system.open(f"{path}/{file}", "rb") as handle:
+        with self._reached(file) as (system, path), system.open(path, "rb") as handle:
             return _digest(handle, read)
 
     def _copy(self, file: str, sha256: str | None) -> None:
         """Copy a file from the address into the folder, and verify its checksum before it gets its name."""
-        system, path = file_system(self.address or "")
         temporary = None
         try:
             descriptor, temporary = temporary_file(self.local, file)
-            with _reached(self.where(file)):
-                system.get_file(f"{path}/{file}", temporary)
-            with Path(temporary).open("rb") as handle:
-                found = hashlib.file_digest(handle, "sha256").hexdigest()
+            with self._reached(file) as (system, path):
+                system.get_file(path, temporary)
+            found = hash_file(Path(temporary))
             if sha256 is not None and found != sha256:
                 raise UserError(
                     f"{self.where(file)}: its content is not what was written (SHA-256 {found}, not {sha256}). Delete it and run `mlmclm data` on the "
@@ -183,6 +173,24 @@ class Shelf:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
                 os.close(descriptor)  # Open until now: a held temporary file is not swept away as a dead process's.
+
+    @contextmanager
+    def _reached(self, file: str | None = None) -> Iterator[tuple[Any, str]]:
+        """Yield the address's file system, and the path of a file (or of the folder) in it.
+
+        Raises:
+            EnvironmentFault: for any exception of the file system, except for a missing file.
+        """
+        system, folder = file_system(self.address or "")
+        try:
+            yield system, folder if file is None else f"{folder}/{file}"
+        except (FileNotFoundError, MlmclmError):
+            raise
+        except Exception as error:
+            where = self.address if file is None else self.where(file)
+            raise EnvironmentFault(
+                f"{where}: cannot be used ({type(error).__name__}: {one_line(error, 300)}). What is finished is kept: run the same command again."
+            ) from error
 
 
 def file_system(address: str) -> tuple[Any, str]:
@@ -205,20 +213,6 @@ def file_system(address: str) -> tuple[Any, str]:
         if protocol in fsspec.available_protocols():
             raise UserError(f"corpus.shards: {address!r}: {error}") from error
         raise unknown("protocol", protocol, fsspec.available_protocols(), where="corpus.shards") from error
-
-
-@contextmanager
-def _reached(where: str) -> Iterator[None]:
-    """Turn any exception of a remote file system into an `EnvironmentFault`, except for a missing file."""
-    try:
-        yield
-    except (FileNotFoundError, MlmclmError):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise EnvironmentFault(
-            f"{where}: cannot be used ({type(error).__name__}: {reason}). What is finished is kept: run the same command again."
-        ) from error
 
 
 def _size(path: Path) -> int | None:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.corpora.config import TokenizerConfig
-from mlmclm.corpora.tokenizer_formats import gpt2_tokenizer, tiktoken_tokenizer
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
+from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.models.exported_tokenizer import original_text
 from mlmclm.models.notes import corpus_tokenizer, tokenizer_file_hash
 from mlmclm.storage.checksums import CHECKSUMS, cache_damage, noted, whole_cache, write_checksums
@@ -39,15 +39,14 @@ PRETOKENISATION = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-ROLES = ("pad", "bos", "eos", "mask")
-DEFAULT_TOKENS = {"pad": "<|pad|>", "bos": "<|begin_of_text|>", "eos": "<|end_of_text|>", "mask": "<|mask|>"}
-
-_USUAL_TOKENS = {
+USUAL_TOKENS = {
     "pad": ("<|pad|>", "[PAD]", "<pad>", "<|padding|>"),
     "bos": ("<|begin_of_text|>", "[CLS]", "<s>", "<bos>", "<|endoftext|>"),
     "eos": ("<|end_of_text|>", "[SEP]", "</s>", "<eos>", "<|endoftext|>"),
     "mask": ("<|mask|>", "[MASK]", "<mask>"),
 }
+"""By role, the special tokens to look for in a vocabulary that names none. The first one is added if none is there."""
+ROLES = tuple(USUAL_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,8 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
     """
     origin: list[Any]
     if config.path is not None:
-        origin = [
-            "path",
-            [[file.name, tokenizer_file_hash(file)] for file in _tokenizer_files(expanded(config.path))],
-        ]
+        files = _tokenizer_files(expanded(config.path))
+        origin = ["path", [[file.name, tokenizer_file_hash(file)] for file in files]]
     elif config.name is not None:
         origin = ["name", config.name, config.revision]
     else:
@@ -136,19 +133,12 @@ def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     Raises:
         UserError: the texts hold too few different words for a vocabulary of this size.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRETOKENISATION), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level(models.BPE(), PRETOKENISATION)
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[DEFAULT_TOKENS[role] for role in ROLES],
+        special_tokens=[texts[0] for texts in USUAL_TOKENS.values()],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # All 256 bytes, so that no text is unknown.
         show_progress=False,
     )
@@ -167,12 +157,11 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
 
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     texts: dict[str, str] = {}
-    for role in ROLES:
+    for role, usual in USUAL_TOKENS.items():
         # In order of preference: the token that the origin names, a usual one of its vocabulary, a new one.
-        usual = next((text for text in _USUAL_TOKENS[role] if text in vocabulary), None)
-        texts[role] = getattr(named, role) or usual or DEFAULT_TOKENS[role]
+        texts[role] = getattr(named, role) or next((text for text in usual if text in vocabulary), usual[0])
         tokenizer.add_special_tokens([AddedToken(texts[role], special=True, normalized=False)])
-    if not _adds_special_tokens(tokenizer):
+    if not tokenizer.encode("", add_special_tokens=True).ids:  # The origin puts no token around a text.
         # A dictionary, because bos and eos may be the same token, which the template must list once.
         ids = {
             text: index for text in (texts["bos"], texts["eos"]) if (index := tokenizer.token_to_id(text)) is not None
@@ -206,8 +195,7 @@ def load_text_tokenizer(folder: Path) -> Tokenizer:
     except FileNotFoundError as error:
         raise UserError(f"{file}: no such file. Delete {folder} to have it built again.") from error
     except Exception as error:  # The library raises bare Exception.
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{file}: damaged ({reason}). Delete {folder} to have it built again.") from error
+        raise UserError(f"{file}: damaged ({one_line(error, 300)}). Delete {folder} to have it built again.") from error
 
 
 def text_tokenizer(content: str) -> Tokenizer:
@@ -232,12 +220,11 @@ def special_ids(folder: Path) -> dict[str, int]:
         text = settings.get(f"{role}_token")
         index = None if text is None else tokenizer.token_to_id(text)
         if index is None:
-            lack = (
-                f"names no {role}_token"
-                if text is None
-                else f"names {text!r} as {role}_token, which tokenizer.json does not have"
+            lack = "no" if text is None else f"{text!r} as"
+            there = "" if text is None else ", which tokenizer.json does not have"
+            raise UserError(
+                f"{folder}: tokenizer_config.json names {lack} {role}_token{there}. Delete the folder to have it built again."
             )
-            raise UserError(f"{folder}: tokenizer_config.json {lack}. Delete the folder to have it built again.")
         ids[role] = index
     return ids
 
@@ -306,11 +293,6 @@ def vocabulary(folder: Path) -> Vocabulary:
     )
 
 
-def _adds_special_tokens(tokenizer: Tokenizer) -> bool:
-    """Return whether the tokenizer's own post-processor adds a token at the beginning or end of a text."""
-    return len(tokenizer.encode("", add_special_tokens=True).ids) > 0
-
-
 def _tokenizer_files(path: Path) -> list[Path]:
     """Return the files of the tokenizer at a path.
 
@@ -347,9 +329,7 @@ def _from_path(path: Path) -> tuple[Tokenizer, SpecialTokens]:
     try:
         tokenizer = Tokenizer.from_str(original_text(files[0]))
     except Exception as error:  # The library raises bare Exception.
-        raise UserError(
-            f"tokenizer.path: {files[0]}: not a tokenizer file ({' '.join(str(error).split())})."
-        ) from error
+        raise UserError(f"tokenizer.path: {files[0]}: not a tokenizer file ({one_line(error)}).") from error
     return tokenizer, _named_in(files[1:])
 
 
@@ -383,7 +363,7 @@ def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens
     except (OSError, ValueError) as error:
         raise EnvironmentFault(
             f"tokenizer.name: {name!r} cannot be loaded from the Hugging Face hub "
-            f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local one as path."
+            f"({one_line(error, 300)}). Check the name and the network, or give a local one as path."
         ) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:

@@ -7,10 +7,11 @@ import binascii
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.models import BPE
 
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -35,10 +36,11 @@ def tiktoken_tokenizer(path: Path) -> Tokenizer:
     Raises:
         UserError: the file does not hold ranks.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, models
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     ranks = _read_ranks(path)
-    characters = _byte_characters()
+    characters = bytes_to_unicode()
     texts = {token: "".join(characters[byte] for byte in token) for token in ranks}
     merges: list[tuple[int, int, int, str, str]] = []
     # tiktoken files list no merges. Every split of a token into two tokens is a possible last merge, at its rank.
@@ -53,14 +55,7 @@ def tiktoken_tokenizer(path: Path) -> Tokenizer:
         merges=[(left, right) for *_, left, right in merges],
         ignore_merges=True,  # Like tiktoken, which doesn't split a pre-token that is itself a token.
     )
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level(model, LLAMA3_PATTERN)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in LLAMA3_SPECIAL_TOKENS])
     return tokenizer
 
@@ -71,17 +66,28 @@ def gpt2_tokenizer(vocabulary: Path, merges: Path) -> Tokenizer:
     Raises:
         UserError: the files do not hold a vocabulary and its merges.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import models
 
     try:
         model = models.BPE.from_file(str(vocabulary), str(merges))
     except Exception as error:  # The library raises bare Exception.
         raise UserError(
-            f"tokenizer.path: {vocabulary} and {merges.name} are not a BPE vocabulary and its merges "
-            f"({' '.join(str(error).split())})."
+            f"tokenizer.path: {vocabulary} and {merges.name} are not a BPE vocabulary and its merges ({one_line(error)})."
         ) from error
+    return byte_level(model)
+
+
+def byte_level(model: BPE, pattern: str | None = None) -> Tokenizer:
+    """Return a byte-level tokenizer that splits text by a pattern, by default GPT-2's."""
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    characters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    if pattern is not None:
+        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, characters])
+    else:
+        tokenizer.pre_tokenizer = characters
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -103,11 +109,3 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
             f"tokenizer.path: {path}: the ranks are not 0 to n - 1, each once, with all 256 bytes among them."
         )
     return ranks
-
-
-def _byte_characters() -> list[str]:
-    """Return the printable character of each byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    codes = {byte: byte for byte in printable} | {byte: 256 + number for number, byte in enumerate(others)}
-    return [chr(codes[byte]) for byte in range(256)]
