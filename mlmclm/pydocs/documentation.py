@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import hashlib
 import inspect
 import os
 import sys
@@ -23,10 +22,11 @@ from typing import Any, Literal, NamedTuple
 
 from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError
+from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.package_splits import Group, drop_copies, split_groups
 from mlmclm.pydocs.pin import documents_folder, pin_file, settle
 from mlmclm.storage.checksums import whole_cache, write_checksums
-from mlmclm.storage.files import hash_file, read_json, stable_hash, whole_folder, write_json
+from mlmclm.storage.files import hash_file, stable_hash, whole_folder, write_json
 
 EXTRACTOR_VERSION = 2
 """Part of the fingerprint: raise it when the extractor's output changes. A store keeps the documentation it has."""
@@ -34,25 +34,16 @@ EXTRACTOR_VERSION = 2
 OWN_PACKAGE = "mlmclm"
 """This project's package, left out so that the corpus does not change with its sources."""
 
-SKIPPED_FOLDERS = frozenset(
-    # Copies of other packages would carry the same text into two splits; tests document nothing.
-    [
-        "__pycache__",
-        "site-packages",
-        "lib-dynload",
-        "test",
-        "tests",
-        "_vendor",
-        "vendored",
-        "_vendored",
-        "thirdparty_files",
-    ]
-)
+SKIPPED_FOLDERS = frozenset((
+    "__pycache__", "site-packages", "lib-dynload", "test", "tests", "_vendor", "vendored", "_vendored", "thirdparty_files",
+))  # fmt: skip
+"""Copies of other packages would carry the same text into two splits; tests document nothing."""
 MINIMUM_WORDS = 3
 _FILES_A_CHUNK = 48
 _DOCUMENTS = Path("documents.parquet")
 
 Style = Literal["numpydoc", "google", "sphinx", "plain"]
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -82,13 +73,13 @@ def installed_roots() -> list[Root]:
     return [Root(Path(paths["stdlib"]), "stdlib"), *(Root(path, "site") for path in site)]
 
 
-def fingerprint(roots: Sequence[Root] | None = None) -> str:
+def fingerprint() -> str:
     """Return a hash (16 hex digits) of everything that decides an environment's text.
 
     That is Python's version, the installed distributions, and the extractor's version.
     """
     parts: list[Any] = [EXTRACTOR_VERSION, list(sys.version_info[:3])]
-    for root in installed_roots() if roots is None else roots:
+    for root in installed_roots():
         if root.origin == "site":
             # Folder names such as `numpy-2.1.0.dist-info` have the versions; no file needs to be read.
             distributions = {item.name for item in root.path.glob("*.dist-info")}
@@ -98,9 +89,7 @@ def fingerprint(roots: Sequence[Root] | None = None) -> str:
     return stable_hash(parts)[:16]
 
 
-def settle_pydocs(
-    store: Path, *, roots: Sequence[Root] | None = None, workers: int | None = None, progress: Progress = silent
-) -> str:
+def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress = silent) -> str:
     """Pin the store's documentation and return its fingerprint; extract this environment's if the store has none.
 
     Raises:
@@ -109,19 +98,18 @@ def settle_pydocs(
     """
 
     def make() -> str:
-        own = fingerprint(roots)
-        _extract(documents_folder(store, own), roots, workers, progress)
+        own = fingerprint()
+        _extract(documents_folder(store, own), workers, progress)
         return own
 
     return settle(store, make, lambda other: progress(f"waiting for {other}, which reads the documentation", 0, None))
 
 
-def prepare_pydocs(
-    store: Path, *, roots: Sequence[Root] | None = None, workers: int | None = None, progress: Progress = silent
-) -> Path:
+def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progress = silent) -> Path:
     """Return the folder with `documents.parquet` and `meta.json`, extracted on first use and the same from then on.
 
-    Columns, all strings: package (top level), module, name, kind (module, class, function, method, property, topic),
+    `meta.json` counts files, docstrings and copies, and documents, characters and packages per split. The table's
+    columns, all strings: package (top level), module, name, kind (module, class, function, method, property, topic),
     style (numpydoc, google, sphinx, plain), split (train, validation, test), text. Rows are in the order of package,
     module and line.
 
@@ -130,16 +118,16 @@ def prepare_pydocs(
             another one now.
         EnvironmentFault: the disk is full, or a worker was killed.
     """
-    known = settle_pydocs(store, roots=roots, workers=workers, progress=progress)
+    known = settle_pydocs(store, workers=workers, progress=progress)
     folder = documents_folder(store, known)
     if not whole_cache(folder, _DOCUMENTS.name):
-        if fingerprint(roots) != known:
+        if fingerprint() != known:
             raise UserError(
                 f"{folder}: no such folder. It held the documentation that this store's pydocs corpus and tasks are made of, and what is "
                 f"installed now is not what was installed then. Restore the folder; or delete {pin_file(store)} to use the documentation "
                 "of what is installed now: it makes another corpus, and all models and cells anew."
             )
-        _extract(folder, roots, workers, progress)
+        _extract(folder, workers, progress)
     return folder
 
 
@@ -170,12 +158,6 @@ def read_group(folder: Path, number: int) -> list[dict[str, str]]:
     return rows
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    """Read the extraction's statistics: files, docstrings and copies; documents, characters and packages per split."""
-    facts: dict[str, Any] = read_json(folder / "meta.json")
-    return facts
-
-
 def source_files(root: Root) -> list[Path]:
     """List the Python sources under a root in a fixed order, without tests, vendored copies and this project's own."""
     found = []
@@ -199,21 +181,16 @@ def docstrings(source: bytes, module: str) -> list[Docstring]:
     package = module.partition(".")[0]
     found: list[Docstring] = []
 
-    def visit(node: ast.AST, name: str, kind: str) -> None:
-        body: list[ast.stmt] = getattr(node, "body", [])
-        text = _documentation(body)
-        if text is not None:
+    def visit(node: ast.Module | Definition, name: str, kind: str) -> None:
+        text = ast.get_docstring(node) or ""
+        if len(text.split(maxsplit=MINIMUM_WORDS)) >= MINIMUM_WORDS:
+            # A lone surrogate is a valid Python string but not valid UTF-8.
+            text = text.encode("utf-8", "replace").decode("utf-8")
             found.append(Docstring(package, module, name, kind, style_of(text), text))
-        for child in _definitions(body):
-            inner = f"{name}.{child.name}" if name else child.name
-            if isinstance(child, ast.ClassDef):
-                visit(child, inner, "class")
-            else:
-                # No visit: what is defined inside a function is no documentation for others.
-                text = _documentation(child.body)
-                if text is not None:
-                    kind_here = _kind(child, in_class=kind == "class")
-                    found.append(Docstring(package, module, inner, kind_here, style_of(text), text))
+        # What is defined inside a function is no documentation for others.
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for child in _definitions(node.body):
+                visit(child, f"{name}.{child.name}" if name else child.name, _kind(child, in_class=kind == "class"))
 
     visit(ast.parse(source), "", "module")
     return found
@@ -243,21 +220,10 @@ def style_of(text: str) -> Style:
     return "plain"
 
 
-def _documentation(body: list[ast.stmt]) -> str | None:
-    """Return the cleaned docstring that a body starts with; None if it has fewer than `MINIMUM_WORDS` words."""
-    if not body or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Constant):
-        return None
-    text = body[0].value.value
-    if not isinstance(text, str) or len(text.split(maxsplit=MINIMUM_WORDS)) < MINIMUM_WORDS:
-        return None
-    # A lone surrogate is a valid Python string but not valid UTF-8.
-    return inspect.cleandoc(text).encode("utf-8", "replace").decode("utf-8")
-
-
-def _definitions(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def _definitions(body: Iterable[ast.stmt]) -> Iterator[Definition]:
     """Yield the classes and functions defined in a body, also under `if` and `try`."""
     for statement in body:
-        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(statement, Definition):
             yield statement
         elif isinstance(statement, ast.If):
             yield from _definitions([*statement.body, *statement.orelse])
@@ -267,8 +233,10 @@ def _definitions(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef | ast.Functi
             )
 
 
-def _kind(node: ast.FunctionDef | ast.AsyncFunctionDef, *, in_class: bool) -> str:
-    """Return the kind of a definition: function, method or property."""
+def _kind(node: Definition, *, in_class: bool) -> str:
+    """Return the kind of a definition: class, function, method or property."""
+    if isinstance(node, ast.ClassDef):
+        return "class"
     if not in_class:
         return "function"
     names = [item.attr if isinstance(item, ast.Attribute) else getattr(item, "id", "") for item in node.decorator_list]
@@ -302,32 +270,32 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
     return found, failed
 
 
-def _extract(target: Path, roots: Sequence[Root] | None, workers: int | None, progress: Progress) -> None:
+def _extract(target: Path, workers: int | None, progress: Progress) -> None:
     """Extract a documentation into its folder unless that exists."""
     if not target.is_dir():
         with whole_folder(target) as folder:
-            _write(folder, installed_roots() if roots is None else roots, worker_count(workers), progress)
+            _write(folder, worker_count(workers), progress)
             write_checksums(folder)
 
 
-def _write(folder: Path, roots: Sequence[Root], workers: int, progress: Progress) -> None:
+def _write(folder: Path, workers: int, progress: Progress) -> None:
     """Read all sources, remove copies, divide packages into splits and write the Parquet file."""
     import pyarrow
     import pyarrow.parquet
 
+    roots = installed_roots()
     files = [(str(file), _module_of(file, root.path)) for root in roots for file in source_files(root)]
     chunks = [files[start : start + _FILES_A_CHUNK] for start in range(0, len(files), _FILES_A_CHUNK)]
     found: list[Docstring] = []
     failed = 0
-    for number, (docs, unreadable) in enumerate(
-        ordered_map(_read_files, chunks, workers=min(workers, len(chunks) or 1))
-    ):
+    results = ordered_map(_read_files, chunks, workers=min(workers, len(chunks) or 1))
+    for number, (docs, unreadable) in enumerate(results, start=1):
         found += docs
         failed += unreadable
-        progress(
-            "reading the installed packages' documentation", min((number + 1) * _FILES_A_CHUNK, len(files)), len(files)
-        )
-    kept = _without_exact_copies(found)
+        read = min(number * _FILES_A_CHUNK, len(files))
+        progress("reading the installed packages' documentation", read, len(files))
+    # Of copies that differ in white space only, the first is kept.
+    kept = distinct(found, key=lambda doc: " ".join(doc.text.split()))
     if not kept:
         raise UserError(
             f"there is no docstring under {', '.join(str(root.path) for root in roots)}: a corpus needs text."
@@ -341,13 +309,8 @@ def _write(folder: Path, roots: Sequence[Root], workers: int, progress: Progress
     table = pyarrow.table({**columns, "split": [split for _, split in rows]})
     # A row group is the unit that `pydocs.tasks` parses in one worker.
     pyarrow.parquet.write_table(table, folder / _DOCUMENTS, compression="zstd", row_group_size=8192)
-    facts: dict[str, Any] = {
-        "files": len(files),
-        "unparsable_files": failed,
-        "found": len(found),
-        "distinct": len(kept),
-    }
-    facts["copies_of_training_text"] = sum(copies)
+    facts: dict[str, Any] = {"files": len(files), "unparsable_files": failed, "found": len(found)}
+    facts |= {"distinct": len(kept), "copies_of_training_text": sum(copies)}
     for split in ("train", "validation", "test"):
         texts = [doc for doc, own in rows if own == split]
         facts[split] = {
@@ -356,18 +319,6 @@ def _write(folder: Path, roots: Sequence[Root], workers: int, progress: Progress
             "packages": sorted({doc.package for doc in texts}),
         }
     write_json(folder / "meta.json", facts)
-
-
-def _without_exact_copies(docs: list[Docstring]) -> list[Docstring]:
-    """Keep the first docstring of each text, compared after normalising white space."""
-    seen: set[bytes] = set()
-    kept = []
-    for doc in docs:
-        key = hashlib.blake2b(" ".join(doc.text.split()).encode(), digest_size=12).digest()
-        if key not in seen:
-            seen.add(key)
-            kept.append(doc)
-    return kept
 
 
 def _owners(roots: Sequence[Root]) -> dict[str, str]:

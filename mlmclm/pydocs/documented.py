@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from mlmclm.corpora.hashing import text_hash
-from mlmclm.pydocs.sections import Parsed
+from mlmclm.pydocs.sections import Field, Parsed
 
 Item = TypeVar("Item")
 
@@ -109,6 +109,28 @@ def distinct(items: Iterable[Item], key: Callable[[Item], Hashable], taken: Iter
             seen.add(value)
             kept.append(item)
     return kept
+
+
+def new_entries(
+    documents: Sequence[Documented], read: Callable[[Field], Item], description: Callable[[Item], str]
+) -> Iterator[tuple[str, list[tuple[list[Item], str]]]]:
+    """Yield each split with the entries of its docstrings, as `read` returns them, and each docstring's package.
+
+    Notes are left out. Train may repeat itself; an evaluation split has only descriptions that occur in no earlier
+    split.
+    """
+    taken: set[str] = set()
+    for split in ("train", *EVALUATION_SPLITS):
+        known = set(taken) if split in EVALUATION_SPLITS else set()
+        found = []
+        for document in documents:
+            if document.split == split:
+                entries = [read(field) for field in document.parsed.fields if field.role != "note"]
+                keys = [normal(description(entry)) for entry in entries]
+                taken.update(keys)
+                fresh = [entry for entry, key in zip(entries, keys, strict=True) if key not in known]
+                found.append((fresh, document.package))
+        yield split, found
 
 
 def select(

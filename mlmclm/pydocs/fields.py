@@ -10,17 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mlmclm.pydocs.documented import (
-    EVALUATION_SPLITS,
-    Documented,
-    Table,
-    distinct,
-    draw,
-    normal,
-    select,
-    shortened,
-    words,
-)
+from mlmclm.pydocs.documented import Documented, Table, distinct, draw, new_entries, normal, select, shortened, words
 from mlmclm.pydocs.sections import Field
 
 LABELS = ["O", "B-PARAM", "B-TYPE", "I-TYPE", "B-EXCEPTION"]
@@ -38,21 +28,9 @@ Tagged = list[tuple[str, str]]
 
 def make(documents: Sequence[Documented]) -> dict[str, Table]:
     """Make the tables train, validation and test; columns: tokens, tags (indices into `LABELS`)."""
-    taken: set[str] = set()
     tables = {}
-    for split in ("train", *EVALUATION_SPLITS):
-        # Train may repeat itself; an evaluation split has only descriptions that occur in no earlier split.
-        known = set(taken) if split in EVALUATION_SPLITS else set()
-        examples: list[tuple[Tagged, str]] = []
-        for document in documents:
-            if document.split == split:
-                described = [(field, _description(field)) for field in document.parsed.fields if field.role != "note"]
-                keys = [normal(description) for _, description in described]
-                taken.update(keys)
-                fresh = [
-                    pair for pair, key in zip(described, keys, strict=True) if key not in known and key.count(" ") >= 2
-                ]
-                examples += [(tagged, document.package) for tagged in _examples(fresh)]
+    for split, entries in new_entries(documents, lambda field: (field, _description(field)), lambda pair: pair[1]):
+        examples = [(tagged, package) for described, package in entries for tagged in _examples(described)]
         examples = distinct(examples, key=lambda example: _text(example[0]))
         chosen = select(examples, COUNTS[split], key=lambda e: _text(e[0]), package=lambda e: e[1], salt="fields")
         rows = [
@@ -65,6 +43,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
 
 def _examples(described: list[tuple[Field, str]]) -> list[Tagged]:
     """Make examples of one to three consecutive entries of a docstring."""
+    described = [pair for pair in described if normal(pair[1]).count(" ") >= 2]
     entries = [_entry(field, description) for field, description in described]
     examples = []
     start = 0

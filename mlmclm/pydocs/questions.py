@@ -9,17 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mlmclm.pydocs.documented import (
-    EVALUATION_SPLITS,
-    Documented,
-    Table,
-    distinct,
-    draw,
-    normal,
-    select,
-    shortened,
-    words,
-)
+from mlmclm.pydocs.documented import Documented, Table, distinct, draw, new_entries, normal, select, shortened, words
 from mlmclm.pydocs.sections import Field
 
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
@@ -47,22 +37,9 @@ class _Part(NamedTuple):
 
 def make(documents: Sequence[Documented]) -> dict[str, Table]:
     """Make the tables train, validation and test; columns: id, question, context, answers (text, answer_start)."""
-    taken: set[str] = set()
     tables = {}
-    for split in ("train", *EVALUATION_SPLITS):
-        # Train may repeat itself; an evaluation split has only descriptions that occur in no earlier split.
-        known = set(taken) if split in EVALUATION_SPLITS else set()
-        examples: list[tuple[dict[str, Any], str]] = []
-        for document in documents:
-            if document.split == split:
-                parts = [_part(field) for field in document.parsed.fields if field.role != "note"]
-                taken.update(normal(part.description) for part in parts)
-                fresh = [
-                    part
-                    for part in parts
-                    if normal(part.description) not in known and len(part.description.split()) >= 3
-                ]
-                examples += [(row, document.package) for row in _questions(fresh)]
+    for split, entries in new_entries(documents, _part, lambda part: part.description):
+        examples = [(row, package) for parts, package in entries for row in _questions(parts)]
         examples = distinct(examples, key=lambda example: normal(example[0]["context"]))
         chosen = select(examples, COUNTS[split], key=lambda e: e[0]["context"], package=lambda e: e[1], salt="qa")
         tables[split] = Table([{"id": f"{split}-{n}", **row} for n, (row, _) in enumerate(chosen)], COLUMNS)
@@ -71,6 +48,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
 
 def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
     """Make one question about each run of two to four entries, which asks for one of them."""
+    parts = [part for part in parts if len(part.description.split()) >= 3]
     rows = []
     start = 0
     while len(parts) - start >= 2:

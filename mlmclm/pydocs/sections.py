@@ -31,31 +31,18 @@ class Parsed(NamedTuple):
     fields: tuple[Field, ...]
 
 
-_ROLES: dict[str, Role] = {
-    **dict.fromkeys(
-        ["parameters", "other parameters", "args", "arguments", "keyword args", "keyword arguments"], "parameter"
-    ),
-    "attributes": "attribute",
-    **dict.fromkeys(["returns", "return", "yields"], "return"),
-    **dict.fromkeys(["raises", "exceptions"], "exception"),
-    **dict.fromkeys(["notes", "note"], "note"),
+_TITLES: dict[Role, tuple[str, ...]] = {
+    "parameter": ("parameters", "other parameters", "args", "arguments", "keyword args", "keyword arguments"),
+    "attribute": ("attributes",),
+    "return": ("returns", "return", "yields"),
+    "exception": ("raises", "exceptions"),
+    "note": ("notes", "note"),
 }
+_ROLES = {title: role for role, titles in _TITLES.items() for title in titles}
 # Titles of sections that are not used. They are known so that such a section ends the one before it.
-_OTHER_TITLES = frozenset(
-    [
-        "examples",
-        "example",
-        "see also",
-        "references",
-        "warnings",
-        "warning",
-        "warns",
-        "methods",
-        "todo",
-        "usage",
-        "shape",
-    ]
-)
+_OTHER_TITLES = frozenset((
+    "examples", "example", "see also", "references", "warnings", "warning", "warns", "methods", "todo", "usage", "shape",
+))  # fmt: skip
 
 # The line under a numpydoc title.
 _UNDERLINE = re.compile(r"^[-=~^]{3,}\s*$")
@@ -103,9 +90,7 @@ def parse(text: str) -> Parsed:
     if paragraphs and (_BARE_ENTRY.match(paragraphs[0]) or paragraphs[0].startswith("@")):
         paragraphs = []  # Entries without a heading are neither a summary nor a section.
     summary = clean(paragraphs[0]) if paragraphs else ""
-    return Parsed(
-        summary, clean(" ".join(paragraphs[1:])), tuple(field for field in [*fields, *sphinx] if _good(field))
-    )
+    return Parsed(summary, clean(" ".join(paragraphs[1:])), tuple(filter(_good, [*fields, *sphinx])))
 
 
 def _sections(lines: list[str]) -> tuple[list[str], list[tuple[str, list[str], bool]]]:
@@ -217,18 +202,14 @@ def _sphinx(lines: list[str]) -> tuple[list[str], list[Field]]:
 
 def _paragraphs(lines: list[str]) -> list[str]:
     """Return the blocks of lines between empty lines."""
-    return [
-        part
-        for part in (block.strip("\n") for block in "\n".join(line.rstrip() for line in lines).split("\n\n"))
-        if part
-    ]
+    blocks = "\n".join(line.rstrip() for line in lines).split("\n\n")
+    return [part for block in blocks if (part := block.strip("\n"))]
 
 
 def _is_code(paragraph: str) -> bool:
     """Return whether a paragraph is an example, a directive, a list or a table instead of prose."""
-    return paragraph.lstrip().startswith(
-        (">>>", ".. ", "- ", "* ", "+-", "===", "```", "|", "In [")
-    ) or paragraph.startswith("    ")
+    marks = (">>>", ".. ", "- ", "* ", "+-", "===", "```", "|", "In [")
+    return paragraph.startswith("    ") or paragraph.lstrip().startswith(marks)
 
 
 def _good(field: Field) -> bool:

@@ -23,7 +23,7 @@ from mlmclm.pydocs import fields as pydocs_fields
 from mlmclm.pydocs import kind as pydocs_kind
 from mlmclm.pydocs import passages as pydocs_retrieval
 from mlmclm.pydocs import questions as pydocs_qa
-from mlmclm.pydocs.documentation import Root, prepare_pydocs, read_group, read_groups
+from mlmclm.pydocs.documentation import prepare_pydocs, read_group, read_groups
 from mlmclm.pydocs.documented import Documented, Table
 from mlmclm.pydocs.pin import settled
 from mlmclm.pydocs.sections import parse
@@ -44,14 +44,7 @@ _MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[s
 PYDOCS_TASKS = tuple(_MAKERS)
 
 
-def build(
-    task: str,
-    store: Path,
-    progress: Progress | None = None,
-    *,
-    roots: Sequence[Root] | None = None,
-    workers: int | None = None,
-) -> Path:
+def build(task: str, store: Path, progress: Progress | None = None, *, workers: int | None = None) -> Path:
     """Return the folder of a task. All four tasks are made together on first use.
 
     They are made from the store's documentation (`mlmclm.pydocs.pin`) and don't change with the installed packages.
@@ -60,9 +53,6 @@ def build(
     answering are `train`, `validation` and `test`. Those of retrieval are `train`, and for each of validation and test
     `..._queries`, `..._corpus` and `..._qrels`. `meta.json` has name, family, label_names, rows of each table,
     fingerprint (of the content), pydocs (fingerprint of the text) and how.
-
-    Args:
-        roots: sources to read instead of this environment's, if the store has no documentation yet.
 
     Raises:
         UserError: the name is unknown, or there is too little documentation for a task.
@@ -74,7 +64,7 @@ def build(
     if there is not None:
         return there
     report = progress or silent
-    text = prepare_pydocs(store, roots=roots, workers=workers, progress=report)
+    text = prepare_pydocs(store, workers=workers, progress=report)
     source = settled(store)
     assert source is not None
     documents = _parsed(text, worker_count(workers), report)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
-from mlmclm.pydocs.documentation import Root, docstrings, fingerprint, prepare_pydocs, read_facts, read_group, topics
+from mlmclm.pydocs.documentation import Root, docstrings, fingerprint, prepare_pydocs, read_group, topics
 from mlmclm.pydocs.package_splits import Group, drop_copies, split_groups
 
 SOURCE = b'''"""The module's own text."""
@@ -48,6 +50,11 @@ def short():
 def odd():
     """A lone \\ud800 surrogate here."""
 '''
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, root: Path, origin: Literal["site", "folder"] = "folder") -> None:
+    """Put a folder in the place of the installed packages."""
+    monkeypatch.setattr(pydocs, "installed_roots", lambda: [Root(root, origin)])
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -125,7 +132,9 @@ def test_a_second_call_only_looks(environment: list[Root], tmp_path: Path, monke
     assert prepare_pydocs(tmp_path) == folder
 
 
-def test_copies_are_removed_and_broken_sources_are_counted(packages: Path, tmp_path: Path) -> None:
+def test_copies_are_removed_and_broken_sources_are_counted(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "root"
     for name in ("package00", "package01"):
         shutil.copytree(packages / name, root / name)
@@ -133,36 +142,43 @@ def test_copies_are_removed_and_broken_sources_are_counted(packages: Path, tmp_p
     (root / "broken.py").write_text('"""Unfinished text here."""\ndef f(:\n')
     (root / "package00" / "tests").mkdir()
     (root / "package00" / "tests" / "test_x.py").write_text('"""Never reached by extraction."""\n')
-    facts = read_facts(prepare_pydocs(tmp_path / "store", roots=[Root(root, "folder")], workers=1))
+    installed(monkeypatch, root)
+    facts = json.loads((prepare_pydocs(tmp_path / "store", workers=1) / "meta.json").read_text())
     assert facts["unparsable_files"] == 1
     assert facts["files"] == 7
     assert facts["found"] - facts["distinct"] == 16
 
 
-def test_sources_without_docstrings_are_an_error(tmp_path: Path) -> None:
+def test_sources_without_docstrings_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, tmp_path / "root")
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "a.py").write_text("x = 1\n")
     with pytest.raises(UserError, match="no docstring"):
-        prepare_pydocs(tmp_path, roots=[Root(tmp_path / "root", "folder")], workers=1)
+        prepare_pydocs(tmp_path, workers=1)
 
 
-def test_the_fingerprint_follows_distributions_but_not_this_project(tmp_path: Path) -> None:
-    root = [Root(tmp_path, "site")]
+def test_the_fingerprint_follows_distributions_but_not_this_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, tmp_path, "site")
     (tmp_path / "one-1.0.dist-info").mkdir()
-    first = fingerprint(root)
+    first = fingerprint()
     (tmp_path / "mlmclm-0.1.0.dist-info").mkdir()
-    assert fingerprint(root) == first
+    assert fingerprint() == first
     (tmp_path / "two-2.0.dist-info").mkdir()
-    assert fingerprint(root) != first
+    assert fingerprint() != first
 
 
-def test_packages_of_one_distribution_stay_together(packages: Path, tmp_path: Path) -> None:
+def test_packages_of_one_distribution_stay_together(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = tmp_path / "site"
     shutil.copytree(packages, site)
     record = site / "both-1.0.dist-info" / "RECORD"
     record.parent.mkdir()
     record.write_text("".join(f"package{n:02d}/__init__.py,sha256=x,1\n" for n in range(20)))
-    found = rows(prepare_pydocs(tmp_path, roots=[Root(site, "site")], workers=1))
+    installed(monkeypatch, site, "site")
+    found = rows(prepare_pydocs(tmp_path, workers=1))
     assert {row["split"] for row in found} == {"train"}
 
 
@@ -203,13 +219,13 @@ def test_an_evaluation_text_that_is_mostly_a_copy_of_training_text_is_dropped() 
     assert drop_copies([training, ("train", shared)]) == [False, False]
 
 
-def test_installed_packages_give_documents_in_every_style(tmp_path: Path) -> None:
+def test_installed_packages_give_documents_in_every_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Path(sysconfig.get_paths()["purelib"])
     for name in ("joblib", "fsspec", "click", "jinja2", "flask", "rich", "docker", "tqdm", "requests", "werkzeug"):
         if (site / name).is_dir():
             shutil.copytree(site / name, tmp_path / "site" / name, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
-    folder = prepare_pydocs(tmp_path, roots=[Root(tmp_path / "site", "folder")], workers=2)
-    found = rows(folder)
+    installed(monkeypatch, tmp_path / "site")
+    found = rows(prepare_pydocs(tmp_path, workers=2))
     assert len(found) > 1000
     assert len({row["package"] for row in found}) >= 5
     assert {row["split"] for row in found} == set(pydocs_splits())

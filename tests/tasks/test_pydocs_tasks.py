@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mlmclm.errors import UserError
+from mlmclm.pydocs import documentation
 from mlmclm.pydocs import tasks as module
 from mlmclm.pydocs.documentation import Root
 from mlmclm.pydocs.documented import normal, select, shortened, words
@@ -67,20 +69,28 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment(packages: Path) -> Iterator[None]:
+    """The packages in the place of the installed ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documentation, "installed_roots", lambda: [Root(packages, "folder")])
+        yield
+
+
 @pytest.fixture(scope="module")
-def store(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which the tasks are made."""
     folder = tmp_path_factory.mktemp("store")
-    build("pydocs-qa", folder, roots=[Root(packages, "folder")], workers=1)
+    build("pydocs-qa", folder, workers=1)
     return folder
 
 
 @pytest.fixture(scope="module")
-def tables(store: Path, packages: Path) -> Tables:
+def tables(store: Path) -> Tables:
     """task -> table -> rows."""
     result: Tables = {}
     for name in PYDOCS_TASKS:
-        folder = build(name, store, roots=[Root(packages, "folder")], workers=1)
+        folder = build(name, store, workers=1)
         result[name] = {file.stem: pq.read_table(file).to_pylist() for file in folder.glob("*.parquet")}
     return result
 
@@ -182,16 +192,15 @@ def test_the_rest_of_a_docstring_holds_neither_summary_nor_name(tables: Tables) 
 
 
 def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
-    store: Path, packages: Path, tables: Tables, tmp_path: Path
+    store: Path, tables: Tables, tmp_path: Path
 ) -> None:
-    roots = [Root(packages, "folder")]
     for name in PYDOCS_TASKS:
-        facts = json.loads((build(name, store, roots=roots) / "meta.json").read_text())
+        facts = json.loads((build(name, store) / "meta.json").read_text())
         assert facts["rows"] == {table: len(rows) for table, rows in tables[name].items()}
         assert facts["name"] == name
-        again = build(name, tmp_path, roots=roots, workers=2)
+        again = build(name, tmp_path, workers=2)
         assert json.loads((again / "meta.json").read_text()) == facts
-    assert json.loads((build("pydocs-kind", store, roots=roots) / "meta.json").read_text())["label_names"] == [
+    assert json.loads((build("pydocs-kind", store) / "meta.json").read_text())["label_names"] == [
         "summary",
         "parameter",
         "return",
@@ -200,22 +209,22 @@ def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
     ]
 
 
-def test_what_is_made_is_not_made_again(store: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_is_not_made_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "prepare_pydocs", None)
     for name in PYDOCS_TASKS:
-        assert build(name, store, roots=[Root(packages, "folder")]).is_dir()
+        assert build(name, store).is_dir()
 
 
 @pytest.mark.parametrize("file", ["test.parquet", "meta.json"])
 def test_a_task_with_another_bit_is_made_again_and_a_line_says_so(
-    store: Path, packages: Path, tmp_path: Path, file: str, capfd: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, file: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(store, tmp_path / "store")
-    folder = build("pydocs-qa", tmp_path / "store", roots=[Root(packages, "folder")], workers=1)
+    folder = build("pydocs-qa", tmp_path / "store", workers=1)
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
     capfd.readouterr()
-    assert build("pydocs-qa", tmp_path / "store", roots=[Root(packages, "folder")], workers=1) == folder
+    assert build("pydocs-qa", tmp_path / "store", workers=1) == folder
     assert (folder / file).read_bytes() == whole
     assert f"{folder} is not used: {file} is not what was written" in " ".join(capfd.readouterr().err.split())
 
@@ -225,11 +234,12 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
         build("pydocs-q", tmp_path)
 
 
-def test_too_little_documentation_is_an_error(tmp_path: Path) -> None:
+def test_too_little_documentation_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documentation, "installed_roots", lambda: [Root(tmp_path, "folder")])
     for number in range(3):
         (tmp_path / f"module{number}.py").write_text(f'"""A module about nothing, number {number}."""\n')
     with pytest.raises(UserError, match="too little documentation"):
-        build("pydocs-qa", tmp_path / "store", roots=[Root(tmp_path, "folder")], workers=1)
+        build("pydocs-qa", tmp_path / "store", workers=1)
 
 
 def test_shortening_keeps_whole_sentences_or_cuts_the_first() -> None:
