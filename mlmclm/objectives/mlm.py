@@ -44,18 +44,7 @@ class Masked(Objective):
         return f"masked at {self.mask_percent} % (MLM)"
 
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return mask_tokens(
-            tokens,
-            rows=draw.rows,
-            ratio=self.mask_percent / 100,
-            mask_id=draw.vocabulary.mask,
-            special_ids=draw.vocabulary.special,
-            seed=draw.seed,
-            step=draw.step,
-            random=draw.corruption.random,
-            keep=draw.corruption.keep,
-            replacements=draw.vocabulary.ordinary,
-        )
+        return mask_tokens(tokens, draw, self.mask_percent / 100)
 
     def labelled_share(self, length: int, documents: int) -> float:
         return self.mask_percent / 100

@@ -19,16 +19,8 @@ from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Judged, Part, Task
 
 LOCATES = {
-    "source",
-    "config_name",
-    "revision",
-    "data_dir",
-    "columns",
-    "splits",
-    "label_names",
-    "pair_template",
-    "unanswerable",
-}
+    "source", "config_name", "revision", "data_dir", "columns", "splits", "label_names", "pair_template", "unanswerable",
+}  # fmt: skip
 """Fields of a declaration that determine which data are read and how they are fingerprinted."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

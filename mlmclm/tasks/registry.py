@@ -40,18 +40,6 @@ class Declared:
     broken: tuple[Broken, ...] = ()
 
 
-def read_declarations(files: Iterable[Path]) -> dict[str, Task]:
-    """Read declarations from files and return the tasks by name.
-
-    Raises:
-        UserError: a file is malformed, or two files declare the same name.
-    """
-    found = _read(files, Declared({}))
-    if found.broken:
-        raise UserError("\n".join(each.reason for each in found.broken))
-    return {name: task for name, (task, _) in found.tasks.items()}
-
-
 def _read(files: Iterable[Path], known: Declared) -> Declared:
     """Add the tasks that these files declare to the known ones."""
     found, broken = dict(known.tasks), list(known.broken)

@@ -156,12 +156,7 @@ def _read_hub(task: Task, part: str | Part, folder: Path | None) -> Raw:
     except (ValueError, RuntimeError) as error:
         raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
     table = data.with_format("arrow")[:]
-    names = {}
-    for column, feature in data.features.items():
-        while hasattr(feature, "feature"):
-            feature = feature.feature
-        if isinstance(feature, datasets.ClassLabel):
-            names[column] = tuple(feature.names)
+    names = _names_in(data.features.arrow_schema.metadata)
     return Raw(table.replace_schema_metadata(None), f"{where} split {split}", names, _own_columns(part))
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mlmclm.corpora.tokenizer import Vocabulary
+from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.hiding import mask_tokens
 from mlmclm.objectives.objective import UNLABELLED as IGNORED
+from mlmclm.objectives.objective import Draw
 
 MASK, EOS = 3, 2
-
+VOCABULARY = Vocabulary(1000, MASK, (0, 1, EOS, MASK))
 
 WORD = 2**64
 ORDINARY = np.arange(4, 1000)
@@ -22,9 +25,16 @@ def batch(rows: int = 64, length: int = 256) -> np.ndarray:
 
 
 def mask(
-    ids: np.ndarray, rows: np.ndarray, ratio: float = 0.4, seed: int = 1, step: int = 5
+    ids: np.ndarray,
+    rows: np.ndarray,
+    ratio: float = 0.4,
+    seed: int = 1,
+    step: int = 5,
+    random: float = 0.0,
+    keep: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    return mask_tokens(ids, rows=rows, ratio=ratio, mask_id=MASK, special_ids=[0, 1, EOS, MASK], seed=seed, step=step)
+    corruption = Corruption(mask=1 - random - keep, random=random, keep=keep)
+    return mask_tokens(ids, Draw(rows, step, seed, VOCABULARY, corruption), ratio)
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.2, 0.4, 0.5, 0.99])
@@ -99,10 +109,7 @@ def uniform(*counters: int) -> float:
 )
 def test_inputs_and_labels_equal_a_loop_over_single_positions(random: float, keep: float, ratio: float) -> None:
     ids, rows, seed, step = batch(6, 40), np.array([3, 0, 70, 9, 2303, 5]), 11, 41_999
-    inputs, labels = mask_tokens(
-        ids, rows=rows, ratio=ratio, mask_id=MASK, special_ids=[0, 1, EOS, MASK], seed=seed, step=step,
-        random=random, keep=keep, replacements=ORDINARY,
-    )  # fmt: skip
+    inputs, labels = mask(ids, rows, ratio, seed, step, random, keep)
     for index, row in enumerate(rows.tolist()):
         for position in range(40):
             token = int(ids[index, position])
@@ -120,10 +127,7 @@ def test_inputs_and_labels_equal_a_loop_over_single_positions(random: float, kee
 def test_a_million_tokens_are_masked_replaced_and_kept_in_their_shares(ratio: float) -> None:
     ids = np.random.default_rng(0).integers(4, 1000, size=(1024, 1024))
     ids[:, ::64] = EOS
-    inputs, labels = mask_tokens(
-        ids, rows=np.arange(1024), ratio=ratio, mask_id=MASK, special_ids=[0, 1, EOS, MASK], seed=5, step=7,
-        random=0.1, keep=0.1, replacements=ORDINARY,
-    )  # fmt: skip
+    inputs, labels = mask(ids, np.arange(1024), ratio, seed=5, step=7, random=0.1, keep=0.1)
     ordinary, chosen = ids != EOS, labels != IGNORED
     assert ordinary.sum() > 1_000_000
     assert not (chosen & ~ordinary).any()
@@ -149,20 +153,20 @@ def within_four_deviations(hits: int, n: int, share: float) -> bool:
 def test_the_corruption_does_not_move_the_chosen_positions() -> None:
     ids = batch()
     labels = mask(ids, np.arange(64))[1]
-    other = mask_tokens(
-        ids, rows=np.arange(64), ratio=0.4, mask_id=MASK, special_ids=[0, 1, EOS, MASK], seed=1, step=5,
-        random=0.1, keep=0.1, replacements=ORDINARY,
-    )[1]  # fmt: skip
+    other = mask(ids, np.arange(64), random=0.1, keep=0.1)[1]
     assert (labels == other).all()
 
 
-@pytest.mark.parametrize(("random", "keep"), [(-0.1, 0.0), (0.0, -0.1), (0.6, 0.5), (0.1, 0.1)])
-def test_impossible_shares_and_no_replacements_are_refused(random: float, keep: float) -> None:
-    with pytest.raises(ValueError, match=r"shares|tokens to choose from"):
-        mask_tokens(
-            batch(2, 8), rows=np.arange(2), ratio=0.4, mask_id=MASK, special_ids=[EOS], seed=0, step=0,
-            random=random, keep=keep,
-        )  # fmt: skip
+@pytest.mark.parametrize(("random", "keep"), [(-0.1, 0.0), (0.0, -0.1), (0.6, 0.5)])
+def test_impossible_shares_are_refused(random: float, keep: float) -> None:
+    with pytest.raises(ValueError, match=r"greater than or equal to 0"):
+        mask(batch(2, 8), np.arange(2), random=random, keep=keep)
+
+
+def test_a_vocabulary_without_replacements_is_refused() -> None:
+    draw = Draw(np.arange(2), 0, 0, Vocabulary(4, MASK, (0, 1, EOS, MASK)), Corruption(mask=0.9, random=0.1))
+    with pytest.raises(ValueError, match="tokens to choose from"):
+        mask_tokens(batch(2, 8), draw, 0.4)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0, -0.1])

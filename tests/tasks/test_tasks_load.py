@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.tasks.families.retrieval import RetrievalSet
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import FOLDER, get_task, read_declarations, task_names
+from mlmclm.tasks.registry import FOLDER, broken_files, get_task, task_names
 from small_models import save_small_model, write_all, write_entities, write_questions, write_retrieval, write_table
 
 
@@ -47,11 +48,11 @@ def test_an_unknown_task_is_refused_with_the_nearest() -> None:
 
 
 def test_two_declarations_of_one_name_are_refused(tmp_path: Path) -> None:
-    text = (FOLDER / "sst2.yaml").read_text()
+    text = (FOLDER / "sst2.yaml").read_text().replace("name: sst2", "name: own")
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=r"b\.yaml: the task 'sst2' is already declared by .*a\.yaml"):
-        read_declarations(tmp_path.glob("*.yaml"))
+    with pytest.raises(UserError, match=r"b\.yaml: the task 'own' is already declared by .*a\.yaml"):
+        get_task("own", [tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,8 @@ def test_a_wrong_declaration_says_what_is_wrong(tmp_path: Path, change: str, mes
     key = change.split(":")[0]
     lines = [line for line in (FOLDER / "sst2.yaml").read_text().splitlines() if not line.startswith(f"{key}:")]
     (tmp_path / "x.yaml").write_text("\n".join([*lines, change]))
-    with pytest.raises(UserError, match=message):
-        read_declarations(tmp_path.glob("*.yaml"))
+    (broken,) = broken_files([tmp_path])
+    assert re.search(message, broken.reason)
 
 
 def test_validation_is_five_percent_of_train_and_shares_nothing_with_it(tmp_path: Path) -> None:

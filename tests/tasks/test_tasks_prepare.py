@@ -184,7 +184,7 @@ def test_no_answer_wins_where_it_scores_higher_than_every_span_in_every_window(p
     assert scores["f1"] == sum(not answers for answers in examples["answers"]) / 40
     example = next(n for n in range(40) if table["example"].count(n) > 1)
     predictions[table["example"].index(example)][3] = -1.0
-    assert [n for n, text in enumerate(family.texts("test", predictions)) if text] == [example]
+    assert [n for n, text in enumerate(family.examples("test", predictions)["answer"]) if text] == [example]
 
 
 @pytest.mark.parametrize("damage", ["cut short", "a bit", "meta.json", "missing"])

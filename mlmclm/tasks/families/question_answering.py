@@ -49,6 +49,20 @@ if TYPE_CHECKING:
     from mlmclm.tasks.settings import TaskSettings
 
 ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
+_NUMBER, _NUMBERS = pa.int32(), pa.list_(pa.int32())
+WINDOWS = pa.schema(
+    [
+        ("input_ids", _NUMBERS),
+        ("example", _NUMBER),  # its number in the split
+        ("passage", _NUMBER),  # index in the sequence where the passage begins
+        ("begin", _NUMBER),  # position in the passage of the window's first token
+        ("first", _NUMBERS),  # first character of each passage token
+        ("last", _NUMBERS),  # the one after its last character
+        ("start", _NUMBER),  # targets, as indices in the sequence
+        ("end", _NUMBER),
+    ]
+)
+"""Columns of a split's table: one row per window."""
 QUESTION = "Question: {question}\nContext:"
 """The study's prompt template; the passage follows after a space."""
 
@@ -269,15 +283,8 @@ class QuestionAnswering(Family):
         """Tokenise the examples into windows.
 
         Returns:
-            A table with one row per window, and for each example the first and last token of its first answer within
-            the passage (an empty list without an answer). The table's columns:
-
-            - `input_ids`: the sequence.
-            - `example`: number of the example.
-            - `passage`: index in the sequence where the passage begins.
-            - `begin`: position in the passage of the window's first token.
-            - `first`, `last`: first character of each passage token, and the one after its last.
-            - `start`, `end`: targets, as indices in the sequence.
+            A table of `WINDOWS`, and for each example the first and last token of its first answer within the passage
+            (an empty list without an answer).
         """
         end = ending(tokenizer)
         questions = token_ids(
@@ -290,10 +297,7 @@ class QuestionAnswering(Family):
             return_attention_mask=False,
             verbose=False,
         )
-        rows: dict[str, list[Any]] = {
-            name: [] for name in ("input_ids", "example", "passage", "begin", "first", "last", "start", "end")
-        }
-        positions = []
+        rows, positions = [], []
         examples = zip(table["context"].to_pylist(), table["answers"].to_pylist(), strict=True)
         for example, (context, answers) in enumerate(examples):
             question = questions[example][: settings.max_length // 2]
@@ -317,21 +321,12 @@ class QuestionAnswering(Family):
                 # A window that holds only part of the answer counts as one without it.
                 if len(inside) and begin <= inside[0] and inside[-1] < stop:
                     target = (len(question) + int(inside[0]) - begin, len(question) + int(inside[-1]) - begin)
-                rows["input_ids"].append([*question, *ids[begin:stop], end])
-                rows["example"].append(example)
-                rows["passage"].append(len(question))
-                rows["begin"].append(begin)
-                rows["first"].append(first[begin:stop])
-                rows["last"].append(last[begin:stop])
-                rows["start"].append(target[0])
-                rows["end"].append(target[1])
-        table = pa.table(
-            {
-                name: int_lists(values) if name in ("input_ids", "first", "last") else pa.array(values, pa.int32())
-                for name, values in rows.items()
-            }
-        )
-        return table, positions
+                sequence = [*question, *ids[begin:stop], end]
+                rows.append((sequence, example, len(question), begin, first[begin:stop], last[begin:stop], *target))
+        columns = zip(*rows, strict=True)
+        return pa.table(
+            [pa.array(column, kind.type) for column, kind in zip(columns, WINDOWS, strict=True)], WINDOWS
+        ), positions
 
     @cached_property
     def _tables(self) -> dict[str, dict[str, Any]]:
@@ -432,33 +427,22 @@ class QuestionAnswering(Family):
             return [span for _, span in best]
         return [None if none > score else span for (score, span), none in zip(best, no_answer, strict=True)]
 
-    def texts(self, split: str, predictions: Sequence[Array]) -> list[str]:
-        """Return the predicted answer of each example: the text of its best span, or the empty text."""
-        table, contexts = self._tables[split], self._examples[split][0]
-        texts = []
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        table, (contexts, references, answers) = self._tables[split], self._examples[split]
+        texts: list[str] = []
+        positions: list[tuple[int, int] | None] = []  # first and last token within the whole passage
         for context, span in zip(contexts, self.spans(split, predictions), strict=True):
             if span is None:
                 texts.append("")
-                continue
-            window, first, last = span
-            texts.append(context[table["first"][window][first] : table["last"][window][last]])
-        return texts
-
-    def positions(self, split: str, predictions: Sequence[Array]) -> list[tuple[int, int] | None]:
-        """Return the first and last token of each example's best span within the whole passage; None if it is empty."""
-        begin = self._tables[split]["begin"]
-        return [
-            None if span is None else (int(begin[span[0]]) + span[1], int(begin[span[0]]) + span[2])
-            for span in self.spans(split, predictions)
-        ]
-
-    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        _, references, answers = self._examples[split]
-        pairs = zip(self.positions(split, predictions), answers, strict=True)
+                positions.append(None)
+            else:
+                window, first, last = span
+                texts.append(context[table["first"][window][first] : table["last"][window][last]])
+                begin = int(table["begin"][window])
+                positions.append((begin + first, begin + last))
         grade = graded_with_unanswerable if self.prepared.unanswerable else graded
-        texts = self.texts(split, predictions)
         return grade(texts, references) | {
-            "study.f1": np.array([study_f1(given, answer) for given, answer in pairs]),
+            "study.f1": np.array([study_f1(*pair) for pair in zip(positions, answers, strict=True)]),
             "id": objects(self.prepared.table(f"{split}_examples")["id"].to_pylist()),
             "answer": objects(texts),
         }
