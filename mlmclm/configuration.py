@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError, one_line, unknown
 
 
 class Frozen(BaseModel):
@@ -60,11 +60,9 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: no such file.") from error
     except RecursionError as error:
         raise UserError(f"{path}: not valid YAML: nested too deep.") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-    ) as error:  # ValueError: not UTF-8, an impossible date, or a number with too many digits
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    # ValueError: not UTF-8, an impossible date, or a number with too many digits.
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
 

@@ -48,6 +48,8 @@ MODERNBERT_FIELDS = (
 )  # fmt: skip
 """Fields that ModernBERT's configuration shares with its decoder's beyond `FIELDS`."""
 
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -64,25 +66,32 @@ class Architecture:
     """Function from final hidden states [positions, hidden] to the LM head's input; None if they are the same."""
 
 
+def _shape(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> dict[str, Any]:
+    """Return the fields of a fresh configuration that have the same meaning in every architecture."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": size.hidden,
+        "intermediate_size": size.intermediate,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "max_position_embeddings": length,
+        "initializer_range": size.initial_deviation,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    }
+
+
 def _eurobert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> EuroBertConfig:
     """Return EuroBERT's configuration: RMSNorm eps 1e-5, SwiGLU, RoPE base 10,000, no bias, untied embeddings."""
     return EuroBertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
+        **_shape(size, tokenizer, length),
         num_key_value_heads=size.key_value_heads,
-        max_position_embeddings=length,
         rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        initializer_range=size.initial_deviation,
+        rope_parameters=dict(ROPE),
         tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
         mask_token_id=tokenizer.mask_token_id,
-        dtype="float32",
     )
 
 
@@ -96,28 +105,17 @@ def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> 
     LayerNorm eps 1e-5, GLU with GELU, tied embeddings, no bias but the LM head's (ModernBERT, arXiv 2412.13663, section
     2.1), RoPE base 10,000 in every layer (Ettin's pretraining phase).
     """
-    rope = {"rope_type": "default", "rope_theta": 10_000.0}
     return ModernBertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        max_position_embeddings=length,
+        **_shape(size, tokenizer, length),
         norm_eps=1e-5,
-        rope_parameters={"full_attention": dict(rope), "sliding_attention": dict(rope)},
+        rope_parameters={"full_attention": dict(ROPE), "sliding_attention": dict(ROPE)},
         layer_types=["sliding_attention" if layer % GLOBAL_EVERY else "full_attention" for layer in range(size.layers)],
         # transformers counts both sides of the window together.
         local_attention=2 * (size.window or length),
-        initializer_range=size.initial_deviation,
         decoder_bias=True,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
         cls_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
         sep_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
     )
 
 
@@ -125,21 +123,16 @@ def _modernbert_decoder(config: PreTrainedConfig) -> ModernBertDecoderConfig:
     return ModernBertDecoderConfig(architectures=["ModernBertDecoderForCausalLM"], **shared(config, MODERNBERT_FIELDS))
 
 
-def _causal(config: PreTrainedConfig) -> PreTrainedConfig:
-    config = copy.deepcopy(config)
-    config.is_causal = True
-    return config
+def _with(**values: Any) -> Callable[[PreTrainedConfig], PreTrainedConfig]:
+    """Return a function that returns a copy of a configuration with these values."""
 
-
-def _is_decoder(name: str) -> Callable[[PreTrainedConfig], PreTrainedConfig]:
-    """Return a function that makes BERT's configuration causal, for the class of this name."""
-
-    def decoder(config: PreTrainedConfig) -> PreTrainedConfig:
+    def changed(config: PreTrainedConfig) -> PreTrainedConfig:
         config = copy.deepcopy(config)
-        config.is_decoder, config.architectures = True, [name]
+        for name, value in values.items():
+            setattr(config, name, value)
         return config
 
-    return decoder
+    return changed
 
 
 def _roberta_dense(model: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -180,15 +173,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     # Only to continue from: transformers has no masked language model for Qwen, but its causal class attends in both
     # directions if the configuration says that it is not causal.
-    "qwen2": Architecture(Qwen2ForCausalLM, _causal, isolates=True),
-    "qwen3": Architecture(Qwen3ForCausalLM, _causal, isolates=True),
+    "qwen2": Architecture(Qwen2ForCausalLM, _with(is_causal=True), isolates=True),
+    "qwen3": Architecture(Qwen3ForCausalLM, _with(is_causal=True), isolates=True),
     # Also only to continue from: learned positions, token types that are all 0, a norm after each layer.
     "bert": Architecture(
         BertForMaskedLM,
-        _is_decoder("BertLMHeadModel"),
+        _with(is_decoder=True, architectures=["BertLMHeadModel"]),
         dense=lambda model, hidden: model.cls.predictions.transform(hidden),
     ),
-    "roberta": Architecture(RobertaForMaskedLM, _is_decoder("RobertaForCausalLM"), dense=_roberta_dense),
+    "roberta": Architecture(
+        RobertaForMaskedLM, _with(is_decoder=True, architectures=["RobertaForCausalLM"]), dense=_roberta_dense
+    ),
 }
 DROPOUTS = (
     "attention_dropout", "attention_probs_dropout_prob", "embedding_dropout", "hidden_dropout_prob", "mlp_dropout",

@@ -148,9 +148,9 @@ class PretrainingModel(nn.Module):
         where = (labels.flatten() != -100).nonzero().flatten()
         with autocast(input_ids.device, self.bf16):
             hidden = self._final_states(input_ids, where, causal, packing)  # [labelled, hidden]
-        summed: Tensor = self.model.get_output_embeddings()(
-            self._before_head(hidden), labels.flatten()[where], bf16=self.bf16, count=count
-        )
+            hidden = before_head(self.model, hidden)
+        head = self.model.get_output_embeddings()
+        summed: Tensor = head(hidden, labels.flatten()[where], bf16=self.bf16, count=count)
         return summed
 
     def _final_states(self, input_ids: Tensor, where: Tensor, causal: bool, packing: Packing | None) -> Tensor:
@@ -170,8 +170,3 @@ class PretrainingModel(nn.Module):
         if fused and not causal and 0 < len(where) <= MOST_CHOSEN * packing.tokens:
             return backend.blocks(self.model.base_model, row, packing, causal=causal, chosen=Chosen(packing, where))
         return encode(self.model.base_model, row, packing, causal=causal, fused=fused)[where]
-
-    def _before_head(self, hidden: Tensor) -> Tensor:
-        """Compute the LM head's input from final hidden states [positions, hidden]."""
-        with autocast(hidden.device, self.bf16):
-            return before_head(self.model, hidden)

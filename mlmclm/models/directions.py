@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mlmclm.backends.packing import Packing
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, one_line
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
@@ -39,7 +39,7 @@ def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
     try:
         fault = _fault(model)
     except Exception as error:  # whatever a model raises when it is asked for the impossible
-        fault = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        fault = f"{type(error).__name__}: {one_line(error, 200)}"
     if fault is not None:
         raise UserError(
             f"{folder}: a model of the architecture {model.config.model_type!r} cannot be fine-tuned here, where its "

@@ -35,8 +35,9 @@ def write_tokenizer(source: Path, target: Path, *, decoder: bool) -> None:
     tokenizer = read_json(source / FILES[0])
     settings = read_json(source / FILES[1])
     own = {"post_processor": tokenizer.get("post_processor"), "bos_token": settings.get("bos_token")}
-    end = _text(settings["eos_token"])
-    index = next(token["id"] for token in _tokens(tokenizer) if token["content"] == end)
+    end = settings["eos_token"]
+    end = str(end["content"] if isinstance(end, dict) else end)
+    index = next(token["id"] for token in tokenizer["added_tokens"] if token["content"] == end)
     tokenizer["post_processor"] = post_processor(own["post_processor"], None if decoder else (end, index))
     if decoder:
         settings["bos_token"] = settings["eos_token"]
@@ -95,12 +96,7 @@ def post_processor(own: dict[str, Any] | None, end: tuple[str, int] | None) -> d
             pieces += [{"SpecialToken": {"id": text, "type_id": number}} for text in special]
         return pieces
 
-    template = {
-        "type": "TemplateProcessing",
-        "single": form("A"),
-        "pair": form("A", "B"),
-        "special_tokens": special,
-    }
+    template = {"type": "TemplateProcessing", "single": form("A"), "pair": form("A", "B"), "special_tokens": special}
     return {"type": "Sequence", "processors": [*kept, template]} if kept else template
 
 
@@ -121,20 +117,6 @@ def _positions(processor: dict[str, Any]) -> dict[str, Any] | None:
     if processor["type"] == "ByteLevel":
         return processor
     if processor["type"] == "RobertaProcessing" and processor["trim_offsets"]:
-        return {
-            "type": "ByteLevel",
-            "add_prefix_space": processor["add_prefix_space"],
-            "trim_offsets": True,
-            "use_regex": True,
-        }
+        prefix = processor["add_prefix_space"]
+        return {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}
     return None
-
-
-def _text(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _tokens(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the added tokens, special ones among them."""
-    added: list[dict[str, Any]] = tokenizer["added_tokens"]
-    return added

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, one_line
 from mlmclm.models.exported_tokenizer import original_text
 from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, read_remembered, tokenizer_file_hash
-from mlmclm.models.sources import TOKENIZER_FILES, longest, weight_files
+from mlmclm.models.sources import TOKENIZER_FILES, longest, tokenizer_file, weight_files
 from mlmclm.storage.checksums import CHECKSUMS, checked, noted
 from mlmclm.storage.files import hash_file, read_json
 
@@ -78,8 +78,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
                 handle.keys()
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file}: cannot be read; is it cut short? ({error})") from error
-    if not (path / "tokenizer.json").is_file():
-        raise UserError(f"{path}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
+    tokenizer_file(path)
     return config
 
 
@@ -114,9 +113,7 @@ def tokenizer_hash(folder: Path) -> str:
     Raises:
         UserError: there is no tokenizer.json.
     """
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise UserError(f"{folder}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
+    file = tokenizer_file(folder)
     names = [name for name in (*TOKENIZER_FILES, NOTES) if (folder / name).is_file()]
     checked(folder, names, CHANGED.format(folder=folder))
     digest = hashlib.sha256(bytes.fromhex(tokenizer_file_hash(file)))
@@ -147,7 +144,7 @@ def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = Fal
         tokenizer = reader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, use_fast=True)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it can't parse.
-        raise UserError(f"{folder}: the tokenizer cannot be read ({' '.join(str(error).split())[:300]}).") from error
+        raise UserError(f"{folder}: the tokenizer cannot be read ({one_line(error, 300)}).") from error
     if not tokenizer.is_fast:
         raise UserError(f"{folder}: the tokenizer has no fast version, which is needed for character positions.")
     # Published tokenizer.json files often hold the truncation and padding of their makers' own use.

@@ -32,7 +32,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, one_line
 from mlmclm.models.architectures import (
     ARCHITECTURES,
     DROPOUTS,
@@ -226,7 +226,7 @@ def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
     try:
         model, info = read_model(kind, folder)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{folder}: the model cannot be read ({' '.join(str(error).split())[:300]}).") from error
+        raise UserError(f"{folder}: the model cannot be read ({one_line(error, 300)}).") from error
     homeless = [key for key in info["unexpected_keys"] if POOLING.match(key) is None]
     problems = {"the weights lack": info["missing_keys"], f"{kind.__name__} has no place for": homeless}
     for words, keys in problems.items():

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import EnvironmentFault, UserError, one_line
 
 
 def files_to_upload(folder: Path) -> dict[str, int]:
@@ -27,7 +27,7 @@ def check_repository(repository: str) -> None:
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise UserError(f"--push-to-hub {repository}: {' '.join(str(error).split())}") from error
+        raise UserError(f"--push-to-hub {repository}: {one_line(error)}") from error
 
 
 def check_access() -> None:

@@ -74,15 +74,14 @@ def damage_of_export(folder: Path) -> str | None:
     """
     for part in (folder, folder / "decoder"):
         if noted(part):
-            found = damage(part, read=False) or damage(part, names=_json_files(part))
+            found = damage(part, read=False)
+            if found is None:
+                # Of the files with checksums: one that somebody has added is no damage.
+                small = [name for name in read_json(part / CHECKSUMS) if name.endswith(".json")]
+                found = damage(part, names=small)
             if found is not None:
                 return found
     return None
-
-
-def _json_files(folder: Path) -> list[str]:
-    """Return the names of the JSON files with checksums; a file that somebody has added is no damage."""
-    return [name for name in read_json(folder / CHECKSUMS) if name.endswith(".json")]
 
 
 def read_remembered(path: Path) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.models.notes import tokenizer_file_hash
 from mlmclm.storage.files import first_there, hash_file, places_of, read_json
 
@@ -58,7 +58,7 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
     except (OSError, ValueError) as error:
         raise EnvironmentFault(
             f"{source}: no such folder, and it cannot be loaded from the Hugging Face hub "
-            f"({' '.join(str(error).split())[:300]}). Check the name and the network, or give a local folder."
+            f"({one_line(error, 300)}). Check the name and the network, or give a local folder."
         ) from error
 
 
@@ -79,6 +79,18 @@ def weight_files(path: Path) -> list[Path]:
     return [single] if single.is_file() else []
 
 
+def tokenizer_file(folder: Path) -> Path:
+    """Return a folder's tokenizer.json.
+
+    Raises:
+        UserError: there is none.
+    """
+    file = folder / TOKENIZER_FILES[0]
+    if not file.is_file():
+        raise UserError(f"{folder}: the tokenizer is missing ({file.name}; it must be a fast one).")
+    return file
+
+
 def content_hash(folder: Path) -> str:
     """Return the SHA-256 (hex) of configuration, weights and tokenizer, whatever the names of the shards.
 
@@ -90,8 +102,7 @@ def content_hash(folder: Path) -> str:
         raise UserError(
             f"{folder}: not a model folder: it needs config.json, and weights as safetensors (model.save_pretrained writes them)."
         )
-    if not (folder / TOKENIZER_FILES[0]).is_file():
-        raise UserError(f"{folder}: the tokenizer is missing (tokenizer.json; it must be a fast one).")
+    tokenizer_file(folder)
     digest = hashlib.sha256()
     for file in [folder / "config.json", *weights]:
         digest.update(bytes.fromhex(hash_file(file)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, one_line
 from mlmclm.models.folder import tokenizer_hash
 from mlmclm.storage.checksums import CHECKSUMS, noted, whole_cache
 from mlmclm.storage.files import read_json, stable_hash
@@ -77,7 +77,7 @@ class PreparedTask:
                 return pa.ipc.open_file(source).read_all()
         except (pa.ArrowException, OSError) as error:
             raise UserError(
-                f"{self.folder / name}.arrow cannot be read; is it cut short? ({' '.join(str(error).split())}) Delete {self.folder}: "
+                f"{self.folder / name}.arrow cannot be read; is it cut short? ({one_line(error)}) Delete {self.folder}: "
                 "the same command makes it again."
             ) from error
 
