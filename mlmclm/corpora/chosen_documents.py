@@ -76,16 +76,14 @@ def text_bytes(text: str) -> int:
     return len(text.encode("utf-8", "replace")) + 1
 
 
-def sample(
-    texts: Iterable[str], *, characters: int | None, documents: int | None, purpose: str, seed: int
-) -> tuple[list[str], bool]:
-    """Choose as many texts with the smallest hashes as fit, in hash order; also return whether any was left out.
+def sample(texts: Iterable[str], *, characters: int, purpose: str, seed: int) -> list[str]:
+    """Choose as many texts with the smallest hashes as fit, in hash order.
 
     Makes one pass and keeps only the chosen texts in memory. A short text may fill room that was too small for a
     longer text before it.
     """
-    chosen, left_out = _smallest(texts, characters, documents, purpose, seed)
-    return [text for _, text in chosen], left_out is not None
+    chosen, _ = _smallest(texts, characters, None, purpose, seed)
+    return [text for _, text in chosen]
 
 
 def prefix(
@@ -93,7 +91,7 @@ def prefix(
 ) -> tuple[list[str], bool]:
     """Choose as `sample` does, but stop at the first text that was left out: larger limits only append texts.
 
-    The choice does not depend on the order in which the texts come.
+    Also return whether any was left out. The choice does not depend on the order in which the texts come.
     """
     chosen, left_out = _smallest(texts, characters, documents, purpose, seed)
     return [text for key, text in chosen if left_out is None or key <= left_out], left_out is not None

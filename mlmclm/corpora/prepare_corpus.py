@@ -214,9 +214,7 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
         if corpus.streaming:
             chosen = list(head(training, characters=TRAINING_CHARACTERS))
         else:
-            chosen, _ = sample(
-                training, characters=TRAINING_CHARACTERS, documents=None, purpose="tokenizer", seed=corpus.seed
-            )
+            chosen = sample(training, characters=TRAINING_CHARACTERS, purpose="tokenizer", seed=corpus.seed)
         if not chosen:
             raise no_text(corpus)
         place.report("training the tokenizer", 0, None)

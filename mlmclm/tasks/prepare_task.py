@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,14 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         UserError: the tokenizer lacks a token or gives ids outside the vocabulary of the model in its folder, or the
             stored data are damaged.
     """
-    made = _prepare(data, tokenizer_folder, settings, store)
+    key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
+    made = open_prepared(store, key)
+    if made is None:
+        _encode(data, tokenizer_folder, settings, store / "prepared" / key)
+        made = open_prepared(store, key)
+    if made is None:
+        raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")
+    check_vocabulary(made, tokenizer_folder)
     if settings.pooling == "bos" and not made.starts:
         raise UserError(
             f"pooling: bos: the tokenizer in {tokenizer_folder} puts no token before a text. Use pooling: mean or last."
@@ -61,12 +68,8 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
     return made
 
 
-def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask:
-    key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
-    there = open_prepared(store, key)
-    if there is not None:
-        check_vocabulary(there, tokenizer_folder)
-        return there
+def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, target: Path) -> None:
+    """Tokenise checked data into a folder."""
     family = data.task.kind
     own = settings.special_tokens == "tokenizer"
     if own and not family.framed:
@@ -76,9 +79,16 @@ def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, sto
         )
     tokenizer = load_tokenizer(tokenizer_folder, own_template=own)
     tables = family.encode(data, tokenizer, settings)
-    _say_lost(data, tables, settings)
+    # Of pairs joined by a template, see `texts.encode_texts`.
+    pairs = [table for table in tables.values() if "recut" in table.column_names]
+    lost, recut = (sum(pa.compute.sum(table[name]).as_py() or 0 for table in pairs) for name in ("lost", "recut"))
+    if lost:
+        say(
+            f"task {data.task.name}: {lost:,} of {sum(map(len, pairs)):,} pairs lose one of their texts wholly at max_length "
+            f"{settings.max_length} (pair_truncation: {settings.pair_truncation})"
+        )
     # whole_folder renames the finished folder: of processes that prepare the same task at once, the first one's stays.
-    with whole_folder(store / "prepared" / key) as folder:
+    with whole_folder(target) as folder:
         for name, table in tables.items():
             with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 # One chunk makes one record batch, which `Lists.of` reads without copying.
@@ -93,36 +103,12 @@ def _prepare(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, sto
         }
         facts = {
             "unanswerable": data.task.unanswerable,
-            "recut": any(rows["recut"] for rows in _counts(tables)),
+            "recut": recut > 0,
             "starts": own and bool(Frame.of(tokenizer, pairs=False).single[0]),
         }
         meta |= {name: True for name, value in facts.items() if value}
         write_json(folder / "meta.json", meta)
         write_checksums(folder)
-    made = open_prepared(store, key)
-    if made is None:
-        raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")
-    check_vocabulary(made, tokenizer_folder)
-    return made
-
-
-def _counts(tables: Mapping[str, pa.Table]) -> list[dict[str, int]]:
-    """Count the rows of each table of joined pairs, and how many are `lost` and `recut` (`texts.encode_texts`)."""
-    return [
-        {"rows": table.num_rows, **{name: pa.compute.sum(table[name]).as_py() or 0 for name in ("lost", "recut")}}
-        for table in tables.values()
-        if "recut" in table.column_names
-    ]
-
-
-def _say_lost(data: TaskData, tables: Mapping[str, pa.Table], settings: TaskSettings) -> None:
-    """Report how many of a task's pairs lose one of their texts entirely, if any do."""
-    rows, lost = (sum(counts[name] for counts in _counts(tables)) for name in ("rows", "lost"))
-    if lost:
-        say(
-            f"task {data.task.name}: {lost:,} of {rows:,} pairs lose one of their texts wholly at max_length {settings.max_length} "
-            f"(pair_truncation: {settings.pair_truncation})"
-        )
 
 
 def find_or_prepare(
