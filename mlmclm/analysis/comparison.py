@@ -16,51 +16,31 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import pandas as pd
 
 from mlmclm.analysis.intervals import NAN, contrast, holm, within
-from mlmclm.analysis.results import Record, cells_by_pair, records, table
+from mlmclm.analysis.results import Record, chosen_scores, columns, records, table
 from mlmclm.results.metrics import score_range
 
 ALL_TASKS = "all tasks"
 
-OVERALL_COLUMNS = {
-    "kind": "object",
-    "scope": "object",
-    "model": "object",
-    "tasks": "int64",
-    "tasks_scored": "int64",
-} | dict.fromkeys(("mean", "low", "high", "error", "freedom"), "float64")
-COMPARISON_COLUMNS = {
-    "kind": "object",
-    "scope": "object",
-    "model_a": "object",
-    "model_b": "object",
-    "tasks": "int64",
-    "tasks_scored": "int64",
-    **dict.fromkeys(("difference", "low", "high", "error", "freedom", "p", "p_holm"), "float64"),
-}
-CLAIM_COLUMNS = {
-    "model": "object",
-    "verdict": "object",
-    "holds": "bool",
-    "difference": "float64",
-    "low": "float64",
-    "high": "float64",
-    "on_mean": "bool",
-    "tasks": "int64",
-    "tasks_required": "int64",
-    "tasks_ahead": "int64",
-    "tasks_clear": "int64",
-}
-
-Scores = dict[tuple[str, str], list[float]]
-
-
-def chosen_scores(chosen: pd.DataFrame) -> Scores:
-    """Return the test scores, one per seed, of every (model, task) at its chosen learning rate."""
-    return {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
+OVERALL_COLUMNS = columns(
+    "object: kind scope model", "int64: tasks tasks_scored", "float64: mean low high error freedom"
+)
+COMPARISON_COLUMNS = columns(
+    "object: kind scope model_a model_b",
+    "int64: tasks tasks_scored",
+    "float64: difference low high error freedom p p_holm",
+)
+CLAIM_COLUMNS = columns(
+    "object: model verdict",
+    "bool: holds",
+    "float64: difference low high",
+    "bool: on_mean",
+    "int64: tasks tasks_required tasks_ahead tasks_clear",
+)
 
 
 def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
@@ -110,10 +90,7 @@ def overall_table(
                     "tasks": len(tasks),
                     "tasks_scored": sum(bool(group) for group in groups),
                     "mean": estimate.value,
-                    "low": estimate.low,
-                    "high": estimate.high,
-                    "error": estimate.error,
-                    "freedom": estimate.freedom,
+                    **asdict(estimate),
                 }
             )
     return table(rows, OVERALL_COLUMNS)
@@ -147,11 +124,7 @@ def comparison_table(
                     "tasks": len(tasks),
                     "tasks_scored": sum(bool(scores.get((a, task)) and scores.get((b, task))) for task in tasks),
                     "difference": estimate.value,
-                    "low": estimate.low,
-                    "high": estimate.high,
-                    "error": estimate.error,
-                    "freedom": estimate.freedom,
-                    "p": estimate.p,
+                    **asdict(estimate),
                 }
             )
         for row, adjusted in zip(members, holm([row["p"] for row in members]), strict=True):

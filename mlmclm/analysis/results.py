@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -13,28 +13,22 @@ from mlmclm.errors import UserError
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 
-# Int64 is pandas' nullable integer type, for values that may be missing.
-SEED_COLUMNS = {"seed": "Int64", "seed_head": "int64", "seed_order": "int64", "seed_dropout": "int64"}
-
-CELL_COLUMNS = {
-    "key": "object",
-    "model": "object",
-    "task": "object",
-    "family": "object",
-    "metric": "object",
-    "setting": "object",
-    "learning_rate": "float64",
-    **SEED_COLUMNS,
-    "status": "object",
-    "validation": "float64",
-    "test": "float64",
-    "diverged_step": "Int64",
-    "steps": "Int64",
-    "tokens": "Int64",
-    "parameters": "Int64",
-}
-
 Record = dict[str, Any]
+
+
+def columns(*runs: str) -> dict[str, str]:
+    """Return the type of each column of a table, from runs such as "int64: steps tokens", in the columns' order."""
+    parts = [run.partition(":") for run in runs]
+    return {name: kind for kind, _, names in parts for name in names.split()}
+
+
+# Int64 is pandas' nullable integer type, for values that may be missing.
+SEED_COLUMNS = columns("Int64: seed", "int64: seed_head seed_order seed_dropout")
+CELL_COLUMNS = {
+    **columns("object: key model task family metric setting", "float64: learning_rate"),
+    **SEED_COLUMNS,
+    **columns("object: status", "float64: validation test", "Int64: diverged_step steps tokens parameters"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,9 +48,9 @@ class Grid:
         return self.settings.get(task, ("",))
 
 
-def table(rows: Sequence[Record], columns: dict[str, str]) -> pd.DataFrame:
+def table(rows: Sequence[Record], kinds: dict[str, str]) -> pd.DataFrame:
     """Build a data frame with exactly these columns and types, even if there are no rows."""
-    return pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns.items()})
+    return pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in kinds.items()})
 
 
 def records(frame: pd.DataFrame) -> list[Record]:
@@ -67,11 +61,10 @@ def records(frame: pd.DataFrame) -> list[Record]:
 def results_table(results: Iterable[Record]) -> pd.DataFrame:
     """Build a table with one row per cell, sorted by model, task, setting, learning rate and seed.
 
-    Columns: key, model, task, family, metric, setting (the grid point, empty without a grid), learning_rate, seed
-    (missing if the streams have separate seeds), seed_head, seed_order, seed_dropout, status ("ok" or "diverged"),
-    validation and test (the task's main metric as a fraction, correlations from -1 to 1; NaN if the cell diverged or
-    lacks the split), diverged_step, steps, tokens, parameters. A result that is given twice counts once. The time a
-    cell took is left out, because it is not a property of the result.
+    Columns are `CELL_COLUMNS`: `setting` is the grid point (empty without a grid), `seed` is missing if the streams have
+    separate seeds, `status` is "ok" or "diverged", and `validation` and `test` are the task's main metric as a fraction
+    (correlations from -1 to 1; NaN if the cell diverged or lacks the split). A result that is given twice counts once.
+    The time a cell took is left out, because it is not a property of the result.
 
     Args:
         results: the JSON objects of the result files.
@@ -83,7 +76,7 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
     rows: dict[tuple[str, str, str, float, Seeds], Record] = {}
     for result in results:
         row = _row(result)
-        place = _place(row)
+        place = place_of(row)
         # The same result may be given twice; two different ones for one place cannot both be right.
         if place in rows and rows[place]["key"] != row["key"]:
             model, task, _, rate, seed = place
@@ -104,21 +97,12 @@ def _row(result: Record) -> Record:
         # The result of a diverged cell has null for its scores.
         scores = {} if diverged else result["scores"]
         return {
-            "key": result["key"],
-            "model": result["model"],
-            "task": result["task"],
-            "family": result["family"],
-            "metric": metric,
+            **{name: result[name] for name in ("key", "model", "task", "family", "metric", "status")},
             "setting": result.get("setting", ""),  # only results of a grid with other settings have one
             "learning_rate": float(result["learning_rate"]),
             **_seed_entries(result),
-            "status": result["status"],
-            "validation": _score(result, scores, "validation", metric),
-            "test": _score(result, scores, "test", metric),
-            "diverged_step": result.get("diverged_step"),
-            "steps": result.get("steps"),
-            "tokens": result.get("tokens"),
-            "parameters": result.get("parameters"),
+            **{split: _score(result, scores, split, metric) for split in ("validation", "test")},
+            **{name: result.get(name) for name in ("diverged_step", "steps", "tokens", "parameters")},
         }
     except KeyError as error:
         raise UserError(
@@ -131,13 +115,8 @@ def _seed_entries(result: Record) -> Record:
         seed = read_seed(result["seed"])
     except ValueError as error:
         raise UserError(f"result {result['key']}: seed: {error} (got {result['seed']!r}).") from error
-    seeds = Seeds.of(seed)
-    return {
-        "seed": seed if isinstance(seed, int) else None,
-        "seed_head": seeds.head,
-        "seed_order": seeds.order,
-        "seed_dropout": seeds.dropout,
-    }
+    streams = {f"seed_{name}": number for name, number in asdict(Seeds.of(seed)).items()}
+    return {"seed": seed if isinstance(seed, int) else None, **streams}
 
 
 def seeds_of(row: Record) -> Seeds:
@@ -194,24 +173,27 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
                 "present": len(group),
                 "scored": sum(scored(cell) for cell in group),
                 "diverged": sum(cell["status"] == "diverged" for cell in group),
-                "missing": len(asked - {_place(cell)[2:] for cell in group}),
+                "missing": len(asked - {place_of(cell)[2:] for cell in group}),
             }
         )
-    columns = {"model": "object", "task": "object"} | dict.fromkeys(
-        ("expected", "present", "scored", "diverged", "missing"), "int64"
-    )
-    return table(rows, columns)
+    return table(rows, columns("object: model task", "int64: expected present scored diverged missing"))
 
 
 def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
     """Group the rows of a table of cells by (model, task), each group by increasing learning rate and seed."""
     groups: dict[tuple[str, str], list[Record]] = {}
-    for cell in sorted(records(cells), key=_place):
+    for cell in sorted(records(cells), key=place_of):
         groups.setdefault((cell["model"], cell["task"]), []).append(cell)
     return groups
 
 
-def _place(row: Record) -> tuple[str, str, str, float, Seeds]:
+def chosen_scores(chosen: pd.DataFrame) -> dict[tuple[str, str], list[float]]:
+    """Return the test scores, one per seed, of every (model, task) at its chosen learning rate."""
+    return {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
+
+
+def place_of(row: Record) -> tuple[str, str, str, float, Seeds]:
+    """Return the columns that identify a cell within the tables of a study, in the order of their rows."""
     return row["model"], row["task"], row["setting"], row["learning_rate"], seeds_of(row)
 
 
@@ -224,6 +206,6 @@ def all_pairs(cells: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
 def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
     """Group the cells of one (model, task) by learning rate, in increasing order."""
     rates: dict[float, list[Record]] = {}
-    for cell in sorted(group, key=_place):
+    for cell in sorted(group, key=place_of):
         rates.setdefault(cell["learning_rate"], []).append(cell)
     return rates

@@ -41,6 +41,7 @@ from mlmclm.analysis.results import (
     all_pairs,
     by_rate,
     cells_by_pair,
+    columns,
     records,
     scored,
     seeds_of,
@@ -55,42 +56,24 @@ RULES: tuple[Rule, ...] = ("mean", "per_seed")
 TIE = 1e-12
 
 CHOSEN_COLUMNS = {
-    "model": "object",
-    "task": "object",
-    "family": "object",
-    "metric": "object",
-    "setting": "object",
+    **columns("object: model task family metric setting"),
     **SEED_COLUMNS,
-    "learning_rate": "float64",
-    "validation": "float64",
-    "test": "float64",
+    **columns("float64: learning_rate validation test"),
 }
-CURVE_COLUMNS = {"model": "object", "task": "object", "metric": "object", "learning_rate": "float64"} | {
-    "n": "int64",
-    "diverged": "int64",
-    "missing": "int64",
-    **{f"{split}_{name}": "float64" for split in ("validation", "test") for name in ("mean", "low", "high", "sd")},
-}
-BEST_COLUMNS = {
-    "model": "object",
-    "task": "object",
-    "family": "object",
-    "metric": "object",
-    "rule": "object",
-    "setting": "object",
-    "learning_rate": "float64",
-    "learning_rates": "object",
-    "edge": "object",
-    "n": "int64",
-    "diverged": "int64",
-    "missing": "int64",
-    "validation_mean": "float64",
-    "test_mean": "float64",
-    "test_sd": "float64",
-    "test_low": "float64",
-    "test_high": "float64",
-    "note": "object",
-}
+CURVE_COLUMNS = columns(
+    "object: model task metric",
+    "float64: learning_rate",
+    "int64: n diverged missing",
+    "float64: validation_mean validation_low validation_high validation_sd test_mean test_low test_high test_sd",
+)
+BEST_COLUMNS = columns(
+    "object: model task family metric rule setting",
+    "float64: learning_rate",
+    "object: learning_rates edge",
+    "int64: n diverged missing",
+    "float64: validation_mean test_mean test_sd test_low test_high",
+    "object: note",
+)
 
 
 def check_rule(rule: str) -> Rule:
@@ -120,18 +103,13 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
     for (model, task), group in cells_by_pair(cells).items():
         for rate, members in by_rate(group).items():
             good = [cell for cell in members if scored(cell)]
-            row: Record = {
-                "model": model,
-                "task": task,
-                "metric": members[0]["metric"],
-                "learning_rate": rate,
-                "n": len(good),
-            }
+            metric = members[0]["metric"]
+            row: Record = {"model": model, "task": task, "metric": metric, "learning_rate": rate, "n": len(good)}
             row["diverged"] = sum(cell["status"] == "diverged" for cell in members)
             row["missing"] = len(wanted_seeds(grid) - {seeds_of(cell) for cell in members})
             for split in ("validation", "test"):
                 values = [cell[split] for cell in good]
-                interval = score_interval(values, members[0]["metric"], confidence)
+                interval = score_interval(values, metric, confidence)
                 row |= {f"{split}_mean": interval.value, f"{split}_low": interval.low, f"{split}_high": interval.high}
                 row[f"{split}_sd"] = deviation(values)
             rows.append(row)

@@ -12,32 +12,16 @@ import math
 import pandas as pd
 
 from mlmclm.analysis.intervals import NAN, deviation, deviation_interval, mean
-from mlmclm.analysis.results import Record, by_rate, cells_by_pair, scored, table
+from mlmclm.analysis.results import Record, by_rate, cells_by_pair, chosen_scores, columns, scored, table
 
 NEAR_BEST = 0.01
 
-STABILITY_COLUMNS = {
-    "model": "object",
-    "task": "object",
-    "cells": "int64",
-    "diverged": "int64",
-    "share_diverged": "float64",
-} | dict.fromkeys(
-    (
-        "sd_seeds",
-        "sd_seeds_low",
-        "sd_seeds_high",
-        "sd_seeds_pooled",
-        "sd_seeds_pooled_low",
-        "sd_seeds_pooled_high",
-        "sd_rates",
-        "range_rates",
-        "relative_sd_rates",
-        "gain_at_stake",
-        "regret",
-        "share_near_best",
-    ),
-    "float64",
+STABILITY_COLUMNS = columns(
+    "object: model task",
+    "int64: cells diverged",
+    "float64: share_diverged sd_seeds sd_seeds_low sd_seeds_high",
+    "float64: sd_seeds_pooled sd_seeds_pooled_low sd_seeds_pooled_high",
+    "float64: sd_rates range_rates relative_sd_rates gain_at_stake regret share_near_best",
 )
 
 
@@ -63,7 +47,7 @@ def stability_table(
         share_near_best: share of the learning rates, diverged ones included, whose mean (diverged cells as 0) is within
             one point (0.01) of the highest.
     """
-    picked = {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
+    picked = chosen_scores(chosen)
     rows = []
     for (model, task), group in cells_by_pair(cells).items():
         diverged = sum(cell["status"] == "diverged" for cell in group)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.results import Record, records, seeds_of
+from mlmclm.analysis.results import Record, place_of, records, seeds_of
 from mlmclm.analysis.stability import STABILITY_COLUMNS
 from mlmclm.seeds import Seeds
 
@@ -64,18 +64,12 @@ def chosen_results(
     # A result's key identifies its weights, not the model's name, and two names may stand for the same weights.
     by_key = {(result["model"], result["key"]): result for result in results}
     # The table of chosen cells has no keys, so they are looked up in the table of all cells.
-    keys = {_place(row): row["key"] for row in records(analysis.cells)}
+    keys = {place_of(row): row["key"] for row in records(analysis.cells)}
     chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
     for row in records(analysis.chosen):
         own = chosen.setdefault((row["model"], row["task"]), {})
-        own[seeds_of(row)] = by_key[row["model"], keys[_place(row)]]
+        own[seeds_of(row)] = by_key[row["model"], keys[place_of(row)]]
     return chosen
-
-
-def _place(row: Record) -> tuple[Any, ...]:
-    """Return the columns that identify a cell within the tables of a study."""
-    seeds = (row["seed_head"], row["seed_order"], row["seed_dropout"])
-    return row["model"], row["task"], row["setting"], row["learning_rate"], seeds
 
 
 def _plain(frame: pd.DataFrame) -> list[Record]:
