@@ -102,6 +102,16 @@ def _layout(**more: Any) -> dict[str, Any]:
     return base | {"xaxis": x, "yaxis": y} | more
 
 
+def _upright(x: int, **line: Any) -> dict[str, Any]:
+    """Draw a vertical line over the whole height."""
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+
+
+def _hover(model: str, words: str) -> str:
+    """Return what is shown over a point: the model's name, and Plotly's template for the rest."""
+    return f"<b>{html.escape(model)}</b><br>{words}<extra></extra>"
+
+
 def _spec(traces: list[Any], **layout: Any) -> dict[str, Any]:
     # Built with Plotly's own classes, so that a wrong property fails here and not silently in a reader's browser.
     made: dict[str, Any] = go.Figure(data=traces, layout=_layout(**layout)).to_plotly_json()
@@ -157,17 +167,7 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
 def _panel(
     name: str, task: TaskFacts, shown: str, rows: Sequence[Record], traces: list[Any], axis: dict[str, Any], **more: Any
 ) -> Figure:
-    """Build a task's figure against the learning rate.
-
-    Args:
-        name: the figure's id.
-        task: the task.
-        shown: the quantity, for the description.
-        rows: the rows of the table, for their learning rates.
-        traces: what is drawn.
-        axis: the axis of the quantity.
-        more: further fields of the figure.
-    """
+    """Build a task's figure against the learning rates of `rows`; `shown` names the quantity for the description."""
     about = f"Line chart: {task.title}, {shown} against learning rate for each model; the same numbers are in the table below."
     rates = sorted({row["learning_rate"] for row in rows})
     return Figure(name, task.title, about, _spec(traces, xaxis=_rate_axis(rates), yaxis=axis), **more)
@@ -218,7 +218,7 @@ def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> lis
                 for row in known
             ],
             customdata=[rate_text(row["learning_rate"]) for row in known],
-            hovertemplate=f"<b>{html.escape(model)}</b><br>learning rate %{{customdata}}<br>%{{text}}<extra></extra>",
+            hovertemplate=_hover(model, "learning rate %{customdata}<br>%{text}"),
         )
     )
     if lost:
@@ -229,7 +229,7 @@ def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> lis
                 y=[floor * 100 for _ in lost],
                 mode="markers",
                 marker={"symbol": "x-thin", "size": 10, "line": {"width": 2.5, "color": look.light}},
-                hovertemplate=f"<b>{html.escape(model)}</b><br>all seeds diverged<extra></extra>",
+                hovertemplate=_hover(model, "all seeds diverged"),
                 meta=model,
             )
         )
@@ -247,17 +247,9 @@ def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dic
         traces = []
         for model, look in looks.items():
             own = [row for row in rows if row["model"] == model]
-            traces.append(
-                _line(
-                    model,
-                    look,
-                    own,
-                    "test_sd",
-                    customdata=[[rate_text(row["learning_rate"]), row["n"]] for row in own],
-                    hovertemplate=f"<b>{html.escape(model)}</b><br>learning rate %{{customdata[0]}}<br>"
-                    "deviation %{y:.2f} over %{customdata[1]} seeds<extra></extra>",
-                )
-            )
+            told = [[rate_text(row["learning_rate"]), row["n"]] for row in own]
+            words = "learning rate %{customdata[0]}<br>deviation %{y:.2f} over %{customdata[1]} seeds"
+            traces.append(_line(model, look, own, "test_sd", customdata=told, hovertemplate=_hover(model, words)))
         axis = {"title": {"text": "sd over seeds, points", "standoff": 6}, "rangemode": "tozero"}
         shown = "standard deviation over seeds"
         figures.append(_panel(f"deviation-{number}", task, shown, rows, traces, axis, height=240))
@@ -271,15 +263,10 @@ def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None
         return None
     # Plotly draws categories from the bottom up, so the best comes last.
     rows.sort(key=lambda row: (row["mean"], row["model"]))
-    traces = [
-        _whisker(
-            row["model"],
-            [row["mean"], row["low"], row["high"]],
-            looks[row["model"]],
-            f"{text.points(row['mean'])} {text.interval(row['low'], row['high'])}",
-        )
-        for row in rows
-    ]
+    traces = []
+    for row in rows:
+        hover = f"{text.points(row['mean'])} {text.interval(row['low'], row['high'])}"
+        traces.append(_whisker(row["model"], [row["mean"], row["low"], row["high"]], looks[row["model"]], hover))
     spec = _spec(
         traces,
         xaxis={"title": {"text": "mean over tasks, points", "standoff": 8}},
@@ -310,7 +297,7 @@ def _whisker(model: str, estimate: Sequence[float], look: Style, hover: str) -> 
         marker={"size": 10, "color": look.light},
         error_x=bars,
         text=[hover],
-        hovertemplate=f"<b>{html.escape(model)}</b><br>%{{text}}<extra></extra>",
+        hovertemplate=_hover(model, "%{text}"),
         meta=model,
     )
 
@@ -335,18 +322,9 @@ def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
             value, low, high = -own[model]["difference"], -own[model]["high"], -own[model]["low"]
             hover = f"{text.difference(value)} {text.interval(low, high, sign=True)}"
             traces.append(_whisker(model, [value, low, high], looks[model], hover))
-        zero = {
-            "type": "line",
-            "x0": 0,
-            "x1": 0,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": FAINT[0], "width": 1.5},
-        }
         spec = _spec(
             traces,
-            shapes=[zero],
+            shapes=[_upright(0, color=FAINT[0], width=1.5)],
             xaxis={"title": {"text": "points over the baseline", "standoff": 8}, "rangemode": "tozero"},
             yaxis={"type": "category", "showgrid": False, "showticklabels": False},
             margin={"l": 12, "r": 14, "t": 6, "b": 42},
@@ -378,23 +356,11 @@ def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[
                     mode="lines+markers" if len(points) < 30 else "lines",
                     line={"color": look.light, "width": 1.8, "dash": look.dash},
                     marker={"size": 4, "color": look.light},
-                    hovertemplate=f"<b>{html.escape(model.name)}</b><br>step %{{x:,}}<br>loss %{{y:.3f}}"
-                    "<extra></extra>",
+                    hovertemplate=_hover(model.name, "step %{x:,}<br>loss %{y:.3f}"),
                     meta=model.name,
                 )
             )
-            marks += [
-                {
-                    "type": "line",
-                    "x0": step,
-                    "x1": step,
-                    "yref": "paper",
-                    "y0": 0,
-                    "y1": 1,
-                    "line": {"color": look.light, "width": 1.2, "dash": "dot"},
-                }
-                for step in model.switches
-            ]
+            marks += [_upright(step, color=look.light, width=1.2, dash="dot") for step in model.switches]
         if traces:
             spec = _spec(
                 traces,
