@@ -14,14 +14,18 @@ MINUS = "−"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def points(score: float, digits: int = 2) -> str:
+def points(score: float, plus: str = "") -> str:
     """Format a score in points out of 100: 0.61234 is 61.23; unknown (NaN) is a dash."""
-    return NONE if math.isnan(score) else _signed(score * 100, digits, "")
+    if math.isnan(score):
+        return NONE
+    value = f"{abs(score * 100):.2f}"
+    # A value that rounds to zero has no sign.
+    return value if float(value) == 0 else f"{MINUS if score < 0 else plus}{value}"
 
 
-def difference(score: float, digits: int = 2) -> str:
+def difference(score: float) -> str:
     """Format a difference of scores in points with its sign: +1.32, −0.40."""
-    return NONE if math.isnan(score) else _signed(score * 100, digits, "+")
+    return points(score, "+")
 
 
 def interval(low: float, high: float, *, sign: bool = False) -> str:
@@ -30,14 +34,6 @@ def interval(low: float, high: float, *, sign: bool = False) -> str:
         return ""
     write = difference if sign else points
     return f"[{write(low)}, {write(high)}]"
-
-
-def _signed(value: float, digits: int, plus: str) -> str:
-    text = f"{abs(value):.{digits}f}"
-    # A value that rounds to zero has no sign.
-    if float(text) == 0:
-        return text
-    return f"{MINUS if value < 0 else plus}{text}"
 
 
 def percent(share: float) -> str:
@@ -49,16 +45,6 @@ def percent(share: float) -> str:
     if 0.99 < share < 1:
         return ">99 %"
     return f"{share * 100:.0f} %"
-
-
-def rate(value: float) -> str:
-    """Format a learning rate, or a dash."""
-    return NONE if math.isnan(value) else rate_text(value)
-
-
-def rates(values: Sequence[float]) -> str:
-    """Format several learning rates."""
-    return ", ".join(rate_text(value) for value in values)
 
 
 def probability(p: float) -> str:

@@ -1,4 +1,4 @@
-"""The content of the report page as plain strings; the template only lays it out."""
+"""The content of the report page: rows of tables and sentences, which the template lays out and formats with `text`."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "gains": figures.gain_figures(analysis, tasks, looks),
         "losses": figures.loss_figures(facts.models, every),
     }
-    headline = wording.headline(analysis)
+    headline, grid = wording.headline(analysis), analysis.grid
     return {
+        "text": text,
         "facts": facts,
         "headline": headline,
         "verdict": _parts(headline.verdict, [model.name for model in models]),
@@ -74,20 +75,19 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "specs": {figure.id: figure.spec for group in groups.values() for figure in group},
         "colours": figures.dark_colours(),
         "overall": _overall(analysis),
-        "families": _family_means(analysis),
-        "columns": [{"task": task, "metric": text.metric(task.metric)} for task in tasks],
+        "families": [row for row in records(analysis.overall) if row["kind"] == "family"],
+        "tasks": tasks,
+        "baseline": analysis.baseline,
         "scores": _scores(analysis, models, tasks),
         "sensitivity": _sensitivity(analysis, models, tasks),
         "stability": _stability(analysis, models, tasks),
         "claims": _claims(analysis, models),
-        "pretraining": [_pretraining(model) for model in facts.models],
         "one_recipe": all(model.kind in ("pretrained", "untrained") for model in facts.models),
-        "task_facts": [_task(task) for task in tasks],
         "settings": _settings(facts),
         "rule": analysis.rule,
         "settings_varied": any(analysis.cells["setting"]),
         "confidence": f"{analysis.confidence * 100:g} %",
-        "grid": f"{text.rates(analysis.grid.learning_rates)} × seeds {', '.join(seed_labels(analysis.grid.seeds))}",
+        "grid": f"{', '.join(map(rate_text, grid.learning_rates))} × seeds {', '.join(seed_labels(grid.seeds))}",
     }
 
 
@@ -102,9 +102,15 @@ def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Tas
     rates, seeds = len(analysis.grid.learning_rates), len(analysis.grid.seeds)
     missing = f", {analysis.missing:,} missing" if analysis.missing else ""
     tokens = [model.tokens for model in models if model.tokens]
+    kinds = Counter(model.kind for model in models)
+    families = text.plural(len({task.family for task in tasks}), "family", "families")
     tiles = [
-        (str(len(models)), "model" if len(models) == 1 else "models", _kinds(models)),
-        (str(len(tasks)), "task" if len(tasks) == 1 else "tasks", _families(tasks)),
+        (
+            str(len(models)),
+            "model" if len(models) == 1 else "models",
+            ", ".join(f"{number} {kind}" for kind, number in kinds.items()),
+        ),
+        (str(len(tasks)), "task" if len(tasks) == 1 else "tasks", families),
         (
             f"{len(analysis.cells):,}",
             "fine-tuning runs",
@@ -117,15 +123,6 @@ def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Tas
     return tiles
 
 
-def _kinds(models: Sequence[ModelFacts]) -> str:
-    kinds = Counter(model.kind for model in models)
-    return ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-
-
-def _families(tasks: Sequence[TaskFacts]) -> str:
-    return text.plural(len({task.family for task in tasks}), "family", "families")
-
-
 def _overall(analysis: Analysis) -> list[dict[str, Any]]:
     rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
     # NaN must not take part in comparisons, or the order would be arbitrary.
@@ -135,41 +132,16 @@ def _overall(analysis: Analysis) -> list[dict[str, Any]]:
     best = ranked[0]["model"]
     to_best = {row["model_b"]: row for row in against(analysis.comparisons, best) if row["kind"] == "all"}
     head = wording.headline(analysis)
-    found = []
-    for place, row in enumerate(ranked, start=1):
-        gap = to_best.get(row["model"])
-        known = not math.isnan(row["mean"])
-        found.append(
-            {
-                "rank": str(place) if known else text.NONE,
-                "model": row["model"],
-                "baseline": row["model"] == analysis.baseline,
-                "mean": text.points(row["mean"]),
-                "interval": text.interval(row["low"], row["high"]),
-                # Stored as "best minus this one", shown as the deficit of this one.
-                "gap": text.difference(-gap["difference"]) if gap else "",
-                "gap_interval": text.interval(-gap["high"], -gap["low"], sign=True) if gap else "",
-                "p": text.probability(gap["p_holm"]) if gap else "",
-                "best": row["model"] == head.best,
-                "tied": row["model"] in head.tied,
-                "scored": ""
-                if row["tasks"] == row["tasks_scored"]
-                else f"{row['tasks_scored']} of {row['tasks']} tasks",
-            }
-        )
-    return found
-
-
-def _family_means(analysis: Analysis) -> list[dict[str, str]]:
     return [
-        {
-            "family": text.family(row["scope"]),
-            "model": row["model"],
-            "mean": text.points(row["mean"]),
-            "interval": text.interval(row["low"], row["high"]),
+        row
+        | {
+            "rank": text.NONE if math.isnan(row["mean"]) else str(place),
+            # Stored as "best minus this one"; the template shows the deficit of this one.
+            "gap": to_best.get(row["model"]),
+            "best": row["model"] == head.best,
+            "tied": row["model"] in head.tied,
         }
-        for row in records(analysis.overall)
-        if row["kind"] == "family"
+        for place, row in enumerate(ranked, start=1)
     ]
 
 
@@ -207,7 +179,7 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
                 "tied": model.name in tied,
             }
         )
-        rows.append({"model": model.name, "baseline": model.name == analysis.baseline, "cells": cells})
+        rows.append({"model": model.name, "cells": cells})
     return rows
 
 
@@ -264,73 +236,17 @@ def _at_rate(row: Record | None, chosen: bool) -> dict[str, Any]:
 
 def _stability(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
     rows = {(row["model"], row["task"]): row for row in records(analysis.stability)}
-    found = []
-    for task in tasks:
-        members = []
-        for model in models:
-            row = rows.get((model.name, task.name))
-            if row is None:
-                continue
-            members.append(
-                {
-                    "model": model.name,
-                    "sd_seeds": text.points(row["sd_seeds"]),
-                    "sd_seeds_interval": text.interval(row["sd_seeds_low"], row["sd_seeds_high"]),
-                    "sd_pooled": text.points(row["sd_seeds_pooled"]),
-                    "sd_pooled_interval": text.interval(row["sd_seeds_pooled_low"], row["sd_seeds_pooled_high"]),
-                    "sd_rates": text.points(row["sd_rates"]),
-                    "range_rates": text.points(row["range_rates"]),
-                    "at_stake": text.percent(row["gain_at_stake"]),
-                    "regret": text.points(row["regret"]),
-                    "near": text.percent(row["share_near_best"]),
-                    "diverged": f"{row['diverged']} of {row['cells']}",
-                    "share_diverged": text.percent(row["share_diverged"]),
-                    "any_diverged": bool(row["diverged"]),
-                }
-            )
-        found.append({"task": task, "rows": members})
-    return [group for group in found if group["rows"]]
+    groups = [
+        {"task": task, "rows": [rows[model.name, task.name] for model in models if (model.name, task.name) in rows]}
+        for task in tasks
+    ]
+    return [group for group in groups if group["rows"]]
 
 
 def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, Any]]:
     order = {model.name: place for place, model in enumerate(models)}
-    return [
-        {
-            "model": row["model"],
-            "verdict": row["verdict"],
-            "difference": text.difference(row["difference"]),
-            "interval": text.interval(row["low"], row["high"], sign=True),
-            "ahead": f"{row['tasks_ahead']} of {row['tasks']}",
-            "clearly": f"{row['tasks_clear']} of {row['tasks']}",
-            "reason": wording.claim_reason(row),
-        }
-        for row in sorted(records(analysis.claims), key=lambda row: order[row["model"]])
-    ]
-
-
-def _pretraining(model: ModelFacts) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "kind": model.kind,
-        "description": model.description,
-        "stages": model.stages,
-        "parameters": text.count(model.parameters),
-        "steps": text.NONE if model.steps is None else f"{model.steps:,}",
-        "tokens": text.count(model.tokens),
-        "flops": text.scientific(model.flops),
-        "loss": text.loss(model.validation_loss),
-    }
-
-
-def _task(task: TaskFacts) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "title": task.title,
-        "family": text.family(task.family),
-        "metric": text.metric(task.metric),
-        "sizes": ", ".join(f"{split} {size:,}" for split, size in task.sizes.items()),
-        "source": task.source,
-    }
+    rows = sorted(records(analysis.claims), key=lambda row: order[row["model"]])
+    return [row | {"reason": wording.claim_reason(row)} for row in rows]
 
 
 def _settings(facts: StudyFacts) -> list[tuple[str, list[tuple[str, str]]]]:
