@@ -51,11 +51,6 @@ def default_address(store: Path) -> str:
     return sqlite_address(store.resolve() / "mlflow" / "mlflow.db")
 
 
-def is_local(address: str) -> bool:
-    """Return whether this process writes runs and artifacts itself instead of sending them to a server."""
-    return sqlite_file(address) is not None
-
-
 def check_address(address: str) -> None:
     """Check that an MLflow server or a database answers at an address; takes about 10 s at most.
 

@@ -121,9 +121,10 @@ class Connection:
         if found is not None:
             # With an empty index (lost, or the experiment is another store's) every run is looked up. Otherwise only
             # runs still marked RUNNING can be ones whose creator was killed before it could index them.
-            there = self._adopt(part, "" if verify or not len(part.index) else "attributes.status = 'RUNNING'")
-            if verify:
-                part.index.keep(there)
+            there = self._adopt(part, "" if verify or not part.index.entries else "attributes.status = 'RUNNING'")
+            for entry in list(part.index.entries.values()) if verify else ():
+                if entry.run_id not in there:
+                    part.index.drop(entry.key)  # so that the next export creates the run again
         return part
 
     def _retire(self, name: str, experiment_id: str) -> None:
@@ -138,8 +139,8 @@ class Connection:
             f"`mlflow experiments restore -x {experiment_id}` brings them back as {aside!r}."
         )
 
-    def export(self, record: RunRecord, content: str, *, look_first: bool) -> str:
-        """Create or update the run of a record to match it; return the run's id.
+    def export(self, record: RunRecord, content: str, *, look_first: bool) -> None:
+        """Create or update the run of a record to match it.
 
         Args:
             content: the record's `content_hash`.
@@ -152,38 +153,29 @@ class Connection:
             self._adopt(part, f"tags.`{KEY_TAG}` = '{record.key}'")
             entry = part.index.get(record.key)
         parent_run = self._parent(record)
-        tags = {KEY_TAG: record.key, **record.tags}
-        tags = {name: text.replace(CELLS_ID, self._cells.experiment_id) for name, text in tags.items()}
-        if parent_run:
-            tags["mlflow.parentRunId"] = parent_run
+        tags = {name: text.replace(CELLS_ID, self._cells.experiment_id) for name, text in record.tags.items()}
+        tags |= {KEY_TAG: record.key, **({"mlflow.parentRunId": parent_run} if parent_run else {})}
         if entry is not None and self._is_gone(entry):
             part.index.drop(record.key)
             entry = None
-        made = None
+        created = False
         if entry is None:
             with part.index.locked():  # which also reads what another process has created since
                 entry = part.index.get(record.key)
                 if entry is None:
-                    run = self._client.create_run(
-                        part.experiment_id,
-                        start_time=record.start_ms,
-                        tags=_cut({**_written_by(), **tags}, LONGEST_TAG),
-                        run_name=record.name,
-                    )
-                    entry = made = Entry(record.key, run.info.run_id, parent=parent_run)
+                    own = _cut({**_written_by(), **tags}, LONGEST_TAG)
+                    run = self._client.create_run(part.experiment_id, record.start_ms, own, record.name)
+                    entry = Entry(record.key, run.info.run_id, parent=parent_run)
                     part.index.set(entry)
-        if made is not None:
-            # `create_run` has written the tags already.
-            tags = {}
-        else:
+                    created = True
+        if not created:
             self._client.update_run(entry.run_id, status="RUNNING", name=record.name)
-        self._fill(entry, record, tags)
+        self._fill(entry, record, {} if created else tags)
         if record.status != "RUNNING":
             self._client.set_terminated(entry.run_id, status=record.status, end_time=record.end_ms)
         points, final = list(record.metrics), record.status != "RUNNING"
         # Only a complete run gets its content hash: one that was interrupted is filled again by the next export.
         part.index.set(Entry(record.key, entry.run_id, content, len(points), points_hash(points), parent_run, final))
-        return entry.run_id
 
     def is_unchanged(self, record: RunRecord, content: str) -> bool:
         """Return whether the run exists with this content and below the parent's current run.
@@ -256,8 +248,8 @@ class Connection:
             for run in page:
                 there.add(run.info.run_id)
                 key = run.data.tags.get(KEY_TAG)
-                if key is not None:
-                    part.index.adopt(key, run.info.run_id)
+                if key is not None and part.index.get(key) is None:
+                    part.index.set(Entry(key, run.info.run_id))
             token = page.token
             if not token:
                 return there

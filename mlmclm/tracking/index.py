@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class Index:
     def __init__(self, path: Path, identity: str) -> None:
         self._path = path
         self._identity = identity
-        self._entries: dict[str, Entry] = {}
+        self.entries: dict[str, Entry] = {}
         self._locked = False
         self._read_from: tuple[int, int] = (0, 0)
         """The file's inode, and the number of bytes read so far."""
@@ -50,17 +50,14 @@ class Index:
         with self.locked():
             self._compact()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, key: str) -> Entry | None:
         """Return the entry of a record, or None if it is not known to have a run."""
-        return self._entries.get(key)
+        return self.entries.get(key)
 
     def set(self, entry: Entry) -> None:
         """Store an entry and append it to the file at once."""
         with self.locked():
-            self._entries[entry.key] = entry
+            self.entries[entry.key] = entry
             with self._path.open("a", encoding="utf-8") as handle:
                 # After a line that was cut off, a newline keeps this entry from being appended to the fragment.
                 handle.write(("\n" if self._cut_off else "") + self._line(entry))
@@ -83,20 +80,9 @@ class Index:
             finally:
                 self._locked = False
 
-    def adopt(self, key: str, run_id: str) -> None:
-        """Store a run that was found on the server, with unknown content, unless its key already has an entry."""
-        if key not in self._entries:
-            self.set(Entry(key, run_id))
-
-    def keep(self, run_ids: Set[str]) -> None:
-        """Forget all runs but these, so that the next export creates them again."""
-        for entry in list(self._entries.values()):
-            if entry.run_id not in run_ids:
-                self.drop(entry.key)
-
     def drop(self, key: str) -> None:
         """Forget a run that no longer exists, so that the next export creates a new one."""
-        self._entries.pop(key, None)
+        self.entries.pop(key, None)
 
     def _line(self, entry: Entry) -> str:
         return canonical_json(sealed({"experiment": self._identity, **asdict(entry)})) + "\n"
@@ -118,7 +104,7 @@ class Index:
             value = _parsed(line)
             if value is not None and value.pop("experiment") == self._identity:
                 with suppress(TypeError):
-                    self._entries[value["key"]] = Entry(**value)
+                    self.entries[value["key"]] = Entry(**value)
         if content:
             self._cut_off = not content.endswith(b"\n")
 
@@ -130,8 +116,8 @@ class Index:
             return
         values = [(line, _parsed(line)) for line in lines]
         others = [line for line, value in values if value is not None and value["experiment"] != self._identity]
-        if len(lines) > 2 * (len(self._entries) + len(others)) + 100:
-            ours = "".join(self._line(entry) for entry in self._entries.values())
+        if len(lines) > 2 * (len(self.entries) + len(others)) + 100:
+            ours = "".join(self._line(entry) for entry in self.entries.values())
             write_atomic(self._path, "".join(f"{line}\n" for line in others) + ours)
             self._read()
 

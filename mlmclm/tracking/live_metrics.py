@@ -43,13 +43,9 @@ DEFINITIONS: dict[str, Definition] = {
             _RUN,
         ),
         Definition("mlmclm_pretraining_tokens_per_second", "gauge", "Tokens trained on a second, all workers.", _RUN),
-        Definition(
-            "mlmclm_pretraining_utilisation", "gauge", "Model FLOPs over the measured matrix peak, from 0 to 1.", _RUN
-        ),
+        Definition("mlmclm_pretraining_utilisation", "gauge", "Model FLOPs over the measured peak, from 0 to 1.", _RUN),
         Definition("mlmclm_pretraining_memory_bytes", "gauge", "Peak memory of the fullest worker, bytes.", _RUN),
-        Definition(
-            "mlmclm_pretraining_data_wait", "gauge", "Share of a step spent waiting for data, from 0 to 1.", _RUN
-        ),
+        Definition("mlmclm_pretraining_data_wait", "gauge", "Share of a step waiting for data, from 0 to 1.", _RUN),
         Definition("mlmclm_pretraining_learning_rate", "gauge", "Learning rate of the last step.", _RUN),
         Definition("mlmclm_pretraining_gradient_norm", "gauge", "Gradient norm before clipping, last step.", _RUN),
         Definition("mlmclm_pretraining_step", "gauge", "Steps done.", _RUN),
@@ -66,29 +62,17 @@ DEFINITIONS: dict[str, Definition] = {
 
 
 def counter(name: str) -> Counter:
-    """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0.
-
-    Raises:
-        KeyError: no counter of this name is defined.
-    """
+    """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. KeyError if none is defined."""
     return _metric("counter", name)
 
 
 def gauge(name: str) -> Gauge:
-    """Return the gauge `name`: `.set(value, tags={label: text, ...})`.
-
-    Raises:
-        KeyError: no gauge of this name is defined.
-    """
+    """Return the gauge `name`: `.set(value, tags={label: text, ...})`. KeyError if none is defined."""
     return _metric("gauge", name)
 
 
 def histogram(name: str) -> Histogram:
-    """Return the histogram `name`: `.observe(value, tags={label: text, ...})`.
-
-    Raises:
-        KeyError: no histogram of this name is defined.
-    """
+    """Return the histogram `name`: `.observe(value, tags={label: text, ...})`. KeyError if none is defined."""
     return _metric("histogram", name)
 
 

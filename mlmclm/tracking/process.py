@@ -37,11 +37,8 @@ class TrackingProcess:
     """A tracker in a process of its own; no call waits for it except `close`. Use it as a context manager.
 
     Args:
-        store: the store; the index is kept in its `mlflow/`.
-        experiment: the name of the study's experiment.
-        address: an MLflow tracking address.
+        store, experiment, address, verify: as in `Tracker`.
         close_seconds: how long leaving the context waits for summaries, and then for cells.
-        verify: whether to look for runs that are not there any more (`Connection`).
     """
 
     def __init__(

@@ -13,8 +13,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from mlmclm.progress import SECONDS_OF_SILENCE, Bar, say
 from mlmclm.tracking.address import default_address, without_password
@@ -42,35 +40,23 @@ class ExportReport:
 
 
 class Tracker:
-    """Background exporter to a study's experiments; thread-safe. Use it as a context manager, or call `close`.
+    """Background exporter to a study's experiments; thread-safe.
 
     Args:
         store: the store; the index is kept in its `mlflow/`.
         experiment: the name of the study's experiment.
         address: an MLflow tracking address; None for the store's own database.
-        close_seconds: how long leaving the context waits for summaries, and then for cells.
         verify: whether to look for runs that are not there any more (`Connection`).
     """
 
-    def __init__(
-        self,
-        store: Path,
-        experiment: str,
-        *,
-        address: str | None = None,
-        close_seconds: float = 60,
-        verify: bool = False,
-    ) -> None:
-        self.address = address or default_address(store)
-        self.experiment = experiment
+    def __init__(self, store: Path, experiment: str, *, address: str | None = None, verify: bool = False) -> None:
+        self._address, self._experiment, self._verify = address or default_address(store), experiment, verify
         self._folder = store.resolve() / "mlflow"
-        self._close_seconds, self._verify = close_seconds, verify
         self._changed = threading.Condition()
         self._summaries: dict[str, RunRecord] = {}
         self._cells: dict[str, RunRecord] = {}
         self._current: RunRecord | None = None
         self._suspect: set[str] = set()  # keys with a failed request, whose reply may have been lost
-        self._run_ids: dict[str, str] = {}
         self._closing = self._stopped = False
         self._closed: ExportReport | None = None
         self._exported = self._unchanged = 0
@@ -79,15 +65,6 @@ class Tracker:
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="mlmclm-tracker", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # After an error the user wants the message, not a long wait for MLflow.
-        self.close(*(2 * [self._close_seconds] if error is None else (5, 0)))
 
     def put(self, record: RunRecord) -> None:
         """Queue a record and return at once; a queued record with the same key is replaced.
@@ -100,15 +77,6 @@ class Tracker:
                 raise RuntimeError("put after close")
             self._queue(record)[record.key] = record
             self._changed.notify_all()
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything queued is exported; return False if that takes longer than `timeout` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._left(), timeout)
-
-    def run_id(self, key: str) -> str | None:
-        """Return the MLflow run id of a record that this tracker has exported or found unchanged, else None."""
-        return self._run_ids.get(key)
 
     def close(self, timeout: float = 60, cells: float = 60) -> ExportReport:
         """Export what is left, retry what failed, and report the outcome; say so if records remain.
@@ -137,7 +105,7 @@ class Tracker:
         if left:
             what = f"{left} records could not be" if summaries else f"{left} cells are not"
             say(
-                f"{what} written to MLflow at {without_password(self.address)} ({reason}). Nothing is lost: the results are in the "
+                f"{what} written to MLflow at {without_password(self._address)} ({reason}). Nothing is lost: the results are in the "
                 "store, and the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing."
             )
         return self._closed
@@ -158,11 +126,7 @@ class Tracker:
         return self._cells if record.bulk else self._summaries
 
     def _left(self, *, bulk: bool = True) -> int:
-        """Count the records that are not exported yet.
-
-        Args:
-            bulk: whether bulk records count.
-        """
+        """Count the records that are not exported yet, with or without those in bulk."""
         busy = self._current is not None and (bulk or not self._current.bulk)
         return len(self._summaries) + busy + (len(self._cells) if bulk else 0)
 
@@ -202,17 +166,14 @@ class Tracker:
     def _export(self, record: RunRecord) -> None:
         # Opened here, in the thread: importing MLflow takes seconds, and opening may fail like any export.
         if self._connection is None:
-            self._connection = Connection(self.address, self.experiment, self._folder, verify=self._verify)
+            self._connection = Connection(self._address, self._experiment, self._folder, verify=self._verify)
         content = record.content_hash()
         if self._connection.is_unchanged(record, content):
-            entry = self._connection.part(record).index.get(record.key)
-            run_id = entry.run_id if entry else ""
             self._unchanged += 1
         else:
-            run_id = self._connection.export(record, content, look_first=record.key in self._suspect)
+            self._connection.export(record, content, look_first=record.key in self._suspect)
             self._exported += 1
         self._suspect.discard(record.key)
-        self._run_ids[record.key] = run_id
         self._failures_in_a_row = 0
 
     def _failed(self, record: RunRecord, error: Exception) -> bool:

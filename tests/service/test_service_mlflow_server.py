@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stores")
     report = folder / "report.txt"
     report.write_text("first")
-    with Tracker(folder / "old", "study") as tracker:
+    with closing(Tracker(folder / "old", "study")) as tracker:
         tracker.put(RunRecord("k", "a run", artifacts=[(report, "")]))
     shutil.copytree(folder / "old", folder / "copied")
     (folder / "old").rename(folder / "moved")

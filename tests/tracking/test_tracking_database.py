@@ -68,7 +68,7 @@ def finished(made: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def export(store: Path) -> ExportReport:
-    with Tracker(store, "study") as tracker:
+    with closing(Tracker(store, "study")) as tracker:
         for record in RECORDS:
             tracker.put(record)
         return tracker.close(timeout=300)  # making a database takes seconds, and minutes on a busy machine
