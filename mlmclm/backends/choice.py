@@ -61,8 +61,7 @@ def _own(kind: str) -> list[Reference]:
     folder = module is not None and importlib.util.find_spec(module.rpartition(".")[0])
     if module is None or not folder or importlib.util.find_spec(module) is None:
         return []
-    backends: list[Reference] = importlib.import_module(module).backends()
-    return backends
+    return importlib.import_module(module).backends()
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:

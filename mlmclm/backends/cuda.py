@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from mlmclm.backends.packing import Chosen, Packing, near
+from mlmclm.backends.attention_settings import AttentionSettings, near
+from mlmclm.backends.packing import Chosen, Packing
 from mlmclm.backends.reference import Reference
 from mlmclm.errors import UserError
 
@@ -59,28 +60,20 @@ class Cuda(CudaReference):
     name = "cuda"
 
     def packed_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packing: Packing,
-        *,
-        causal: bool,
-        scale: float,
-        dropout: float = 0.0,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: AttentionSettings
     ) -> Tensor:
         """Compute `Reference.packed_attention` with one kernel over all sequences.
 
         The kernel needs bf16 or fp16, and no dropout. Otherwise torch's attention runs over sequences padded to the
         longest. Without a window, equally long sequences are a batch for torch's attention.
         """
+        causal, scale, dropout, window = settings
         if packing.tokens == packing.padded_tokens and window is None:
             length, width = int(packing.lengths[0]), query.shape[-1]
             q, k, v = (
                 tensor.view(-1, len(packing.lengths), length, width).transpose(0, 1) for tensor in (query, key, value)
             )
-            batch = self.attention(q, k, v, mask=None, causal=causal, scale=scale, dropout=dropout, window=None)
+            batch = self.attention(q, k, v, settings)
             return batch.flatten(0, 1).unsqueeze(0)
         dtype = query.dtype
         # Autocast's dtype decides which kernel can be used.
@@ -89,7 +82,7 @@ class Cuda(CudaReference):
         # [T, heads, width], the order in which transformers' projections lie in memory, so nothing is copied here.
         query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
         if dtype not in (torch.bfloat16, torch.float16) or dropout:
-            return _padded(query, key, value, packing, causal, scale, dropout, window).unsqueeze(0)
+            return _padded(query, key, value, packing, settings).unsqueeze(0)
         from torch.nn.attention.varlen import varlen_attn
 
         reach = -1 if window is None else window - 1  # the kernel's windows include their ends; -1: no limit
@@ -102,29 +95,20 @@ class Cuda(CudaReference):
 
     def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
         """Return whether this is EuroBERT, Llama or Qwen, which consist of operations that Liger has kernels for."""
-        fits: bool = _liger().fits(model)
-        return fits
+        return _liger().fits(model)
 
     def blocks(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        packing: Packing,
-        *,
-        causal: bool,
-        chosen: Chosen | None = None,
+        self, model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, chosen: Chosen | None = None
     ) -> Tensor:
         """Compute `Reference.blocks` with Liger's norms, rotary embedding and gated unit."""
-        attend = partial(self.packed_attention, packing=packing, causal=causal)
-        states: Tensor = _liger().run_blocks(model, input_ids, packing, attend, chosen=chosen)
-        return states
+        attend = partial(self.packed_attention, packing=packing)
+        return _liger().run_blocks(model, input_ids, packing, attend, causal=causal, chosen=chosen)
 
     def losses(self, logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
         """Compute `Reference.losses` with Liger's kernel, but in fp64 with torch's operations."""
         if logits.dtype == torch.float64:
             return super().losses(logits, vocabulary, labels)
-        summed: Tensor = _liger().losses(logits, vocabulary, labels)
-        return summed
+        return _liger().losses(logits, vocabulary, labels)
 
 
 def _liger() -> ModuleType:
@@ -143,17 +127,9 @@ def _liger() -> ModuleType:
     return liger
 
 
-def _padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    window: int | None,
-) -> Tensor:
+def _padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: AttentionSettings) -> Tensor:
     """Compute [T, heads, width] with torch's attention, every sequence padded to the longest."""
+    causal, scale, dropout, window = settings
     grouped = query.shape[1] != key.shape[1]
     longest = int(packing.lengths.max())
     position = torch.arange(longest, device=query.device)

@@ -17,8 +17,7 @@ def call_layer(layer: nn.Module, hidden: Tensor, block: Callable[[Tensor], Tenso
     # Patched once per layer; calls without `block` still get transformers' own forward.
     if "forward" not in vars(layer):
         layer.forward = partial(_forward, layer.forward)
-    output: Tensor = layer(hidden, block=block)
-    return output
+    return layer(hidden, block=block)
 
 
 def _forward(

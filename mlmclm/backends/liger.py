@@ -13,9 +13,10 @@ Liger's other kernels are not used:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton
@@ -26,6 +27,7 @@ from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.layers import call_layer
 from mlmclm.backends.packing import Chosen, Packing
 
@@ -33,19 +35,13 @@ SUPPORTED = frozenset({"EuroBertModel", "LlamaModel", "Qwen2Model", "Qwen3Model"
 """Classes of transformers whose block is the one computed here (if `fits` agrees)."""
 
 
-class Attend(Protocol):
-    """`Reference.packed_attention` over one packing, in one direction."""
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, dropout: float, window: int | None
-    ) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class Run:
     """Arguments of a layer's block in one forward pass."""
 
-    attend: Attend
+    attend: Callable[..., Tensor]
+    """`Reference.packed_attention` over the batch's packing."""
+    causal: bool
     cos: Tensor
     """Cosines, [1, T, head dimension], of the rotary embedding; `sin` has the same shape."""
     sin: Tensor
@@ -76,7 +72,13 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def run_blocks(
-    model: PreTrainedModel, input_ids: Tensor, packing: Packing, attend: Attend, *, chosen: Chosen | None = None
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    packing: Packing,
+    attend: Callable[..., Tensor],
+    *,
+    causal: bool,
+    chosen: Chosen | None = None,
 ) -> Tensor:
     """Compute final hidden states [T, hidden] of a model that `fits`; see `Reference.blocks`.
 
@@ -89,7 +91,7 @@ def run_blocks(
     cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)
     for number, layer in enumerate(model.layers, start=1):
         last = chosen.tokens if chosen is not None and number == len(model.layers) else None
-        hidden = call_layer(layer, hidden, partial(_block, layer, Run(attend, cos, sin, last)))
+        hidden = call_layer(layer, hidden, partial(_block, layer, Run(attend, causal, cos, sin, last)))
     return call_layer(model.norm, hidden, partial(_norm, model.norm))[0]
 
 
@@ -106,23 +108,19 @@ def _block(layer: Any, run: Run, hidden: Tensor) -> Tensor:
         query, key = _norm(attention.q_norm, query), _norm(attention.k_norm, key)
     # The kernel rotates where the vectors lie. Nothing else reads them: a linear layer keeps its input, not its output.
     query, key = LigerRopeFunction.apply(query.transpose(1, 2), key.transpose(1, 2), run.cos, run.sin)
-    attended = run.attend(
-        query, key, value.transpose(1, 2), scale=attention.scaling,
-        dropout=attention.attention_dropout if attention.training else 0.0,
-        window=getattr(attention, "sliding_window", None),
-    ).flatten(2)  # fmt: skip
+    dropout = attention.attention_dropout if attention.training else 0.0
+    settings = AttentionSettings(run.causal, attention.scaling, dropout, getattr(attention, "sliding_window", None))
+    attended = run.attend(query, key, value.transpose(1, 2), settings=settings).flatten(2)
     if run.chosen is not None:
         hidden, attended = hidden[:, run.chosen], attended[:, run.chosen]
     hidden = hidden + attention.o_proj(attended)
     normed = _norm(layer.post_attention_layernorm, hidden)
     # The backward pass overwrites both factors with their gradients, so it can run once.
     gated = LigerSiLUMulFunction.apply(mlp.gate_proj(normed), mlp.up_proj(normed))
-    output: Tensor = hidden + mlp.down_proj(gated)
-    return output
+    return hidden + mlp.down_proj(gated)
 
 
 def _norm(norm: nn.Module, vectors: Tensor) -> Tensor:
     """Compute transformers' RMSNorm over the last dimension."""
     # The backward pass writes the gradient of `vectors` over that of the result, which goes into products only.
-    normed: Tensor = LigerRMSNormFunction.apply(vectors, norm.weight, norm.variance_epsilon, 0.0, "llama", True, None)
-    return normed
+    return LigerRMSNormFunction.apply(vectors, norm.weight, norm.variance_epsilon, 0.0, "llama", True, None)

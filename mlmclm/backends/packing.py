@@ -10,7 +10,7 @@ similar length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -32,16 +32,6 @@ COST_OF_A_GROUP = 16_000
 calls take about 0.1 ms in a layer's forward and backward pass, a score element 6 ns."""
 
 
-def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
-    """Return a bool [length, length] mask, True where a query (row) sees a key.
-
-    It sees keys closer than `window` and, if causal, not later.
-    """
-    position = torch.arange(length, device=device)
-    distance = position[:, None] - position
-    return (distance < window) & (distance >= 0) if causal else distance.abs() < window
-
-
 def round_up(value: int, multiple: int) -> int:
     """Return the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
@@ -51,30 +41,16 @@ def cut_into_groups(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     """Cut sequences into groups with the lowest total cost of padding and number of groups.
 
     Args:
-        lengths: int [S], in falling order.
+        lengths: int64 [S], in falling order.
 
     Returns:
         The groups as (first, last), `last` exclusive.
     """
     step = round_up(-(-len(lengths) // 16), ROUND_SEQUENCES)  # at most 16 places to cut, however many sequences
-    # Dynamic programming over those places: a group's padded length is that of its first, longest sequence.
     places = [*range(0, len(lengths), step), len(lengths)]
     padded = [round_up(int(lengths[place]), ROUND_LENGTH) for place in places[:-1]]
-    # For each place: the lowest cost of the sequences before it, and the start of their last group.
-    best: list[tuple[int, int]] = [(0, 0)]
-    for end in range(1, len(places)):
-        costs = [
-            (best[begin][0] + (places[end] - places[begin]) * padded[begin] ** 2 + COST_OF_A_GROUP, begin)
-            for begin in range(end)
-        ]
-        best.append(min(costs))
-    groups: list[tuple[int, int]] = []
-    end = len(places) - 1
-    while end:
-        begin = best[end][1]
-        groups.insert(0, (places[begin], places[end]))
-        end = begin
-    return groups
+    groups = _cheapest(len(places) - 1, range, lambda begin, end: (places[end] - places[begin]) * padded[begin] ** 2)
+    return [(places[begin], places[end]) for begin, end in groups]
 
 
 def cut_finely(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
@@ -83,19 +59,31 @@ def cut_finely(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     Other group sizes would make more shapes than oneDNN remembers.
     """
     padded = [round_up(int(length), ROUND_LENGTH) for length in lengths]
-    # For each number of sequences: their lowest cost, and the start of their last group.
+    return _cheapest(
+        len(lengths),
+        lambda end: [end - (1 << power) for power in range(end.bit_length())],
+        lambda begin, end: (end - begin) * padded[begin] ** 2,
+    )
+
+
+def _cheapest(
+    count: int, starts: Callable[[int], Iterable[int]], elements: Callable[[int, int], int]
+) -> list[tuple[int, int]]:
+    """Cut a range into groups with the lowest total cost, by dynamic programming.
+
+    Args:
+        starts: where a group that ends at a given place may begin.
+        elements: score elements of a group; its padded length is that of its first, longest sequence.
+    """
+    # For each place: the lowest cost of what lies before it, and the start of its last group.
     best: list[tuple[int, int]] = [(0, 0)]
-    for end in range(1, len(lengths) + 1):
-        sizes = [1 << power for power in range(end.bit_length())]
-        best.append(
-            min((best[end - size][0] + size * padded[end - size] ** 2 + COST_OF_A_GROUP, end - size) for size in sizes)
-        )
+    for end in range(1, count + 1):
+        best.append(min((best[begin][0] + elements(begin, end) + COST_OF_A_GROUP, begin) for begin in starts(end)))
     groups: list[tuple[int, int]] = []
-    end = len(lengths)
+    end = count
     while end:
-        begin = best[end][1]
-        groups.insert(0, (begin, end))
-        end = begin
+        groups.insert(0, (best[end][1], end))
+        end = best[end][1]
     return groups
 
 

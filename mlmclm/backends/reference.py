@@ -12,8 +12,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from mlmclm.backends.adamw import Optimizer, Settings, TorchAdamW
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.model_shape import ModelShape
-from mlmclm.backends.packing import Chosen, Packing, near
+from mlmclm.backends.packing import Chosen, Packing
 from mlmclm.tracking.system import processor
 
 if TYPE_CHECKING:
@@ -32,86 +33,49 @@ class Reference:
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        settings: AttentionSettings,
+        mask: Tensor | None = None,
         *,
-        mask: Tensor | None,
-        causal: bool,
-        scale: float,
-        dropout: float,
-        window: int | None,
         traced: bool = False,
     ) -> Tensor:
         """Compute attention over sequences of one length.
 
         Args:
             query: [batch, heads, length, head dimension]; key and value may have fewer heads (grouped queries).
+            settings: `causal` and `window` apply if there is no mask.
             mask: boolean (True where attention is allowed) or added to the scores; broadcastable to [batch, heads,
                 length, length].
-            causal: hide later positions, if there is no mask.
-            window: hide positions at this distance or more, if there is no mask.
             traced: torch.compile traces this call, so it must consist of torch's operations.
 
         Returns:
             [batch, length, heads, head dimension].
         """
-        if window is not None and window < query.shape[2] and mask is None:
-            mask = near(query.shape[2], causal, window, query.device)
+        if mask is None:
+            mask = settings.local_mask(query.shape[2], query.device)
         attended = functional.scaled_dot_product_attention(
             # torch takes a mask or `is_causal`, not both.
-            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
+            query, key, value, attn_mask=mask, dropout_p=settings.dropout, is_causal=settings.causal and mask is None,
+            scale=settings.scale, enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
         return attended.transpose(1, 2).contiguous()
 
     def packed_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packing: Packing,
-        *,
-        causal: bool,
-        scale: float,
-        dropout: float = 0.0,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: AttentionSettings
     ) -> Tensor:
         """Compute attention within each sequence of a packed row, here one sequence after the other.
 
         Args:
             query: [1, heads, T, head dimension]; key and value [1, key-value heads, T, head dimension].
-            window: hide positions at this distance or more.
 
         Returns:
             [1, T, heads, head dimension]. Values at padding are unspecified but finite, and must not enter a loss.
         """
         pieces = []
         for start, length in zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True):
-            part = slice(start, start + length)
-            pieces.append(
-                self.attention_of_one(
-                    query[:, :, part], key[:, :, part], value[:, :, part], causal, scale, dropout, window
-                )
-            )
+            q, k, v = (tensor[:, :, start : start + length] for tensor in (query, key, value))
+            pieces.append(Reference.attention(self, q, k, v, settings))
         padding = packing.padded_tokens - packing.tokens
         return torch.cat([*pieces, pieces[0].new_zeros(1, padding, *pieces[0].shape[2:])], 1)
-
-    @staticmethod
-    def attention_of_one(
-        query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, dropout: float, window: int | None
-    ) -> Tensor:
-        """Compute attention of one sequence.
-
-        Args:
-            query, key, value: [1, heads, length, head dimension] each.
-
-        Returns:
-            [1, length, heads, head dimension].
-        """
-        length = query.shape[2]
-        seen = near(length, causal, window, query.device) if window is not None and window < length else None
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=causal and seen is None, scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        ).transpose(1, 2)  # fmt: skip
 
     def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
         """Return whether `blocks` computes this transformers base model faster than the model's own forward.
@@ -123,13 +87,7 @@ class Reference:
         return False
 
     def blocks(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        packing: Packing,
-        *,
-        causal: bool,
-        chosen: Chosen | None = None,
+        self, model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, chosen: Chosen | None = None
     ) -> Tensor:
         """Compute final hidden states [T, hidden] of a model that this backend `fuses`, in its weights' dtype.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.packing import Packing
 
@@ -69,25 +70,14 @@ def attention_forward(
     """
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     causal = bool(is_causal)
-    window = _window(module, sliding_window, causal)
+    settings = AttentionSettings(causal, scale, dropout, _window(module, sliding_window, causal))
     backend = backend_of(query.device)
     if packing is not None:
         attend: Callable[..., Tensor] = backend.packed_attention
         if traced:
             attend = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
-        return attend(query, key, value, packing, causal=causal, scale=scale, dropout=dropout, window=window), None
-    attended = backend.attention(
-        query,
-        key,
-        value,
-        mask=attention_mask,
-        causal=causal,
-        scale=scale,
-        dropout=dropout,
-        window=window,
-        traced=traced,
-    )
-    return attended, None
+        return attend(query, key, value, packing, settings), None
+    return backend.attention(query, key, value, settings, attention_mask, traced=traced), None
 
 
 def _window(module: nn.Module, sliding_window: int | None, causal: bool) -> int | None:

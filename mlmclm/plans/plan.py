@@ -191,18 +191,9 @@ class Plan:
 
     def stretches(self, stage: Stage) -> tuple[Stretch, ...]:
         """Split a stage's steps at its states. A stage has a state wherever two models diverge."""
-        starts = (stage.start, *stage.states)
         return tuple(
-            Stretch(
-                before.step,
-                state.step,
-                tuple(
-                    str(name)
-                    for name, target in zip(self.models, self.targets, strict=True)
-                    if _is_prefix(state, target)
-                ),
-            )
-            for before, state in pairwise(starts)
+            Stretch(before.step, state.step, _needing(self.models, self.targets, [state]))
+            for before, state in pairwise((stage.start, *stage.states))
         )
 
     def tree(self) -> tuple[Stage, ...]:
@@ -299,18 +290,17 @@ def make_plan(names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, 
         while position.step < target.step:
             position = _extend(stages, position, target, targets)
     # Which models need a stage is known only once all of them are planned.
-    named = [
-        replace(
-            stage,
-            models=tuple(
-                str(name)
-                for name, target in zip(names, targets, strict=True)
-                if any(_is_prefix(state, target) for state in stage.states)
-            ),
-        )
-        for stage in stages
-    ]
-    return Plan(tuple(names), tuple(targets), tuple(named))
+    named = tuple(replace(stage, models=_needing(names, targets, stage.states)) for stage in stages)
+    return Plan(tuple(names), tuple(targets), named)
+
+
+def _needing(names: Sequence[ModelName], targets: Sequence[State], states: Sequence[State]) -> tuple[str, ...]:
+    """Return the names of the models whose training passes through any of these states."""
+    return tuple(
+        str(name)
+        for name, target in zip(names, targets, strict=True)
+        if any(_is_prefix(state, target) for state in states)
+    )
 
 
 def _extend(stages: list[Stage], position: State, target: State, targets: Sequence[State]) -> State:
@@ -349,12 +339,7 @@ def _common_step(a: State, b: State) -> int:
         return 0
     step = 0
     for mine, theirs in zip(a.legs, b.legs, strict=False):
-        if (mine.objective, mine.start, mine.origin, mine.decay_end) != (
-            theirs.objective,
-            theirs.start,
-            theirs.origin,
-            theirs.decay_end,
-        ):
+        if replace(mine, stop=theirs.stop) != theirs:
             break
         step = min(mine.stop, theirs.stop)
         if mine.stop != theirs.stop:

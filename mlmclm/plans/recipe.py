@@ -165,11 +165,6 @@ class Recipe(Frozen):
             "weight_decay", "clip", "precision", "seed",
         }  # fmt: skip
         # Fields added later are left out at their default, so that the keys of older states stay valid.
-        optional = {
-            "corruption",
-            "decay",
-            "loss_weights",
-            "isolate_documents",
-        }
+        optional = ("corruption", "decay", "loss_weights", "isolate_documents")
         fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
         return self.model_dump(mode="json", include=fields)

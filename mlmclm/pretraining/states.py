@@ -107,8 +107,7 @@ def describe(folder: Path) -> dict[str, Any]:
             f"{folder}: {found}. Put back a copy of the file; or delete this folder and run `mlmclm pretrain` on the study, which "
             "trains the state again."
         )
-    description: dict[str, Any] = read_json(folder / "state.json")
-    return description
+    return read_json(folder / "state.json")
 
 
 def curve(store: Path, key: str) -> list[dict[str, Any]]:

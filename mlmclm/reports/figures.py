@@ -114,8 +114,7 @@ def _hover(model: str, words: str) -> str:
 
 def _spec(traces: list[Any], **layout: Any) -> dict[str, Any]:
     # Built with Plotly's own classes, so that a wrong property fails here and not silently in a reader's browser.
-    made: dict[str, Any] = go.Figure(data=traces, layout=_layout(**layout)).to_plotly_json()
-    return made
+    return go.Figure(data=traces, layout=_layout(**layout)).to_plotly_json()
 
 
 def _known(rows: Sequence[Record], name: str) -> list[Record]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cpu import kernels
 from mlmclm.backends.cpu.packed_attention import TILE, Heads, attend, attend_backward
 from mlmclm.backends.packing import Packing
@@ -161,10 +162,14 @@ def test_attention_equals_torch_s_sequence_by_sequence(lengths: list[int], causa
     query, key, value = random(rows, 2, 16), random(rows, key_heads, 16, seed=1), random(rows, key_heads, 16, seed=2)
     grad = random(rows, 2, 16, seed=3)
     output, kept = attend(
-        Heads(query, 0, 2), Heads(key, 0, key_heads), Heads(value, 0, key_heads), packing, causal, 0.3, 0.0
+        Heads(query, 0, 2),
+        Heads(key, 0, key_heads),
+        Heads(value, 0, key_heads),
+        packing,
+        AttentionSettings(causal, 0.3),
     )
     grads = [torch.full_like(tensor, torch.nan) for tensor in (query, key, value)]
-    attend_backward(grad, packing, 0.3, kept, *(Heads(tensor, 0, tensor.shape[1]) for tensor in grads))
+    attend_backward(grad, kept, *(Heads(tensor, 0, tensor.shape[1]) for tensor in grads))
     for start, length in zip(packing.starts, packing.lengths, strict=True):
         piece = slice(int(start), int(start + length))
         own = [tensor[piece].transpose(0, 1).double().requires_grad_() for tensor in (query, key, value)]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cuda import Cuda
 from mlmclm.backends.packing import Packing
 from mlmclm.backends.reference import Reference
@@ -44,7 +45,7 @@ def test_equally_long_sequences_are_a_batch(causal: bool) -> None:
         torch.randn(1, heads, 30, 8, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2)
     )
     found, expected = (
-        backend.packed_attention(query, key, value, packing, causal=causal, scale=0.3)
+        backend.packed_attention(query, key, value, packing, AttentionSettings(causal, 0.3))
         for backend in (Cuda(), Reference())
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

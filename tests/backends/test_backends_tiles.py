@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.cpu import tile_attention, tiles
 from mlmclm.backends.cpu.tile_instructions import available
@@ -185,7 +186,7 @@ def test_attention_with_and_without_tiles_is_the_same(
 
     def attended(*tensors: Tensor) -> list[Tensor]:
         own = [tensor.clone().requires_grad_() for tensor in tensors]
-        output = backend_of("cpu").packed_attention(*own, packing, causal=causal, scale=0.1, window=window)
+        output = backend_of("cpu").packed_attention(*own, packing, AttentionSettings(causal, 0.1, window=window))
         output.backward(grad.to(output.dtype))
         return [output.detach()[:, real], *(tensor.grad for tensor in own if tensor.grad is not None)]
 

@@ -9,6 +9,7 @@ import torch
 from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel, PreTrainedModel
 
 import mlmclm.backends.cpu.packed_attention
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.cpu.backend import Cpu
 from mlmclm.backends.cpu.block import run_blocks
@@ -190,7 +191,7 @@ def test_what_is_said_about_padding_moves_nothing() -> None:
     query, key, value = (
         torch.randn(1, 2, packing.padded_tokens, 8, generator=generator, requires_grad=True) for _ in range(3)
     )
-    output = backend_of("cpu").packed_attention(query, key, value, packing, causal=False, scale=0.3)
+    output = backend_of("cpu").packed_attention(query, key, value, packing, AttentionSettings(False, 0.3))
     assert bool((output[0, packing.tokens :] == 0).all())
     grads = torch.autograd.grad(output[0, packing.tokens :].sum() * 7, (query, key, value))
     assert all(bool((grad == 0).all()) for grad in grads)
@@ -204,7 +205,9 @@ def test_written_out_backward_equals_finite_differences() -> None:
     for causal in (False, True):
 
         def attention(*three: torch.Tensor, causal: bool = causal) -> torch.Tensor:
-            return backend_of("cpu").packed_attention(*three, packing, causal=causal, scale=0.7)[:, : packing.tokens]
+            return backend_of("cpu").packed_attention(*three, packing, AttentionSettings(causal, 0.7))[
+                :, : packing.tokens
+            ]
 
         assert torch.autograd.gradcheck(attention, tensors, fast_mode=True)
 
@@ -217,7 +220,7 @@ def test_dropout_in_attention_follows_the_global_stream_and_keeps_the_mean() -> 
     def run() -> torch.Tensor:
         torch.manual_seed(5)
         outputs = [
-            backend_of("cpu").packed_attention(query, query, value, packing, causal=False, scale=1.0, dropout=0.25)
+            backend_of("cpu").packed_attention(query, query, value, packing, AttentionSettings(False, 1.0, 0.25))
             for _ in range(200)
         ]
         return torch.stack(outputs)[:, 0, :16]

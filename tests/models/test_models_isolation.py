@@ -21,6 +21,7 @@ from transformers import (
 )
 
 import mlmclm.backends.cpu.backend
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.cpu.backend import Cpu
 from mlmclm.backends.cuda import Cuda
@@ -204,7 +205,7 @@ def test_the_written_out_backward_of_local_attention_equals_finite_differences(c
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
     def attention(*three: Tensor) -> Tensor:
-        return backend_of("cpu").packed_attention(*three, packing, causal=causal, scale=0.7, window=window)[
+        return backend_of("cpu").packed_attention(*three, packing, AttentionSettings(causal, 0.7, window=window))[
             :, : packing.tokens
         ]
 
@@ -239,13 +240,13 @@ def test_the_gpu_s_variable_length_kernel_and_its_stand_in_are_asked_for_the_sam
     shapes = [(1, heads, packing.padded_tokens, 8) for heads in (4, 2, 2)]
     exact = [torch.randn(shape, generator=generator).bfloat16().float() for shape in shapes]
     rounded = [part.bfloat16() for part in exact]
-    settings: dict[str, Any] = {"causal": causal, "scale": 0.3, "window": window}
+    settings = AttentionSettings(causal, 0.3, window=window)
     real = slice(None, packing.tokens)
     for expected in (
-        Reference().packed_attention(*exact, packing, **settings),
-        backend_of("cpu").packed_attention(*exact, packing, **settings),
+        Reference().packed_attention(*exact, packing, settings),
+        backend_of("cpu").packed_attention(*exact, packing, settings),
     ):
-        padded = Cuda().packed_attention(*exact, packing, **settings)
+        padded = Cuda().packed_attention(*exact, packing, settings)
         torch.testing.assert_close(padded[0, real], expected[0, real], rtol=1e-4, atol=1e-5)
-        kernel = Cuda().packed_attention(*rounded, packing, **settings)
+        kernel = Cuda().packed_attention(*rounded, packing, settings)
         torch.testing.assert_close(kernel[0, real].float(), expected[0, real], rtol=0.03, atol=0.03)

@@ -11,12 +11,13 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from mlmclm.backends.adamw import Optimizer, Settings
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cpu import block, kernels, packed_attention, ready, tile_attention, tile_instructions, tiles
 from mlmclm.backends.cpu.host import Host
 from mlmclm.backends.cpu.host_adamw import HostAdamW
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
 from mlmclm.backends.model_shape import ModelShape
-from mlmclm.backends.packing import Chosen, Packing, near
+from mlmclm.backends.packing import Chosen, Packing
 from mlmclm.backends.reference import Reference
 
 if TYPE_CHECKING:
@@ -37,12 +38,9 @@ class Cpu(Reference):
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        settings: AttentionSettings,
+        mask: Tensor | None = None,
         *,
-        mask: Tensor | None,
-        causal: bool,
-        scale: float,
-        dropout: float,
-        window: int | None,
         traced: bool = False,
     ) -> Tensor:
         """Compute `Reference.attention` with tiles or, for short sequences, as two batched products.
@@ -53,56 +51,45 @@ class Cpu(Reference):
         batch, heads, length, _ = query.shape
         alike = length == key.shape[2]
         # torch.compile can't trace numba's loops.
-        if mask is None and alike and not traced and packed_attention.by_tiles(query, dropout):
+        if mask is None and alike and not traced and packed_attention.by_tiles(query, settings):
             # [1, heads, batch * length, width]: the batch end to end, not copied if its memory has transformers' order.
             q, k, v = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value))
             packing = Packing.uniform(batch, length)
-            attended = packed_attention.packed_attention(q, k, v, packing, causal, scale, dropout, window)
+            attended = packed_attention.packed_attention(q, k, v, packing, settings)
             return attended.view(batch, length, *attended.shape[2:])
         if length > LONGEST_WRITTEN_OUT or not alike:
-            return super().attention(
-                query, key, value, mask=mask, causal=causal, scale=scale, dropout=dropout, window=window
-            )
-        if window is not None and window < length and mask is None:
-            mask, causal = near(length, causal, window, query.device), False  # `near` hides later positions too
+            return super().attention(query, key, value, settings, mask)
+        local = settings.local_mask(length, query.device) if mask is None else None
+        if local is not None:
+            mask, settings = local, settings._replace(causal=False)  # the mask hides later positions too
         groups = heads // key.shape[1]
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        return _written_out(query, key, value, mask, causal, scale, dropout).transpose(1, 2).contiguous()
+        return _written_out(query, key, value, settings, mask).transpose(1, 2).contiguous()
 
     def packed_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packing: Packing,
-        *,
-        causal: bool,
-        scale: float,
-        dropout: float = 0.0,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: AttentionSettings
     ) -> Tensor:
         """Compute `Reference.packed_attention` without score matrices of sequences longer than `LONGEST_WRITTEN_OUT`.
 
         Each of these goes through torch's kernel by itself, unless tiles do without score matrices anyway.
         """
-        settings = (causal, scale, dropout, window)
-        if int(packing.lengths.max()) <= LONGEST_WRITTEN_OUT or packed_attention.by_tiles(query, dropout):
-            return packed_attention.packed_attention(query, key, value, packing, *settings)
+        if int(packing.lengths.max()) <= LONGEST_WRITTEN_OUT or packed_attention.by_tiles(query, settings):
+            return packed_attention.packed_attention(query, key, value, packing, settings)
         places = np.split(np.arange(packing.tokens), packing.starts[1:])  # indices of each sequence's tokens
         short = [place for place in places if len(place) <= LONGEST_WRITTEN_OUT]
         long = [place for place in places if len(place) > LONGEST_WRITTEN_OUT]
         pieces = []  # [1, tokens, heads, width] each
         for place in long:
-            part = slice(int(place[0]), int(place[-1]) + 1)
-            pieces.append(self.attention_of_one(query[:, :, part], key[:, :, part], value[:, :, part], *settings))
+            q, k, v = (tensor[:, :, int(place[0]) : int(place[-1]) + 1] for tensor in (query, key, value))
+            pieces.append(super().attention(q, k, v, settings))
         # There is a long sequence, or all would have been computed together above.
         if short:
             inner = Packing.of([len(place) for place in short])
             rows = np.concatenate([*short, np.full(inner.padded_tokens - inner.tokens, packing.tokens)])
             index = torch.from_numpy(rows)
             q, k, v = (tensor[:, :, index] for tensor in (query, key, value))
-            attended = packed_attention.packed_attention(q, k, v, inner, *settings)
+            attended = packed_attention.packed_attention(q, k, v, inner, settings)
             pieces.append(attended[:, : inner.tokens].to(pieces[0].dtype))
         padding = np.arange(packing.tokens, query.shape[2])
         pieces.append(pieces[0].new_zeros(1, len(padding), *pieces[0].shape[2:]))
@@ -117,13 +104,7 @@ class Cpu(Reference):
         return longest <= LONGEST_WRITTEN_OUT or tile_attention.fits(dtype or model.dtype, model.config.head_dim)
 
     def blocks(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        packing: Packing,
-        *,
-        causal: bool,
-        chosen: Chosen | None = None,
+        self, model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, chosen: Chosen | None = None
     ) -> Tensor:
         """Run EuroBERT's or Llama's blocks; see `Reference.blocks`."""
         return block.run_blocks(model, input_ids, packing, causal=causal, chosen=chosen)
@@ -167,9 +148,7 @@ def backends() -> list[Reference]:
     return [*([Cpu("cpu+amx")] if tile_instructions.available() else []), Cpu("cpu")]
 
 
-def _written_out(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
-) -> Tensor:
+def _written_out(query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings, mask: Tensor | None) -> Tensor:
     """Compute softmax(scale q k') v as two batched products.
 
     All tensors are [batch, heads, length, width], with equal numbers of heads.
@@ -177,9 +156,10 @@ def _written_out(
     batch, heads, length, width = query.shape
     # Scaling the queries touches fewer values than scaling the scores.
     scores = torch.bmm(
-        (query * scale).reshape(batch * heads, length, width), key.reshape(batch * heads, length, width).transpose(1, 2)
+        (query * settings.scale).reshape(batch * heads, length, width),
+        key.reshape(batch * heads, length, width).transpose(1, 2),
     )  # [batch * heads, length, length]
-    if causal:
+    if settings.causal:
         hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu_(1)
         scores = scores.masked_fill(hidden, float("-inf"))
     if mask is not None:
@@ -187,6 +167,6 @@ def _written_out(
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
         scores = scores.view(batch * heads, length, length)
     weights = functional.softmax(scores, dim=-1).to(value.dtype)
-    if dropout:
-        weights = functional.dropout(weights, dropout)
+    if settings.dropout:
+        weights = functional.dropout(weights, settings.dropout)
     return torch.bmm(weights, value.reshape(batch * heads, length, width)).view(batch, heads, length, width)

@@ -9,7 +9,7 @@ rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cpu import kernels, tiles
-from mlmclm.backends.cpu.packed_attention import Heads, attend, attend_backward
+from mlmclm.backends.cpu.packed_attention import Heads, Kept, attend, attend_backward
 from mlmclm.backends.layers import call_layer
 from mlmclm.backends.packing import Chosen, Packing
 
@@ -35,26 +36,21 @@ class Shape:
     heads: int
     key_heads: int
     width: int
-    scale: float
     epsilon: float
-    causal: bool
+    attention: AttentionSettings
 
-    def parts(self, vectors: Tensor) -> tuple[Heads, Heads, Heads]:
-        """Split [T, heads + 2 * key heads, width] into query, key and value."""
-        end = self.heads + self.key_heads
-        return (
-            Heads(vectors, 0, self.heads),
-            Heads(vectors, self.heads, self.key_heads),
-            Heads(vectors, end, self.key_heads),
-        )
+    def split(self, queries: Tensor, others: Tensor | None = None) -> tuple[Heads, Heads, Heads]:
+        """Return query, key and value.
 
-    def apart(self, queries: Tensor, others: Tensor) -> tuple[Heads, Heads, Heads]:
-        """Return query, key and value: queries [T', heads, width], keys and values [T, 2 * key heads, width]."""
-        return (
-            Heads(queries, 0, self.heads),
-            Heads(others, 0, self.key_heads),
-            Heads(others, self.key_heads, self.key_heads),
-        )
+        Args:
+            queries: [T', heads, width].
+            others: keys and values, [T, 2 * key heads, width]; None if they follow the queries, in [T, heads + 2 * key
+                heads, width].
+        """
+        first = self.heads if others is None else 0
+        rows = queries if others is None else others
+        keys, values = (Heads(rows, start, self.key_heads) for start in (first, first + self.key_heads))
+        return Heads(queries, 0, self.heads), keys, values
 
 
 @dataclass(frozen=True)
@@ -121,29 +117,16 @@ def _block(layer: Any, run: Run, hidden: Tensor) -> Tensor:
         heads=attention.config.num_attention_heads,
         key_heads=attention.config.num_key_value_heads,
         width=attention.head_dim,
-        scale=attention.scaling,
         epsilon=layer.input_layernorm.variance_epsilon,
-        causal=run.causal,
+        attention=AttentionSettings(run.causal, attention.scaling),
     )
     # Weights are arguments, because autograd gives gradients only to tensors it was passed.
     output: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
-        hidden,
-        layer.input_layernorm.weight,
-        attention.q_proj.weight,
-        attention.k_proj.weight,
-        attention.v_proj.weight,
-        attention.o_proj.weight,
-        layer.post_attention_layernorm.weight,
-        mlp.gate_proj.weight,
-        mlp.up_proj.weight,
-        mlp.down_proj.weight,
-        run.cos,
-        run.sin,
-        run.packing,
-        shape,
-        run.dtype,
-        run.chosen,
-    )
+        hidden, layer.input_layernorm.weight,
+        attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight, attention.o_proj.weight,
+        layer.post_attention_layernorm.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
+        run, shape,
+    )  # fmt: skip
     return output
 
 
@@ -174,13 +157,10 @@ class _Block(torch.autograd.Function):
         gate_weight: Tensor,
         up_weight: Tensor,
         down_weight: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        packing: Packing,
+        run: Run,
         shape: Shape,
-        dtype: torch.dtype,
-        chosen: Chosen | None,
     ) -> Tensor:
+        dtype, chosen = run.dtype, run.chosen
         qkv_weight = _cast((query_weight, key_weight, value_weight), dtype)
         gate_up_weight = _cast((gate_weight, up_weight), dtype)  # [2 * intermediate, hidden]
         # The dtype of weight gradients: that of the weights, not of the products.
@@ -188,15 +168,15 @@ class _Block(torch.autograd.Function):
         out_weight, down_weight = out_weight.to(dtype), down_weight.to(dtype)
         normed_1, inverse_1 = kernels.norm(x, weight_1, shape.epsilon, dtype)
         if chosen is None:
-            heads = shape.parts(functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width))
+            heads = shape.split(functional.linear(normed_1, qkv_weight).view(len(x), -1, shape.width))
             residual = x
         else:
             # Every token needs a key and a value, but only chosen ones a query.
             query_part, key_value_part = qkv_weight.tensor_split((shape.heads * shape.width,))
             queries = functional.linear(normed_1[chosen.rows], query_part).view(-1, shape.heads, shape.width)
-            heads = shape.apart(queries, functional.linear(normed_1, key_value_part).view(len(x), -1, shape.width))
+            heads = shape.split(queries, functional.linear(normed_1, key_value_part).view(len(x), -1, shape.width))
             residual = x[chosen.rows]
-        attended, kept = attend(*heads, packing, shape.causal, shape.scale, 0.0, (cos, sin), chosen=chosen)
+        attended, kept = attend(*heads, run.packing, shape.attention, (run.cos, run.sin), chosen)
         attended = attended.view(len(residual), -1)
         middle = kernels.add(residual, functional.linear(attended, out_weight))
         normed_2, inverse_2 = kernels.norm(middle, weight_2, shape.epsilon, dtype)
@@ -207,7 +187,7 @@ class _Block(torch.autograd.Function):
             x, weight_1, qkv_weight, out_weight, weight_2, gate_up_weight, down_weight, inverse_1, normed_1,
             attended, middle, inverse_2, normed_2, gate_up, *kept.tensors,
         )  # fmt: skip
-        ctx.packing, ctx.chosen, ctx.shape, ctx.kept = packing, chosen, shape, kept.without_tensors()
+        ctx.shape, ctx.kept = shape, replace(kept, tensors=())
         return output
 
     @staticmethod
@@ -231,20 +211,19 @@ class _Block(torch.autograd.Function):
         out = grad.to(dtype)
         grad_out_weight = tiles.weight_gradient(out, attended, ctx.kind)
         grad_attended = (out @ out_weight).view(len(out), shape.heads, shape.width)
-        kept = ctx.kept.with_tensors(tensors)
+        kept: Kept = replace(ctx.kept, tensors=tuple(tensors))
         turning, end = shape.heads * shape.width, (shape.heads + shape.key_heads) * shape.width
-        if ctx.chosen is None:
+        if kept.chosen is None:
             grad_qkv = grad_attended.new_empty(len(x), shape.heads + 2 * shape.key_heads, shape.width)
-            attend_backward(grad_attended, ctx.packing, shape.scale, kept, *shape.parts(grad_qkv))
+            attend_backward(grad_attended, kept, *shape.split(grad_qkv))
             grad_qkv = grad_qkv.view(len(x), -1)
             grad_query_key_value = tiles.weight_gradient(grad_qkv, normed_1, ctx.kind).tensor_split((turning, end))
             grad_normed = grad_qkv @ qkv_weight
         else:
-            rows, tokens, number = ctx.chosen.rows, ctx.chosen.tokens, ctx.chosen.number
+            rows, tokens, number = kept.chosen.rows, kept.chosen.tokens, kept.chosen.number
             grad_query = torch.empty_like(grad_attended)
             grad_key_value = grad_attended.new_empty(len(x), 2 * shape.key_heads, shape.width)
-            heads = shape.apart(grad_query, grad_key_value)
-            attend_backward(grad_attended, ctx.packing, shape.scale, kept, *heads, ctx.chosen)
+            attend_backward(grad_attended, kept, *shape.split(grad_query, grad_key_value))
             grad_query, grad_key_value = grad_query.view(len(rows), -1), grad_key_value.view(len(x), -1)
             grad_query_key_value = (
                 tiles.weight_gradient(grad_query, normed_1[rows], ctx.kind),
@@ -258,5 +237,5 @@ class _Block(torch.autograd.Function):
         grad, grad_weight_1 = kernels.norm_backward(grad_normed, x, weight_1, inverse_1, grad)
         return (
             grad, grad_weight_1, *grad_query_key_value, grad_out_weight, grad_weight_2,
-            *grad_gate_up_weight.chunk(2), grad_down, None, None, None, None, None, None,
+            *grad_gate_up_weight.chunk(2), grad_down, None, None,
         )  # fmt: skip

@@ -1,0 +1,36 @@
+"""The settings of a call of attention, which all backends take together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class AttentionSettings(NamedTuple):
+    """Settings of a call of attention."""
+
+    causal: bool
+    """Hide later positions."""
+    scale: float
+    """Factor of the scores, the products of queries and keys."""
+    dropout: float = 0.0
+    window: int | None = None
+    """Hide positions at this distance or more; None hides none."""
+
+    def local_mask(self, length: int, device: torch.device) -> Tensor | None:
+        """Return the mask of `near`, or None if the window hides nothing."""
+        if self.window is None or self.window >= length:
+            return None
+        return near(length, self.causal, self.window, device)
+
+
+def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
+    """Return a bool [length, length] mask, True where a query (row) sees a key.
+
+    It sees keys closer than `window` and, if causal, not later.
+    """
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position
+    return (distance < window) & (distance >= 0) if causal else distance.abs() < window
