@@ -18,6 +18,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -113,46 +114,26 @@ def prepare_initial(wanted: Wanted) -> Beginning:
             tokenizer is not the model's.
         EnvironmentFault: if the hub cannot be reached or the disk is full.
     """
-    store, data_root, beside = wanted.store, wanted.data_root, wanted.beside
-    sources = {name: _look(source, store, data_root, beside) for name, source in wanted.initial.items()}
-    chosen = _tokenizer(sources, wanted.tokenizer)
-    _check(sources, wanted.block_length)
-    models = {}
-    for name in sorted(wanted.used & sources.keys()):
-        folder = _folder(sources[name], chosen, store)
-
-        # Defaults bind this iteration's values.
-        def there(folder: Path = folder) -> bool:
-            return damage(folder, read=False) is None
-
-        def make(name: str = name, folder: Path = folder) -> None:
-            if folder.is_dir():
-                found = damage(folder, read=False)
-                say(
-                    f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again of {sources[name].text}; "
-                    "where that is gone, put back a copy of the folder."
-                )
-            say(f"{name}: making an encoder of {sources[name].text}")
-            _make(folder, sources[name], prepare_tokenizer(chosen, store=store), data_root, beside)
-
-        make_once(store, f"initial-{folder.name}", f"{name}'s encoder", there=there, make=make)
-        models[name] = open_initial(store, folder.name)
-    return Beginning(chosen, models)
+    sources = {name: _look(source, wanted) for name, source in wanted.initial.items()}
+    chosen, folders = _resolved(sources, wanted)
+    for name, folder in folders.items():
+        make_once(
+            wanted.store, f"initial-{folder.name}", f"{name}'s encoder",
+            there=partial(_there, folder), make=partial(_make, name, folder, sources[name], chosen, wanted),
+        )  # fmt: skip
+    return Beginning(chosen, {name: open_initial(wanted.store, folder.name) for name, folder in folders.items()})
 
 
 def find_initial(wanted: Wanted) -> Beginning | None:
     """Return the result of `prepare_initial` if the store has everything already, else None; same errors."""
-    store = wanted.store
-    found = {name: _known(source, store, wanted.data_root, wanted.beside) for name, source in wanted.initial.items()}
+    found = {name: _known(source, wanted) for name, source in wanted.initial.items()}
     sources = {name: source for name, source in found.items() if source is not None}
     if len(sources) < len(found):
         return None
-    chosen = _tokenizer(sources, wanted.tokenizer)
-    _check(sources, wanted.block_length)
-    folders = {name: _folder(sources[name], chosen, store) for name in sorted(wanted.used & sources.keys())}
-    if any(damage(folder, read=False) is not None for folder in folders.values()):
+    chosen, folders = _resolved(sources, wanted)
+    if not all(map(_there, folders.values())):
         return None
-    return Beginning(chosen, {name: open_initial(store, folder.name) for name, folder in folders.items()})
+    return Beginning(chosen, {name: open_initial(wanted.store, folder.name) for name, folder in folders.items()})
 
 
 def check_initial(wanted: Wanted, *, masked: bool) -> None:
@@ -173,24 +154,23 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
     data_root, beside = wanted.data_root, wanted.beside
     known: dict[str, _Source] = {}
     for name, source in wanted.initial.items():
-        noted = _known(source, wanted.store, data_root, beside)
+        noted = _known(source, wanted)
         if noted is not None:
             known[name] = noted
             continue
         folder = fetch_config(source, data_root, beside)
         size_of(encoder_config(folder))
-        _check({name: _Source(source, "", None, folder)}, wanted.block_length)
+        _check(name, _Source(source, "", None, folder), wanted)
     if not known:
         return
-    chosen = _tokenizer(known, wanted.tokenizer)
-    _check(known, wanted.block_length)
+    chosen, folders = _resolved(known, wanted)
     # Tokenizers are prepared into a store; a scratch one keeps the real one untouched.
     with TemporaryDirectory() as scratch:
         prepared = prepare_tokenizer(chosen, store=Path(scratch))
         check_special(prepared, masked=masked)
-        for name in sorted(wanted.used & known.keys()):
+        for name, folder in folders.items():
             here = local_folder(wanted.initial[name], data_root, beside)
-            if here is not None and damage(_folder(known[name], chosen, wanted.store), read=False) is not None:
+            if here is not None and not _there(folder):
                 read_initial(here, load_tokenizer(prepared, PreTrainedTokenizerFast))
 
 
@@ -256,42 +236,70 @@ def _record(source: str, store: Path, folder: Path | None) -> Path:
     return _records(store) / f"{stable_hash(place)[:16]}.json"
 
 
-def _known(source: str, store: Path, data_root: Path | None, beside: Path | None) -> _Source | None:
+def _known(source: str, wanted: Wanted) -> _Source | None:
     """Return a source if that needs no download, else None."""
-    folder = local_folder(source, data_root, beside)
+    folder = local_folder(source, wanted.data_root, wanted.beside)
     if folder is not None:
         return _Source(source, content_hash(folder), None, folder)
     # The folder is gone, or the source is a hub name: look for a record of the name and of each possible path.
-    for place in (None, *places_of(source, beside, data_root)):
-        record = _record(source, store, place)
+    for place in (None, *places_of(source, wanted.beside, wanted.data_root)):
+        record = _record(source, wanted.store, place)
         if record.is_file():
             noted = read_sealed(record, f"Delete it: {source} is then looked at again.")
-            kept = _records(store) / noted["content"]
+            kept = _records(wanted.store) / noted["content"]
             checked(kept, None, f"Delete {kept} and {record}: {source} is then looked at again.")
             return _Source(source, noted["content"], noted["commit"], kept)
     return None
 
 
-def _look(source: str, store: Path, data_root: Path | None, beside: Path | None) -> _Source:
+def _look(source: str, wanted: Wanted) -> _Source:
     """Return a source, fetching it and recording its content in the store if needed."""
-    folder = local_folder(source, data_root, beside)
-    known = _known(source, store, data_root, beside)
+    folder = local_folder(source, wanted.data_root, wanted.beside)
+    known = _known(source, wanted)
     if known is not None and folder is None:
         if known.commit is None:
             say(f"initial: {source} is no longer there; what it held is in the store and is used.")
         return known
-    fetched = fetch(source, data_root, beside)
+    fetched = fetch(source, wanted.data_root, wanted.beside)
     content = content_hash(fetched) if known is None else known.content
     commit = fetched.name if folder is None else None  # the hub's cache names each snapshot folder after its commit
-    kept = _records(store) / content
+    kept = _records(wanted.store) / content
     if not whole_cache(kept, "config.json"):
         with whole_folder(kept) as temporary:
             for name in ("config.json", NOTES, *TOKENIZER_FILES):
                 if (fetched / name).is_file():
                     shutil.copy(fetched / name, temporary / name)
             write_checksums(temporary)
-    write_sealed(_record(source, store, folder), {"source": source, "content": content, "commit": commit})
+    write_sealed(_record(source, wanted.store, folder), {"source": source, "content": content, "commit": commit})
     return _Source(source, content, commit, kept)
+
+
+def _resolved(sources: Mapping[str, _Source], wanted: Wanted) -> tuple[TokenizerConfig, dict[str, Path]]:
+    """Return the study's tokenizer, and by the names of its initial models the folders of their encoders in the store.
+
+    Raises:
+        UserError: the tokenizer is not the models' (`_tokenizer`), or sequences are longer than a model has positions.
+    """
+    chosen = _tokenizer(sources, wanted.tokenizer)
+    for name, source in sources.items():
+        _check(name, source, wanted)
+    return chosen, {
+        name: wanted.store / "initial" / stable_hash([VERSION, sources[name].content, tokenizer_key(chosen, "")])
+        for name in sorted(wanted.used & sources.keys())
+    }
+
+
+def _check(name: str, source: _Source, wanted: Wanted) -> None:
+    """Raise a `UserError` if sequences are longer than a model has positions."""
+    most = longest(read_json(source.files / "config.json"))
+    if most is not None and wanted.block_length > most:
+        raise UserError(
+            f"recipe.block_length {wanted.block_length}: {name!r} ({source.text}) was made for {most} positions at most; use shorter blocks."
+        )
+
+
+def _there(folder: Path) -> bool:
+    return damage(folder, read=False) is None
 
 
 def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) -> TokenizerConfig:
@@ -331,42 +339,31 @@ def _tokenizer_parts(source: _Source) -> str:
     return canonical_json([content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")])
 
 
-def _check(sources: Mapping[str, _Source], block_length: int) -> None:
-    """Raise a `UserError` if sequences are longer than a model has positions."""
-    for name, source in sources.items():
-        most = longest(read_json(source.files / "config.json"))
-        if most is not None and block_length > most:
-            raise UserError(
-                f"recipe.block_length {block_length}: {name!r} ({source.text}) was made for {most} positions at most; use shorter blocks."
-            )
-
-
-def _folder(source: _Source, tokenizer: TokenizerConfig, store: Path) -> Path:
-    """Return the path in the store of the encoder made from a source for a tokenizer."""
-    return store / "initial" / stable_hash([VERSION, source.content, tokenizer_key(tokenizer, "")])
-
-
-def _make(folder: Path, source: _Source, tokenizer: Path, data_root: Path | None, beside: Path | None) -> None:
-    """Read the source's weights and write the encoder."""
+def _make(name: str, folder: Path, source: _Source, tokenizer: TokenizerConfig, wanted: Wanted) -> None:
+    """Read the source's weights and write the encoder; a damaged one is set aside."""
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.models.folder import load_tokenizer
     from mlmclm.models.given import read_initial, size_of, write_initial
 
+    if folder.is_dir():
+        found = damage(folder, read=False)
+        say(
+            f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again of {source.text}; "
+            "where that is gone, put back a copy of the folder."
+        )
+    say(f"{name}: making an encoder of {source.text}")
+    prepared = prepare_tokenizer(tokenizer, store=wanted.store)
     # A hub name may point to a newer commit by now, so ask for the recorded one.
     pinned = source.text if source.commit is None else f"{source.text.partition('@')[0]}@{source.commit}"
-    weights = fetch(pinned, data_root, beside)
+    weights = fetch(pinned, wanted.data_root, wanted.beside)
     if content_hash(weights) != source.content:
         raise UserError(f"{weights}: it has changed since it was first looked at; run the same command again.")
-    initial = read_initial(weights, load_tokenizer(tokenizer, PreTrainedTokenizerFast))
+    initial = read_initial(weights, load_tokenizer(prepared, PreTrainedTokenizerFast))
     with whole_folder(folder) as temporary:
         write_initial(temporary, initial)
-        name = source.text if source.commit is not None else weights.resolve().name
-        facts = {
-            "source": name,
-            "content": source.content,
-            "commit": source.commit,
-            "size": asdict(size_of(initial.config)),
-        }
+        title = source.text if source.commit is not None else weights.resolve().name
+        size = asdict(size_of(initial.config))
+        facts = {"source": title, "content": source.content, "commit": source.commit, "size": size}
         write_json(temporary / "initial.json", facts)
         write_checksums(temporary)
