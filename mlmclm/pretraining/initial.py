@@ -7,8 +7,7 @@
     initial/sources/HASH/     unchanged configuration and tokenizer of that content
 
 A folder is hashed in every run; if its content has changed, it is a different model. A hub name is pinned to its
-commit when it is first used. To take another commit, delete `ID.json` or write NAME@REVISION. Once the encoder is in
-the store, neither the folder nor the hub is needed any more.
+commit when it is first used (docs/models.md); deleting `ID.json` unpins it.
 
 This module needs torch only to read a model for the first time.
 """

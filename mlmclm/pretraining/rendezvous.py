@@ -1,10 +1,8 @@
 """Rendezvous of a stage's workers, closed to other users of the machine and the network.
 
 Ray Train uses torch's TCPStore, which listens on all interfaces and lets anyone who reaches it read and write keys.
-Here the workers of one machine meet in a file that only its owner can open, and communicate over loopback. Workers on
-several machines meet in a TCPStore that listens only on the cluster's own network. Traffic between machines (that
-store, Gloo, NCCL) is neither encrypted nor authenticated, so a cluster's network must be private, as Ray itself
-requires.
+Here the workers of one machine meet in a file that only its owner can open. Workers on several machines meet in a
+TCPStore that listens only on the cluster's own network. docs/store.md says what remains open to whom.
 """
 
 from __future__ import annotations

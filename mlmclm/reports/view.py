@@ -210,28 +210,12 @@ def _sensitivity(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequen
         rates = sorted({rate for _, own, rate in curves if own == task.name})
         rows = []
         for model in models:
-            cells = []
-            for rate in rates:
-                row = curves.get((model.name, task.name, rate))
-                cells.append(_at_rate(row, (model.name, task.name, rate) in chosen))
+            places = [(model.name, task.name, rate) for rate in rates]
+            cells = [{"row": curves.get(place), "chosen": place in chosen} for place in places]
             rows.append({"model": model.name, "cells": cells})
         if rates:
             tables.append({"task": task, "rates": [rate_text(rate) for rate in rates], "rows": rows})
     return tables
-
-
-def _at_rate(row: Record | None, chosen: bool) -> dict[str, Any]:
-    if row is None:
-        return {"validation": "", "test": "not run", "interval": "", "sd": "", "chosen": False, "lost": ""}
-    lost = f"{row['diverged']} diverged" if row["diverged"] else ""
-    return {
-        "validation": text.points(row["validation_mean"]) if row["n"] else "",
-        "test": text.points(row["test_mean"]) if row["n"] else "diverged" if row["diverged"] else "no score",
-        "interval": text.interval(row["test_low"], row["test_high"]),
-        "sd": text.points(row["test_sd"]) if row["n"] > 1 else "",
-        "chosen": chosen,
-        "lost": lost if row["n"] else "",
-    }
 
 
 def _stability(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """A tracker in a process of its own, so that MLflow takes neither the driver's time nor its memory.
 
-The driver hands over records and results through a pipe, by a thread that only pickles them. The process makes records of
-the results, summarises each (model, task), and exports all of it with a `Tracker`. It ends with the driver, however
-that ends. Nothing is lost with it: the results are in the store.
+The driver hands over records and results through a pipe, by a thread that only pickles them. The process ends with the
+driver, however that ends. Nothing is lost with it: the results are in the store.
 
 Run as `python -m mlmclm.tracking.process` by `TrackingProcess` only.
 """

@@ -1,9 +1,8 @@
 """Exporter that turns records into MLflow runs in a background thread.
 
 The work never waits for MLflow and never fails because of it: a record that cannot be exported is retried, and what is
-left at the end is reported, not raised. MLflow is a view of the store's files and can be rebuilt from them at any time.
-
-Summaries come first: a bulk record (`RunRecord.bulk`) waits until no other is left.
+left at the end is reported, not raised. Summaries come first: a bulk record (`RunRecord.bulk`) waits until no other is
+left.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Conversion of results to records: how a study appears in MLflow. Pure functions of the store's content.
 
-A study is two experiments. The first, `STUDY`, is opened first and stays small: one run per pretraining stage and one for
-the sweep, below which there is one summary per (model, task). The second, `STUDY/cells`, holds one run per cell. A cell's
-parent is its summary, and a summary's description links to its cells.
-
-A score has the same name on every run, whatever the task's metric is, so that runs compare. Parameters are few: a cell's
-names put the learning rate first in MLflow's parallel coordinates plot, which takes the first three in alphabetical order.
+docs/report.md lists the experiments, runs and columns. Parameters are few: a cell's names put the learning rate first in
+MLflow's parallel coordinates plot, which takes the first three in alphabetical order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Compile the loops that some model shapes need, once per machine and before any clock starts.
 
 This is done in a process of its own, while others that need the same loops wait: a fault of LLVM, or an instruction
-that the CPU doesn't have, ends that process and not the caller's. A note beside the compiled code records the outcome,
-so that it is tried only once. After a failure the caller computes with torch's operations, and says so. Failures that
-have nothing to do with the loops or the CPU (a full disk, a signal from outside) are not recorded.
+that the CPU doesn't have, ends that process and not the caller's. docs/pretraining.md says what is recorded.
 """
 
 from __future__ import annotations
