@@ -12,7 +12,7 @@ from mlmclm.tracking.live_metrics import counter, gauge
 
 
 class Gauges(Callback):
-    """Exports the metrics of the latest step and the latest validation (`tracking.metrics`)."""
+    """Exports the metrics of the latest step and the latest validation (`tracking.live_metrics`)."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         last, recipe = metrics[-1], self.stage.job.recipe
