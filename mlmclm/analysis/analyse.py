@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
+from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.results import Grid, Record, coverage_table, observed_grid, records, results_table
 from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, settled
 from mlmclm.analysis.stability import stability_table
@@ -24,7 +25,7 @@ class Analysis:
 
     Attributes:
         cells: one row per cell (`results.results_table`).
-        coverage: expected, present, diverged and missing cells by model and task (`results.coverage_table`).
+        coverage: expected, present, diverged, cut and missing cells by model and task (`results.coverage_table`).
         curves: score against learning rate (`selection.curve_table`).
         chosen: the cells at the chosen learning rates (`selection.chosen_table`).
         best: the best learning rate and the test score at it (`selection.best_table`).
@@ -54,8 +55,13 @@ class Analysis:
 
     @property
     def missing(self) -> int:
-        """The number of grid cells without a result."""
+        """The number of grid cells without a result, except those that a race cut."""
         return int(self.coverage["missing"].sum())
+
+    @property
+    def cut(self) -> int:
+        """The number of grid cells that were not run because a race cut their learning rate."""
+        return int(self.coverage["cut"].sum())
 
     @property
     def diverged(self) -> int:
@@ -82,12 +88,17 @@ def analyse(
         confidence: the confidence level of all intervals, in (0, 1).
 
     Raises:
-        UserError: there are no results, the rule or the baseline is unknown, `confidence` is outside (0, 1), or the
-            results don't belong together.
+        UserError: there are no results, the rule or the baseline is unknown, `confidence` is outside (0, 1), the
+            results don't belong together, or the learning rates were raced and the rule is not "mean".
     """
     if not 0 < confidence < 1:
         raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
     chosen_rule = check_rule(rule)
+    if grid is not None and grid.race is not None and chosen_rule != "mean":
+        raise UserError(
+            f"rule: {rule} needs every cell of the grid, but its learning rates were raced, which keeps those that the rule mean "
+            "needs. Use rule: mean, or run the whole grid."
+        )
     cells = results_table(results)
     if cells.empty:
         raise UserError("there is no result to analyse yet: run the sweep first.")
@@ -97,6 +108,7 @@ def analyse(
     models = sorted({*asked.models, *seen.models})
     if baseline is not None and baseline not in models:
         raise unknown("baseline model", baseline, models)
+    cells = mark_cut(cells, asked)
     families = {row["task"]: row["family"] for row in records(cells)}
     # A task without any result has no known family yet.
     families |= {task: "" for task in asked.tasks if task not in families}

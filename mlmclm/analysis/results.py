@@ -28,6 +28,7 @@ CELL_COLUMNS = {
     **columns("object: key model task family metric setting", "float64: learning_rate"),
     **SEED_COLUMNS,
     **columns("object: status", "float64: validation test", "Int64: diverged_step steps tokens parameters"),
+    **columns("bool: cut"),
 }
 
 
@@ -42,6 +43,8 @@ class Grid:
     """Combinations of the streams' seeds if these vary independently."""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Grid points of the protocol's other settings by task, in order; a single empty string if nothing else varies."""
+    race: float | None = None
+    """Error of the race between the learning rates (`race`); None if all cells are requested."""
 
     def settings_of(self, task: str) -> tuple[str, ...]:
         """Return the grid points of a task."""
@@ -63,8 +66,8 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
 
     Columns are `CELL_COLUMNS`: `setting` is the grid point (empty without a grid), `seed` is missing if the streams have
     separate seeds, `status` is "ok" or "diverged", and `validation` and `test` are the task's main metric as a fraction
-    (correlations from -1 to 1; NaN if the cell diverged or lacks the split). A result that is given twice counts once.
-    The time a cell took is left out, because it is not a property of the result.
+    (correlations from -1 to 1; NaN if the cell diverged or lacks the split). `cut` is False here
+    (`race.mark_cut` sets it). A result that is given twice counts once. The time a cell took is left out, because it is not a property of the result.
 
     Args:
         results: the JSON objects of the result files.
@@ -103,6 +106,7 @@ def _row(result: Record) -> Record:
             **_seed_entries(result),
             **{split: _score(result, scores, split, metric) for split in ("validation", "test")},
             **{name: result.get(name) for name in ("diverged_step", "steps", "tokens", "parameters")},
+            "cut": False,
         }
     except KeyError as error:
         raise UserError(
@@ -154,9 +158,10 @@ def observed_grid(cells: pd.DataFrame) -> Grid:
 
 
 def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """Count the cells of each (model, task): expected, present, scored, diverged and missing.
+    """Count the cells of each (model, task): expected, present, scored, diverged, cut and missing.
 
-    A cell outside the grid is present without being expected. `missing` counts expected cells without any result.
+    A cell outside the grid is present without being expected. `cut` and `missing` count expected cells without any
+    result: those at rates that a race has cut, and all others.
     """
     at_a_point = {(rate, seed) for rate in grid.learning_rates for seed in wanted_seeds(grid)}
     by_pair = cells_by_pair(cells)
@@ -165,6 +170,9 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
         group = by_pair.get((model, task), [])
         wanted = model in grid.models and task in grid.tasks
         asked = {(point, *cell) for point in grid.settings_of(task) for cell in at_a_point} if wanted else set()
+        absent = asked - {place_of(cell)[2:] for cell in group}
+        cut = {(cell["setting"], cell["learning_rate"]) for cell in group if cell["cut"]}
+        not_run = sum(place[:2] in cut for place in absent)
         rows.append(
             {
                 "model": model,
@@ -173,10 +181,11 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
                 "present": len(group),
                 "scored": sum(scored(cell) for cell in group),
                 "diverged": sum(cell["status"] == "diverged" for cell in group),
-                "missing": len(asked - {place_of(cell)[2:] for cell in group}),
+                "cut": not_run,
+                "missing": len(absent) - not_run,
             }
         )
-    return table(rows, columns("object: model task", "int64: expected present scored diverged missing"))
+    return table(rows, columns("object: model task", "int64: expected present scored diverged cut missing"))
 
 
 def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:

@@ -64,6 +64,7 @@ CURVE_COLUMNS = columns(
     "object: model task metric",
     "float64: learning_rate",
     "int64: n diverged missing",
+    "bool: cut",
     "float64: validation_mean validation_low validation_high validation_sd test_mean test_low test_high test_sd",
 )
 BEST_COLUMNS = columns(
@@ -96,7 +97,8 @@ def score_interval(scores: Sequence[float], metric: str, confidence: float) -> E
 def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) -> pd.DataFrame:
     """Tabulate score against learning rate, one row per (model, task, learning rate) that has any cell.
 
-    `n` is the number of scored seeds; `diverged` and `missing` count the others. Mean, interval (`score_interval`) and
+    `n` is the number of scored seeds; `diverged` and `missing` count the others. `cut` says that a race cut the rate, so
+    that its missing seeds were not to be run. Mean, interval (`score_interval`) and
     standard deviation of validation and test scores are taken over the scored seeds.
     """
     rows = []
@@ -107,6 +109,7 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
             row: Record = {"model": model, "task": task, "metric": metric, "learning_rate": rate, "n": len(good)}
             row["diverged"] = sum(cell["status"] == "diverged" for cell in members)
             row["missing"] = len(wanted_seeds(grid) - {seeds_of(cell) for cell in members})
+            row["cut"] = members[0]["cut"]
             for split in ("validation", "test"):
                 values = [cell[split] for cell in good]
                 interval = score_interval(values, metric, confidence)
@@ -274,7 +277,10 @@ def _note(group: Sequence[Record], picked: Sequence[Record]) -> str:
         return "no cell was run"
     if not picked:
         return "every cell diverged" if all(cell["status"] == "diverged" for cell in group) else "no cell has a score"
-    return "one seed: no interval" if len(picked) == 1 else ""
+    if len(picked) == 1:
+        return "one seed: no interval"
+    cut = {cell["learning_rate"] for cell in group if cell["cut"]}
+    return f"raced: {len(cut)} of {len(by_rate(group))} rates cut" if cut else ""
 
 
 def rate_text(rate: float) -> str:

@@ -18,7 +18,7 @@ NEAR_BEST = 0.01
 
 STABILITY_COLUMNS = columns(
     "object: model task",
-    "int64: cells diverged",
+    "int64: cells diverged rates_cut",
     "float64: share_diverged sd_seeds sd_seeds_low sd_seeds_high",
     "float64: sd_seeds_pooled sd_seeds_pooled_low sd_seeds_pooled_high",
     "float64: sd_rates range_rates relative_sd_rates gain_at_stake regret share_near_best",
@@ -32,6 +32,9 @@ def stability_table(
 
     Columns:
         cells, diverged, share_diverged: the number of results, the number of them that diverged, and the share.
+        rates_cut: the number of learning rates that a race cut. Their cells are in none of the figures below. Where it
+            is not 0, the figures over learning rates are NaN, and so is share_diverged: the rates that are left are the
+            best ones, which would flatter the model.
         sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate, with its chi-square interval.
         sd_seeds_pooled (_low, _high): the same pooled over all learning rates, sqrt(sum (n_r - 1) s_r^2 / sum (n_r -
         1)): the seed noise at a typical rate of the grid, estimated from many more cells.
@@ -56,9 +59,13 @@ def stability_table(
             "task": task,
             "cells": len(group),
             "diverged": diverged,
+            "rates_cut": len({cell["learning_rate"] for cell in group if cell["cut"]}),
             "share_diverged": diverged / len(group),
         }
-        row |= _over_seeds(group, picked.get((model, task), []), confidence) | _over_rates(group)
+        kept = [cell for cell in group if not cell["cut"]]
+        row |= _over_seeds(kept, picked.get((model, task), []), confidence) | _over_rates(kept)
+        if row["rates_cut"]:
+            row |= dict.fromkeys(("share_diverged", *_over_rates(kept)), NAN)
         gain = NAN
         if baseline is not None and model != baseline:
             gain = mean(picked.get((model, task), [])) - mean(picked.get((baseline, task), []))

@@ -101,6 +101,7 @@ def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
 def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[tuple[str, str, str]]:
     rates, seeds = len(analysis.grid.learning_rates), len(analysis.grid.seeds)
     missing = f", {analysis.missing:,} missing" if analysis.missing else ""
+    missing += f", {analysis.cut:,} cut" if analysis.cut else ""
     tokens = [model.tokens for model in models if model.tokens]
     kinds = Counter(model.kind for model in models)
     families = text.plural(len({task.family for task in tasks}), "family", "families")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Grid, Record, records
+from mlmclm.analysis.selection import rate_text
 from mlmclm.reports import text
 from mlmclm.seeds import Seeds
 
@@ -140,6 +141,8 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
             f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result (in "
             f"{text.plural(pairs, 'model-task pair')}). {_preference(analysis)}"
         )
+    if analysis.grid.race is not None:
+        notes.append(_raced(analysis, analysis.grid.race))
     if analysis.diverged:
         share = text.percent(analysis.diverged / len(analysis.cells))
         notes.append(
@@ -168,6 +171,22 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
     if analysis.rule == "per_seed":
         notes.append("Every seed chose its own learning rate, which is optimistic: each takes its own luck.")
     return notes
+
+
+def _raced(analysis: Analysis, error: float) -> str:
+    """Say what the race between the learning rates left out."""
+    expected = int(analysis.coverage["expected"].sum())
+    cut = [
+        f"{rate_text(row['learning_rate'])} ({row['model']} on {row['task']})"
+        for row in records(analysis.curves)
+        if row["cut"]
+    ]
+    rates = f"Rates cut: {text.listing(cut)}. Cut rates" if cut else "No rate was cut. Cut rates"
+    return (
+        f"The learning rates were raced, with an error of {text.percent(error)} for each model and task: "
+        f"{expected - analysis.cut - analysis.missing:,} of {expected:,} cells were computed. {rates} are in no figure of "
+        "stability, and where there are any, sensitivity to the learning rate is not known."
+    )
 
 
 def _preference(analysis: Analysis) -> str:
