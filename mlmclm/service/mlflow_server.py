@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +13,12 @@ from pathlib import Path
 import typer
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.service.servers import HOST, port_for, server_process
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.tracking.address import default_address
-from mlmclm.tracking.database import adopt_artifacts, own_fault, sqlite_file, studies_of
+from mlmclm.tracking.database import adopt_artifacts, artifact_location, own_fault, sqlite_file, studies_of
 from mlmclm.tracking.views import experiment_link
 
-HOST = "127.0.0.1"
-START_SECONDS = 60.0
 SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # saves eight processes of 235 MB each
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -82,80 +77,21 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
             f"{database}: MLflow cannot use this database ({reason}). It is only a view of the store: `mlmclm tracking sync STUDY.yaml` "
             "sets it aside and writes the study's runs anew."
         )
-    port = _free_port() if port is None else _checked_port(port)
+    port = port_for(port)
     base = f"http://{HOST}:{port}"
+    artifacts = artifact_location(database)
     with swept_folder(store / "mlflow", ".server-") as folder:
-        log = folder / "server.log"
         command = [
             *(sys.executable, "-m", "mlflow", "server"),
             *("--backend-store-uri", address),
-            *("--artifacts-destination", (store.resolve() / "mlflow" / "artifacts").as_uri()),
+            *("--artifacts-destination", artifacts),
+            # New experiments get the location that a study without a server gives them. The server's own kind of
+            # address could later not be written to without a server.
+            *("--default-artifact-root", artifacts),
             *("--host", HOST, "--port", str(port), "--workers", "1"),
         ]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **SERVER_ENVIRONMENT},
-                # In a process group of its own, Ctrl-C reaches only this process, which then ends the server with all
-                # its workers.
-                start_new_session=True,
-            )
-        try:
-            _wait(process, base, log)
+        with server_process(
+            command, "The MLflow server", f"{base}/health", folder / "server.log", SERVER_ENVIRONMENT
+        ) as process:
             links = {name: experiment_link(base, number) for name, number in studies.items()}
             yield links or {"MLflow": experiment_link(base)}, process
-        finally:
-            _stop(process)
-
-
-def _wait(process: subprocess.Popen[bytes], base: str, log: Path) -> None:
-    """Wait until the server answers.
-
-    Raises:
-        EnvironmentFault: it exits or doesn't answer in `START_SECONDS`.
-    """
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"{base}/health", timeout=2) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.2)
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    raise EnvironmentFault("The MLflow server doesn't start. Its last words:\n" + "\n".join(lines[-5:]))
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server's process group, first with SIGTERM and then with SIGKILL."""
-    for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(seconds)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _checked_port(port: int) -> int:
-    with socket.socket() as probe:
-        # The server may bind a port in TIME_WAIT, such as that of a previous run, so the probe must too.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except (OSError, OverflowError) as error:
-            raise UserError(
-                f"Port {port} cannot be used ({error}). Choose another with --port, or leave it out."
-            ) from error
-    return port

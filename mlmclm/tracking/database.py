@@ -71,7 +71,7 @@ def adopt_artifacts(database: Path) -> None:
     Raises:
         sqlite3.Error: the database cannot be read or changed.
     """
-    here, root = _artifacts(database), f"/{database.parent.name}/{ARTIFACTS}"
+    here, root = artifact_location(database), f"/{database.parent.name}/{ARTIFACTS}"
     with closing(_connect(database)) as connection, connection:
         for (address,) in connection.execute("SELECT artifact_location FROM experiments").fetchall():
             begin, found, rest = address.rpartition(root)
@@ -169,8 +169,8 @@ def _connect(database: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=LOCK_SECONDS)
 
 
-def _artifacts(database: Path) -> str:
-    """Return the artifact location in the form that MLflow records."""
+def artifact_location(database: Path) -> str:
+    """Return the location of the artifacts beside a database, in the form that MLflow records."""
     return (database.parent / ARTIFACTS).resolve().as_uri()
 
 
@@ -200,7 +200,7 @@ def _make(database: Path) -> None:
 
     with swept_folder(database.parent, ".making-") as folder:
         made = folder / database.name
-        store = SqlAlchemyStore(sqlite_address(made), _artifacts(database))
+        store = SqlAlchemyStore(sqlite_address(made), artifact_location(database))
         store.engine.dispose()
         # Twice as fast with 15,000 runs, and readers don't wait for the writer. The file keeps the setting.
         with closing(sqlite3.connect(made)) as connection:  # the last connection removes the log on closing

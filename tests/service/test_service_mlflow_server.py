@@ -76,6 +76,9 @@ def test_the_server_shows_the_runs_and_files_of_a_copied_store_and_ends_with_the
         page = f"/experiments/{numbers['study']}/runs?{LINK_QUERY}"
         assert parts.fragment == page, "without that query a fresh browser shows MLflow's page for generative AI"
         assert served(links["study"]) == "copied"
+        # Else a study on this store that runs without the server could write no files to it.
+        made = MlflowClient(base).get_experiment(MlflowClient(base).create_experiment("by the server"))
+        assert made.artifact_location.startswith((folder / "copied" / "mlflow" / "artifacts").as_uri())
     assert process.poll() is not None
     with pytest.raises(OSError):
         urllib.request.urlopen(f"{base}/health", timeout=2)

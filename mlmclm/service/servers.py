@@ -1,0 +1,97 @@
+"""Server processes of ours, on loopback: a free port, waiting until one answers, and ending it with its children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlmclm.errors import EnvironmentFault, UserError
+
+HOST = "127.0.0.1"
+START_SECONDS = 60.0
+
+
+@contextmanager
+def server_process(
+    command: Sequence[str], what: str, url: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server for the duration of the block, which begins when the server answers.
+
+    Args:
+        what: the server's name, for messages.
+        url: address that answers with status 200 once the server is ready.
+        log: file for the server's output.
+        environment: variables besides this process's.
+
+    Raises:
+        EnvironmentFault: it exits or doesn't answer in `START_SECONDS`.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            # In a process group of its own, Ctrl-C reaches only this process, which then ends the server with all its
+            # workers.
+            start_new_session=True,
+        )
+    try:
+        _wait(process, what, url, log)
+        yield process
+    finally:
+        _stop(process)
+
+
+def _wait(process: subprocess.Popen[bytes], what: str, url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.2)
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    raise EnvironmentFault(f"{what} doesn't start. Its last words:\n" + "\n".join(lines[-5:]))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server's process group, first with SIGTERM and then with SIGKILL."""
+    for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(seconds)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def port_for(given: int | None, option: str = "--port") -> int:
+    """Return a free port, or the given one after a check that it can be used.
+
+    Raises:
+        UserError: the given port, of the option `option`, is taken or not allowed.
+    """
+    with socket.socket() as probe:
+        if given is not None:
+            # The server may bind a port in TIME_WAIT, such as that of a previous run, so the probe must too.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, given or 0))
+        except (OSError, OverflowError) as error:
+            raise UserError(
+                f"Port {given} cannot be used ({error}). Choose another with {option}, or leave it out."
+            ) from error
+        return int(probe.getsockname()[1])
