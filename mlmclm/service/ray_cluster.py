@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,15 @@ _chosen: dict[str, str] = {}
 class RaySession:
     """A Ray session.
 
-    `address` is for other Ray clients, `dashboard` is a link or None, and `local` says whether the cluster is a private
-    one.
+    `address` is for other Ray clients, `dashboard` is a link or None, `local` says whether the cluster is a private one,
+    and `folder` is the private one's temporary folder.
     """
 
     address: str
     dashboard: str | None
     local: bool
     token_file: Path | None = None
+    folder: Path | None = None
 
 
 @contextmanager
@@ -89,6 +91,8 @@ def ray_session(
     num_cpus: int | None = None,
     num_gpus: int | None = None,
     dashboard: bool = False,
+    dashboard_port: int | None = None,
+    token: str | None = None,
     log_to_driver: bool = False,
     object_store_bytes: int = OBJECT_STORE_BYTES,
 ) -> Iterator[RaySession]:
@@ -99,7 +103,9 @@ def ray_session(
         address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job; without either, a private
             cluster is started.
         num_cpus, num_gpus: the resources of a new cluster; None for those of the machine.
-        dashboard: whether a new cluster starts the dashboard, on loopback and a free port.
+        dashboard: whether a new cluster starts the dashboard, on loopback.
+        dashboard_port: its port; by default a free one.
+        token: what a new cluster requires from its clients; None for the user's own token, else a new one.
         log_to_driver: whether the workers' output is repeated here; it is in the session's log files in any case.
         object_store_bytes: shared memory of a new cluster.
 
@@ -131,8 +137,9 @@ def ray_session(
             check_cluster(address)
             _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
-            token_file = _own_token(store)
+            token_file = _own_token(store, token)
             stack.enter_context(_loopback_only())
+            stack.enter_context(_free_agent_port())
             private = _start(
                 {
                     "address": "local",
@@ -140,6 +147,7 @@ def ray_session(
                     "num_gpus": num_gpus,
                     "include_dashboard": dashboard,
                     "dashboard_host": "127.0.0.1",
+                    "dashboard_port": dashboard_port,
                     "object_store_memory": object_store_bytes,
                     **common,
                 },
@@ -150,11 +158,14 @@ def ray_session(
         left: list[Path] = []
         stack.callback(_remove, left)
         stack.callback(ray.shutdown)
+        gcs_address, folder = ray.get_runtime_context().gcs_address, None
         if not address:
+            folder = private
+            # Otherwise a submitted job joins any of this machine's clusters.
+            ray._private.utils.write_ray_address(gcs_address, str(private / ROOT))
             stack.callback(_write_discovery(private).unlink, missing_ok=True)
-            stack.callback(lambda: left.extend(_left_behind(_daemons(private))))
-        gcs_address = ray.get_runtime_context().gcs_address
-        yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file)
+            stack.callback(lambda: left.extend(left_behind(_daemons(private))))
+        yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file, folder=folder)
 
 
 def computes_here() -> bool:
@@ -203,7 +214,7 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
     """
     for number in range(1, STARTS + 1):
         with ExitStack() as own:
-            private = own.enter_context(swept_folder(_short_root(), TEMPORARY_PREFIX))
+            private = own.enter_context(swept_folder(short_root(), TEMPORARY_PREFIX))
             own.callback(_end_daemons, private)  # before the folder is removed, to which they write until they end
             # `ray.init` has no overall timeout; ending its daemons is what makes a hung call fail.
             hung = threading.Timer(SECONDS_A_START, _end_daemons, [private])
@@ -231,7 +242,7 @@ def _end_daemons(folder: Path) -> None:
     """
     daemons = _daemons(folder)
     # Must be read while the daemons are alive: their open sockets tell the folders.
-    left = _left_behind(daemons)
+    left = left_behind(daemons)
     for daemon in daemons:
         with suppress(psutil.Error):
             daemon.terminate()
@@ -251,7 +262,7 @@ def _daemons(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def _left_behind(daemons: list[psutil.Process]) -> list[Path]:
+def left_behind(daemons: list[psutil.Process]) -> list[Path]:
     """Return the temporary folders that the daemons would leave behind when Ray kills them."""
     return [place for daemon in daemons for place in _listening_in(daemon)]
 
@@ -334,6 +345,23 @@ def _loopback_only() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+@contextmanager
+def _free_agent_port() -> Iterator[None]:
+    """Let the agent of a new cluster's node listen on a free port.
+
+    `ray.init` can't be told, and by default only the first cluster on a machine gets the port: the agents of the others
+    stay without one, and their dashboards then take no jobs.
+    """
+    from ray._private import parameter
+
+    before = parameter.RayParams
+    parameter.RayParams = partial(before, dashboard_agent_listen_port=0)
+    try:
+        yield
+    finally:
+        parameter.RayParams = before
+
+
 def _job_environment() -> dict[str, Any]:
     """Return the runtime environment that `ray job submit` gave this driver; empty outside a job."""
     config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
@@ -341,15 +369,22 @@ def _job_environment() -> dict[str, Any]:
     return found
 
 
-def _own_token(store: Path) -> Path | None:
+def token_path(store: Path) -> Path:
+    """Return the file of the token of the clusters that are started for a store."""
+    return store.resolve() / "ray" / "auth_token"
+
+
+def _own_token(store: Path, token: str | None = None) -> Path | None:
     """Make the new cluster require a token, kept in the store and readable by its owner only; return its file.
 
     By default Ray creates a token in the home folder. An existing one is reused. If the user has set a token or an
-    authentication mode in the environment, it is left to Ray (None). The token goes into this process's environment and
-    stays there: Ray reads it once per process, and its daemons inherit it.
+    authentication mode in the environment, it is left to Ray (None), unless the caller gives a token. The token goes
+    into this process's environment and stays there: Ray reads it once per process, and its daemons inherit it.
     """
-    path = store.resolve() / "ray" / "auth_token"
-    if _TOKEN not in _chosen:
+    path = token_path(store)
+    if token is not None:
+        _chosen[_TOKEN] = token
+    elif _TOKEN not in _chosen:
         if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", _TOKEN, f"{_TOKEN}_PATH")):
             return None
         home = find_home()
@@ -377,7 +412,7 @@ def _text_of(file: Path) -> str:
         return ""
 
 
-def _short_root() -> Path:
+def short_root() -> Path:
     """Return the system's temporary folder, or /tmp if that is too long for Ray's sockets."""
     chosen = Path(tempfile.gettempdir()).resolve()
     return chosen if len(f"{chosen}/{TEMPORARY_PREFIX}12345678/{ROOT}") <= LONGEST_ROOT else Path("/tmp")

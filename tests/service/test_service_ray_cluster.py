@@ -53,6 +53,9 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
     with ray_session(tmp_path, num_cpus=1) as session:
         assert session.local
         assert ray.cluster_resources()["CPU"] == 1
+        assert session.folder is not None
+        found = ray._private.utils.read_ray_address(str(session.folder / "r"))
+        assert found == session.address, "by which its jobs find it among other clusters"
         token = tmp_path / "ray" / "auth_token"
         assert session.token_file is None or (session.token_file == token and token.stat().st_mode & 0o077 == 0)
         root = Path(ray._private.worker._global_node.get_temp_dir_path())
@@ -79,7 +82,10 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
 
 
 def test_a_session_with_a_dashboard_leaves_no_temporary_folder_of_its_processes(tmp_path: Path) -> None:
-    with ray_session(tmp_path, num_cpus=1, dashboard=True):
+    with ray_session(tmp_path, num_cpus=1, dashboard=True) as session:
+        assert session.folder is not None
+        (port,) = session.folder.glob("r/session_2*/dashboard_agent_listen_port_*")
+        assert int(port.read_text()) not in (-1, 52365), "a second cluster's jobs need a port of its own"
         deadline = time.monotonic() + 120
         while not (
             folders := {place for each in psutil.Process().children(recursive=True) for place in _listening_in(each)}
