@@ -27,6 +27,7 @@ from mlmclm.cli import (
     tasks,
     tracking,
     ui,
+    up,
 )
 from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
 from mlmclm.errors import MlmclmError
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for module in (study, data, tasks, plan, pretrain, sweep, finetune, report, compare, export, schema, tracking, ui):
+for module in (study, data, tasks, plan, pretrain, sweep, finetune, report, compare, export, schema, tracking, ui, up):
     module.register(app)
 
 

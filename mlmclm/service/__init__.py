@@ -1,1 +1,1 @@
-"""Services beside the work: a Ray cluster on this machine, and the MLflow server."""
+"""Services beside the work: a Ray cluster on this machine, the MLflow server, and both together as a service."""

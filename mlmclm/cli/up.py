@@ -1,0 +1,124 @@
+"""`mlmclm up`, `status` and `down`: the service of a store on one machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mlmclm.service.up import Look
+
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on; a free one by default.")]
+NOT_RUNNING = 1
+"""Exit code of `status` if there is no service."""
+
+
+def register(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command("up")(up)
+    app.command("status")(status)
+    app.command("down")(down)
+
+
+def up(
+    store: options.Store = options.DEFAULT_STORE,
+    dashboard_port: Port = None,
+    mlflow_port: Port = None,
+    prometheus_port: Port = None,
+    cpus: Annotated[int | None, typer.Option("--cpus", min=1, help="CPUs that Ray gives out; all by default.")] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run until Ctrl-C or SIGTERM, for systemd and containers.")
+    ] = False,
+) -> None:
+    """Starts Ray with its dashboard, the MLflow server, and Prometheus if it is installed, for jobs on this machine.
+
+    All of them listen on loopback only, and Ray requires a token. The command returns when everything answers.
+
+    Example: mlmclm up, then submit with the command that it prints
+    """
+    from mlmclm.progress import say
+    from mlmclm.service.up import Look, Settings, run, start
+
+    ports = {"dashboard": dashboard_port, "mlflow": mlflow_port, "prometheus": prometheus_port}
+    settings = Settings(store.resolve(), {name: port for name, port in ports.items() if port is not None}, cpus)
+    if foreground:
+        run(settings, lambda state: _print(Look(state), settings.store))
+        return
+    state, started = start(settings)
+    if not started:
+        say("the service of this store runs already")
+    _print(Look(state), settings.store)
+
+
+def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = False) -> None:
+    """Says what of the service runs, since when, where, and with which resources and jobs.
+
+    The exit code is 0 if all of it answers, 1 if there is none, and 2 if a part of it is missing.
+
+    Example: mlmclm status
+    """
+    from mlmclm.errors import UserError
+    from mlmclm.service.service_token import RESTART
+    from mlmclm.service.up import look
+
+    found = look(store.resolve())
+    if found is None:
+        print_json({"running": False}) if json else show(f"No service of {store} runs. `mlmclm up` starts one.")
+        raise typer.Exit(NOT_RUNNING)
+    print_json(_about(found, store.resolve())) if json else _print(found, store.resolve())
+    if found.faults:
+        raise UserError(f"The service is not whole: {' '.join(found.faults)} {RESTART}")
+
+
+def down(store: options.Store = options.DEFAULT_STORE) -> None:
+    """Ends the service that `mlmclm up` started, and the jobs in it. What they have finished is kept.
+
+    Example: mlmclm down
+    """
+    from mlmclm.service.up import end
+
+    ended = end(store.resolve())
+    show(f"Ended: {', '.join(ended)}." if ended else f"No service of {store} runs.")
+
+
+def _about(found: Look, store: Path) -> dict[str, Any]:
+    """Return what is known of a service, for programs."""
+    from datetime import datetime
+
+    from mlmclm.service.ray_cluster import token_path
+    from mlmclm.service.up import submit_command
+
+    return {
+        "running": not found.faults,
+        "faults": found.faults,
+        "since": datetime.fromtimestamp(found.state.since).astimezone().isoformat(timespec="seconds"),
+        "store": str(store),
+        "token": str(token_path(store)),
+        "addresses": found.state.addresses,
+        "resources": found.resources,
+        "jobs": [{name: job[name] for name in ("submission_id", "status", "entrypoint")} for job in found.jobs],
+        "submit": submit_command(found.state, store) if found.state.ready and not found.faults else None,
+    }
+
+
+def _print(found: Look, store: Path) -> None:
+    """Print a service's addresses, what is in it, and how to submit a job."""
+    from mlmclm.service.up import SERVERS
+
+    about = _about(found, store)
+    lines = {name: about["addresses"].get(server) for server, name in SERVERS.items()}
+    lines |= {name: about[name] for name in ("token", "store", "since")}
+    for name, (used, total) in found.resources.items():
+        scale, unit = (1 << 30, " GiB") if "memory" in name.lower() else (1, "")
+        lines[name] = f"{used / scale:.3g} of {total / scale:.3g}{unit} in use"
+    lines |= {f"job {job['submission_id']}": f"{job['status']}: {job['entrypoint']}" for job in about["jobs"]}
+    for name, text in lines.items():
+        show(f"{name:<18} {text or 'not running'}")
+    if about["submit"]:
+        show(f"\nSubmit from any shell; the same command again resumes:\n{about['submit']}")

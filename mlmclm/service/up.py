@@ -1,0 +1,376 @@
+"""The service of a store: Ray's head, the MLflow server and Prometheus on one machine, started and ended together.
+
+One process, `mlmclm up --foreground`, starts them and ends them when it ends. `mlmclm up` runs it in the background. If
+that process is killed, the kernel kills Ray with it; the other servers are left to `mlmclm down`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.progress import say
+from mlmclm.service.mlflow_server import running_server
+from mlmclm.service.ray_cluster import TEMPORARY_PREFIX, left_behind, ray_session, short_root, token_path
+from mlmclm.service.servers import HOST, START_SECONDS, port_for, server_process
+from mlmclm.service.service_token import RESTART, new_token, read_token
+from mlmclm.service.state import (
+    ServiceState,
+    members_of,
+    read_state,
+    service_folder,
+    start_of,
+    with_children,
+    write_state,
+)
+from mlmclm.storage.files import in_turn, machine, only_one
+from mlmclm.tracking.address import VARIABLE, default_address
+from mlmclm.tracking.database import make_usable, sqlite_file
+
+SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray, for --ray", "mlflow": "MLflow", "prometheus": "Prometheus"}
+"""The servers by the names that they have in a record, with those for people."""
+SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_TO_ANSWER = 20.0
+SECONDS_A_SIGNAL = 5.0
+SECONDS_TO_CLOSE = 60.0
+"""Time for a service to end by itself, after which its processes are killed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A service to start: its store, the ports of `SERVERS` that are not free ones, and Ray's CPUs (None: all)."""
+
+    store: Path
+    ports: Mapping[str, int] = field(default_factory=dict)
+    cpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """A running service as it is found: faults are sentences, and resources are (used, total) by Ray's names."""
+
+    state: ServiceState
+    faults: list[str] = field(default_factory=list)
+    resources: dict[str, tuple[float, float]] = field(default_factory=dict)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+
+
+def start(settings: Settings) -> tuple[ServiceState, bool]:
+    """Start a store's service in the background and wait until all of it answers.
+
+    Returns:
+        Its record, and whether it was started now; a running service is left as it is.
+
+    Raises:
+        UserError: a port, the token or the store can't be used, or a part of a service is running.
+        EnvironmentFault: a server doesn't start.
+    """
+    folder = writable_folder(settings.store)
+    with in_turn(folder / "up.lock"):
+        found = look(settings.store)
+        if found is not None and not found.faults:
+            return found.state, False
+        if found is not None:
+            raise UserError(f"The service of {settings.store} is not whole: {' '.join(found.faults)} {RESTART}")
+        end(settings.store)  # what a crash has left in files
+        check(settings)
+        log = folder / "service.log"
+        say(f"starting, which takes about half a minute; the log is {log}")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # apart from this terminal
+            )
+        try:
+            while process.poll() is None:
+                state = read_state(settings.store)
+                if state is not None and state.ready and state.members[0].pid == process.pid:
+                    return state, True
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        except BaseException:
+            process.terminate()
+            process.wait(SECONDS_TO_CLOSE)
+            raise
+    text = log.read_text(encoding="utf-8", errors="replace").strip()
+    kind = UserError if process.returncode == UserError.exit_code else EnvironmentFault
+    raise kind(text.rpartition("mlmclm: ")[2] or f"The service ended by itself with exit code {process.returncode}.")
+
+
+def command(settings: Settings) -> list[str]:
+    """Return the command line of the process that runs a service."""
+    ports = [word for name, port in settings.ports.items() for word in (f"--{name}-port", str(port))]
+    cpus = [] if settings.cpus is None else ["--cpus", str(settings.cpus)]
+    return [sys.executable, "-m", "mlmclm", "up", "--foreground", "--store", str(settings.store), *ports, *cpus]
+
+
+def check(settings: Settings) -> str:
+    """Check what can be wrong before anything is started; return the token.
+
+    Raises:
+        UserError: a port is taken, the token can't be used, or a port is given for a Prometheus that is not there.
+    """
+    for name in settings.ports:
+        _port(settings, name)
+    if "prometheus" in settings.ports and shutil.which("prometheus") is None:
+        raise UserError("--prometheus-port: there is no `prometheus` on the PATH. Install it, or leave the option out.")
+    return new_token(settings.store, os.environ)
+
+
+def submit_command(state: ServiceState, store: Path) -> str:
+    """Return the shell command that submits a job to a service."""
+    ray = Path(sys.executable).with_name("ray")
+    program = "ray" if shutil.which("ray") == str(ray) else shlex.quote(str(ray))
+    return (
+        f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={shlex.quote(str(token_path(store)))} "
+        f'{program} job submit --address {state.addresses["dashboard"]} -- mlmclm study "$PWD/STUDY.yaml"'
+    )
+
+
+def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
+    """Run a store's service until this process is interrupted.
+
+    Raises:
+        UserError: as for `start`, or a service runs already.
+        EnvironmentFault: a server doesn't start.
+    """
+    store = settings.store
+    folder = writable_folder(store)
+    with ExitStack() as stack:
+        stack.enter_context(only_one(folder / "service.lock", f"The service of {store}"))
+        found = read_state(store)
+        if found is not None and found.alive():
+            raise UserError(f"A part of an earlier service of {store} still runs. {RESTART}")
+        token = check(settings)
+        me = tuple(members_of("mlmclm", [psutil.Process()]))
+        state = ServiceState(machine(), platform.node(), time.time(), False, {}, me)
+        write_state(store, state)
+        stack.callback((folder / "state.json").unlink, missing_ok=True)
+        database = sqlite_file(default_address(store))
+        assert database is not None
+        make_usable(database, own=True)
+        port = _port(settings, "mlflow")
+        _, mlflow = stack.enter_context(running_server(store, port=port))
+        named = {mlflow.pid: "MLflow"}
+        addresses = {"mlflow": f"http://{HOST}:{port}"}
+        state = _record(store, state, addresses, named)
+        if (program := shutil.which("prometheus")) is not None:
+            addresses["prometheus"], process = stack.enter_context(_prometheus(program, folder, settings))
+            named[process.pid] = "Prometheus"
+            state = _record(store, state, addresses, named)
+        os.environ.update(jobs_environment(store, addresses["mlflow"]))
+        for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+            os.environ.pop(name, None)
+        session = stack.enter_context(
+            ray_session(
+                store,
+                num_cpus=settings.cpus,
+                dashboard=True,
+                dashboard_port=settings.ports.get("dashboard"),
+                token=token,
+            )
+        )
+        assert session.dashboard is not None and session.folder is not None
+        addresses |= {"dashboard": session.dashboard, "ray": session.address}
+        left = (
+            session.folder,
+            session.folder.with_suffix(".json"),
+            *left_behind(psutil.Process().children(recursive=True)),
+        )
+        _wait_for_jobs(session.dashboard, token)
+        state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, left))), addresses, named)
+        on_ready(state)
+        threading.Event().wait()
+
+
+def jobs_environment(store: Path, mlflow: str) -> dict[str, str]:
+    """Return the variables that jobs have by themselves: the store, the MLflow server, and this installation's programs."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {"MLMCLM_STORE": str(store.resolve()), VARIABLE: mlflow, "PATH": path}
+
+
+def look(store: Path) -> Look | None:
+    """Return a store's service as it is now, or None if none of it runs.
+
+    Raises:
+        UserError: it is another machine's, or the token can't be used.
+    """
+    state = read_state(store)
+    alive = state.alive() if state is not None else []
+    if state is None or not alive:
+        return None
+    if state.members[0] not in alive:
+        names = ", ".join(sorted({member.name for member in alive}))
+        return Look(state, [f"The process that started it has ended, and something still runs ({names})."])
+    if not state.ready:
+        return Look(state, ["It is still starting."])
+    token = read_token(token_path(store))
+    faults, resources, jobs = [], {}, []
+    for name, path in (("mlflow", "/health"), ("prometheus", "/-/ready")):
+        if (address := state.addresses.get(name)) is not None:
+            try:
+                _ask(address + path)
+            except OSError as error:
+                faults.append(f"{SERVERS[name]} doesn't answer at {address} ({error}).")
+    dashboard = state.addresses["dashboard"]
+    try:
+        jobs = json.loads(_ask(f"{dashboard}/api/jobs/", token))
+        status = json.loads(_ask(f"{dashboard}/api/cluster_status", token))["data"]["clusterStatus"] or {}
+        usage = (status.get("loadMetricsReport") or {}).get("usage") or {}
+        resources = {name: tuple(amounts) for name, amounts in usage.items() if not name.startswith("node:")}
+    except OSError as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
+            raise UserError(
+                f"{token_path(store)}: the service doesn't accept this token, which is not the one that it was started "
+                f"with. Put that one back, or restart: {RESTART}"
+            ) from error
+        faults.append(f"{SERVERS['dashboard']} doesn't answer at {dashboard} ({error}).")
+    # The service's own process is a driver too, which nobody submitted.
+    return Look(state, faults, resources, [job for job in jobs if job["submission_id"]])
+
+
+def end(store: Path) -> list[str]:
+    """End what runs of a store's service, with the jobs in it, and remove what is left of it.
+
+    Returns:
+        The names of what was running.
+
+    Raises:
+        UserError: it is another machine's.
+        EnvironmentFault: some of it can't be ended.
+    """
+    state = read_state(store)
+    if state is None:
+        return []
+    alive = state.alive()
+    processes = with_children(alive)
+    left = [*map(Path, state.leftovers), *left_behind(processes)]
+    # First the one that ends the others, which is the first member.
+    if processes and state.members[0] in alive:
+        _end(processes[:1], signal.SIGTERM, SECONDS_TO_CLOSE)
+    # A job's processes are ended by a process beside them that looks every second.
+    for sign in (None, signal.SIGTERM, signal.SIGKILL):
+        processes = _end(processes, sign, SECONDS_A_SIGNAL)
+    if processes:
+        raise EnvironmentFault(f"Processes {', '.join(str(each.pid) for each in processes)} of the service don't end.")
+    for path in left:
+        if path.name.startswith((TEMPORARY_PREFIX, "pymp-")):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    (service_folder(store) / "state.json").unlink(missing_ok=True)
+    return sorted({member.name for member in alive})
+
+
+def _end(processes: Sequence[psutil.Process], sign: signal.Signals | None, seconds: float) -> list[psutil.Process]:
+    """Send a signal, if any, to processes, and wait for their end; return those that still run."""
+    if sign is not None:
+        for process in processes:
+            with suppress(psutil.Error):
+                process.send_signal(sign)  # psutil refuses if the id is another process's by now
+    deadline = time.monotonic() + seconds
+    # A process that has ended keeps its id until its parent has looked, which some containers' first process never does.
+    while processes := [each for each in processes if start_of(each.pid) is not None and each.is_running()]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return processes
+
+
+def writable_folder(store: Path) -> Path:
+    """Return the service's folder in the store, which is created.
+
+    Raises:
+        UserError: the store is not writable.
+    """
+    folder = service_folder(store)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "up.lock").open("a").close()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot write ({error.strerror}). Choose another folder with --store.") from error
+    return folder
+
+
+def prometheus_command(program: str, folder: Path, port: int) -> list[str]:
+    """Return the command line of a Prometheus that keeps its data in a folder."""
+    return [
+        *(program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'prometheus'}"),
+        *(f"--web.listen-address={HOST}:{port}", "--log.level=warn"),
+    ]
+
+
+@contextmanager
+def _prometheus(program: str, folder: Path, settings: Settings) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run Prometheus for the duration of the block; yield its address and its process."""
+    port = _port(settings, "prometheus")
+    text = Path(__file__).with_name("prometheus.yml").read_text(encoding="utf-8")
+    # Clusters are in the temporary folder, which may be another one.
+    text = text.replace(f"/tmp/{TEMPORARY_PREFIX}", f"{short_root()}/{TEMPORARY_PREFIX}")
+    (folder / "prometheus.yml").write_text(text, encoding="utf-8")
+    address = f"http://{HOST}:{port}"
+    with server_process(
+        prometheus_command(program, folder, port), "Prometheus", f"{address}/-/ready", folder / "prometheus.log"
+    ) as process:
+        yield address, process
+
+
+def _port(settings: Settings, name: str) -> int:
+    return port_for(settings.ports.get(name), f"--{name}-port")
+
+
+def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], named: Mapping[int, str]) -> ServiceState:
+    """Write the record of what runs now: this process, and its children with theirs, named by the child's id, else Ray."""
+    members = [state.members[0]]
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            members += members_of(named.get(child.pid, "Ray"), [child, *child.children(recursive=True)])
+    state = replace(state, addresses=dict(addresses), members=tuple(members))
+    write_state(store, state)
+    return state
+
+
+def _wait_for_jobs(dashboard: str, token: str) -> None:
+    """Wait until Ray's dashboard takes jobs, which is some time after it has an address.
+
+    Raises:
+        EnvironmentFault: it doesn't in `START_SECONDS`.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            _ask(f"{dashboard}/api/jobs/", token)
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise EnvironmentFault(f"Ray's dashboard at {dashboard} takes no jobs ({error}).") from error
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _ask(url: str, token: str | None = None) -> str:
+    """Return the answer to a request, with the token if there is one.
+
+    Raises:
+        OSError: nothing answers, or an error does (`urllib.error.HTTPError`).
+    """
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    with urllib.request.urlopen(request, timeout=SECONDS_TO_ANSWER) as answer:
+        return str(answer.read().decode())

@@ -1,0 +1,268 @@
+"""`mlmclm up`: what it refuses, what it starts and how, and one service for real, from its start to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psutil
+import pytest
+
+from mlmclm.cli.up import NOT_RUNNING
+from mlmclm.errors import UserError
+from mlmclm.service.ray_cluster import token_path
+from mlmclm.service.service_token import new_token, read_token
+from mlmclm.service.state import ServiceState, members_of, read_state, start_of, write_state
+from mlmclm.service.up import (
+    Settings,
+    command,
+    jobs_environment,
+    look,
+    prometheus_command,
+    start,
+    submit_command,
+)
+from mlmclm.storage.files import machine
+from small_models import save_small_model, write_sentiment
+
+
+def write_token(path: Path, text: str = "t0\n", mode: int = 0o600) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_the_background_s_command_line_has_all_that_was_asked_for(tmp_path: Path) -> None:
+    words = command(Settings(tmp_path, {"dashboard": 1234, "mlflow": 5000}, cpus=3))
+    assert words[:5] == [sys.executable, "-m", "mlmclm", "up", "--foreground"]
+    assert words[5:] == [
+        "--store", str(tmp_path), "--dashboard-port", "1234", "--mlflow-port", "5000", "--cpus", "3",
+    ]  # fmt: skip
+    assert "--web.listen-address=127.0.0.1:9090" in prometheus_command("prometheus", tmp_path, 9090)
+
+
+def test_jobs_find_this_store_this_server_and_this_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/first")
+    found = jobs_environment(tmp_path, "http://127.0.0.1:5")
+    assert found == {
+        "MLMCLM_STORE": str(tmp_path),
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:5",
+        "PATH": f"{Path(sys.executable).parent}:/first",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "message"),
+    [
+        ("t\n", 0o644, r"other users may read this token \(mode 644\).*chmod 600"),
+        ("t\n", 0o620, "other users may read"),
+        (" \n", 0o600, "no token in this file"),
+        (None, 0, r"can't be read \(No such file.*mlmclm up"),
+    ],
+)
+def test_a_token_that_cannot_be_used_is_the_users_mistake(
+    tmp_path: Path, text: str | None, mode: int, message: str
+) -> None:
+    path = tmp_path / "auth token"
+    if text is not None:
+        write_token(path, text, mode)
+    with pytest.raises(UserError, match=f"auth token: .*{message}"):
+        read_token(path)
+
+
+def test_the_user_s_token_goes_before_the_store_s_and_a_new_one_is_the_last(tmp_path: Path) -> None:
+    store, given = tmp_path / "store", write_token(tmp_path / "given", "from-path\n")
+    assert len(new_token(store, {})) == 64 and new_token(store, {}) != new_token(store, {})
+    write_token(token_path(store), "stores\n")
+    assert new_token(store, {"RAY_AUTH_MODE": "token"}) == "stores"
+    write_token(Path.home() / ".ray" / "auth_token", "homes\n")
+    assert new_token(store, {}) == "homes", "clients look there by themselves"
+    assert new_token(store, {"RAY_AUTH_TOKEN_PATH": str(given)}) == "from-path"
+    assert new_token(store, {"RAY_AUTH_TOKEN_PATH": str(given), "RAY_AUTH_TOKEN": "variable"}) == "variable"
+    with pytest.raises(UserError, match="RAY_AUTH_MODE=disabled"):
+        new_token(store, {"RAY_AUTH_MODE": "disabled"})
+    token_path(store).chmod(0o644)
+    with pytest.raises(UserError, match="chmod 600"):
+        new_token(store, {"RAY_AUTH_TOKEN": "variable"})
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+        monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"Port {port} cannot be used.*Choose another with --dashboard-port"):
+            start(Settings(tmp_path / "store", {"dashboard": port}))
+    with pytest.raises(UserError, match="no `prometheus` on the PATH"):
+        start(Settings(tmp_path / "store", {"prometheus": port}))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/service: cannot write .*--store"):
+        start(Settings(tmp_path / "file"))
+    write_token(token_path(tmp_path / "store"), mode=0o640)
+    with pytest.raises(UserError, match="chmod 600"):
+        start(Settings(tmp_path / "store"))
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A dashboard that takes one token, and has a job of a user and the service's own."""
+
+    def do_GET(self) -> None:
+        jobs = [{"submission_id": "s1", "status": "RUNNING", "entrypoint": "x"}, {"submission_id": None}]
+        usage = {"CPU": [1.0, 2.0], "node:127.0.0.1": [0.0, 1.0]}
+        body = (
+            jobs if self.path == "/api/jobs/" else {"data": {"clusterStatus": {"loadMetricsReport": {"usage": usage}}}}
+        )
+        self.send_response(200 if self.headers["Authorization"] == "Bearer t0" else 403)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is written to the test's output."""
+
+
+@pytest.fixture
+def dashboard() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(tmp_path: Path, dashboard: str) -> None:
+    me = tuple(members_of("mlmclm", [psutil.Process()]))
+    state = ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard}, me)
+    write_state(tmp_path, state)
+    token = write_token(token_path(tmp_path))
+    found = look(tmp_path)
+    assert found is not None
+    assert (found.faults, found.resources, [job["submission_id"] for job in found.jobs]) == (
+        [],
+        {"CPU": (1, 2)},
+        ["s1"],
+    )
+    assert start(Settings(tmp_path)) == (state, False), "and it is left as it is"
+    write_token(token, "t1\n")
+    with pytest.raises(UserError, match="doesn't accept this token"):
+        look(tmp_path)
+    write_token(token)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}"
+    write_state(tmp_path, ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard, "mlflow": gone}, me))
+    with pytest.raises(UserError, match=f"not whole: MLflow doesn't answer at {gone}.*mlmclm down"):
+        start(Settings(tmp_path))
+
+
+def test_the_command_to_submit_with_survives_spaces(tmp_path: Path) -> None:
+    state = ServiceState(machine(), "here", 0.0, True, {"dashboard": "http://127.0.0.1:1"}, ())
+    words = submit_command(state, tmp_path / "my store")
+    assert f"RAY_AUTH_TOKEN_PATH='{tmp_path / 'my store' / 'ray' / 'auth_token'}' " in words
+    assert " job submit --address http://127.0.0.1:1 -- mlmclm " in words
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Any]:
+    """Runs a command line in bash as in a new terminal: exit code, output, errors. A service is ended at the end."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RAY_A", "MLFLOW_", "MLMCLM_"))
+    } | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200"}
+
+    def call(line: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    yield call
+    call("mlmclm down")
+
+
+@pytest.mark.slow
+def test_a_service_takes_jobs_resumes_what_is_submitted_again_and_leaves_nothing(tmp_path: Path, shell: Any) -> None:
+    write_sentiment(tmp_path / "data", train=60, test=20)
+    save_small_model(tmp_path / "euro")
+    space = {"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0],
+             "protocol": {"base": "standard", "batch_size": 8, "max_steps": 2, "max_length": 48}}  # fmt: skip
+    (tmp_path / "space.yaml").write_text(json.dumps(space))
+    assert shell("mlmclm status")[0] == NOT_RUNNING
+    code, first, errors = shell("mlmclm up --cpus 1")
+    assert code == 0, errors
+    state = read_state(tmp_path / "store")
+    assert state is not None and len(state.leftovers) >= 2
+    code, again, errors = shell("mlmclm up")
+    assert (code, again) == (0, first) and "runs already" in errors
+
+    # The command that is printed, with a shorter verb.
+    submit = first.splitlines()[-1].partition(" -- ")[0]
+    sweep = f'{submit} -- mlmclm sweep --model "$PWD/euro" --space "$PWD/space.yaml" --data "$PWD/data"'
+    code, log, errors = shell(sweep)
+    assert code == 0, log + errors
+    assert f"MLflow: runs are written to {state.addresses['mlflow']}" in log
+    assert f"Ray: connecting to {state.addresses['ray']}" in log, "and to no other cluster of this machine"
+    (cell,) = (tmp_path / "store" / "cells").glob("*/*.json")
+    written = cell.stat().st_mtime_ns
+    code, log, errors = shell(sweep)
+    assert code == 0, log + errors
+    assert "report:" in log and "fine-tuning:" not in log and cell.stat().st_mtime_ns == written
+    assert shell(sweep.replace("/store/ray/auth_token", "/none"))[0] != 0
+
+    code, said, errors = shell("mlmclm status --json")
+    assert code == 0, errors
+    found = json.loads(said)
+    assert found["running"] and found["resources"]["CPU"][1] == 1
+    assert [job["status"] for job in found["jobs"]] == ["SUCCEEDED"] * 2
+    processes = psutil.Process(state.members[0].pid).children(recursive=True)
+    listening = {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in processes
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+    code, said, errors = shell("mlmclm down")
+    assert code == 0 and "Ray" in said and "MLflow" in said, said + errors
+    check_nothing_is_left(state, processes)
+    assert shell("mlmclm status")[0] == NOT_RUNNING
+    assert shell("mlmclm down")[0] == 0
+
+
+def check_nothing_is_left(state: ServiceState, processes: list[psutil.Process]) -> None:
+    assert [process for process in processes if start_of(process.pid) and process.is_running()] == []
+    assert [place for place in state.leftovers if Path(place).exists()] == []
+
+
+@pytest.mark.slow
+def test_what_a_killed_service_leaves_is_found_named_and_ended(tmp_path: Path, shell: Any) -> None:
+    code, _, errors = shell("mlmclm up --cpus 1")
+    assert code == 0, errors
+    state = read_state(tmp_path / "store")
+    assert state is not None
+    processes = psutil.Process(state.members[0].pid).children(recursive=True)
+    psutil.Process(state.members[0].pid).kill()
+    deadline = time.monotonic() + 60
+    while start_of(state.members[0].pid) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    for verb in ("status", "up"):
+        code, _, errors = shell(f"mlmclm {verb}")
+        assert code == 2 and "something still runs" in errors and "`mlmclm down`" in errors, errors
+    assert shell("mlmclm down")[0] == 0
+    check_nothing_is_left(state, processes)
