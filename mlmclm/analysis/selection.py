@@ -98,8 +98,8 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
     """Tabulate score against learning rate, one row per (model, task, learning rate) that has any cell.
 
     `n` is the number of scored seeds; `diverged` and `missing` count the others. `cut` says that a race cut the rate, so
-    that its missing seeds were not to be run. Mean, interval (`score_interval`) and
-    standard deviation of validation and test scores are taken over the scored seeds.
+    that its missing seeds were not to be run. Mean, interval (`score_interval`) and standard deviation of validation
+    and test scores are taken over the scored seeds.
     """
     rows = []
     for (model, task), group in cells_by_pair(cells).items():

@@ -188,6 +188,7 @@ def run_plan(
         gpus_per_cell=space.gpus_per_cell,
         device=device,
         max_concurrent=space.max_concurrent,
+        race=space.race,
         retries=space.retries,
         time_limit=space.time_limit,
         on_result=on_result,
@@ -218,6 +219,7 @@ def analyse_sweep(
             space.learning_rates,
             space.seeds,
             {task: tuple(space.settings_for(task)) for task in space.tasks},
+            race=space.race,
         ),
         rule=space.rule,
     )

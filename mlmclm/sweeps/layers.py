@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlmclm.analysis.race import standing
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
 from mlmclm.progress import say
+from mlmclm.results.metrics import value_of
+from mlmclm.seeds import Seed, Seeds
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_sweep import OnResult, run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
@@ -26,6 +29,7 @@ def run_layers(
     store: Path,
     on_result: OnResult | None = None,
     name: str = "sweep",
+    race: float | None = None,
     **options: Any,
 ) -> SweepOutcome:
     """Compute the missing cells of a sweep, layer by layer.
@@ -35,13 +39,21 @@ def run_layers(
 
     Args:
         plan: returns what can be planned from the present results; called again after the first layer.
+        race: error of the race between learning rates (`analysis.race`), or None to compute all cells.
         options: passed to `run_sweep` for every layer.
     """
+
+    def compute(cells: Sequence[Cell]) -> SweepOutcome:
+        def run(some: Sequence[Cell]) -> SweepOutcome:
+            return run_sweep(some, store=store, on_result=on_result, name=name, **options)
+
+        return run(cells) if race is None else _race(cells, race, Ledger(store), run)
+
     planned = plan()
     for task, count in planned.waiting.items():
         say(f"{count:,} cells wait for the best {task} cell of their model")
     first = [cell for cell in planned.cells if cell.start is None]
-    outcome = run_sweep(first, store=store, on_result=on_result, name=name, **options)
+    outcome = compute(first)
     if outcome.not_run:  # a fault of the machine, which the second layer would meet too
         return outcome
     # The results of the first layer decide what the second one starts from.
@@ -54,7 +66,43 @@ def run_layers(
     # Cells that have a result need no encoder to start from any more.
     needed = {cell.start.key for cell in Ledger(store).missing(second) if cell.start is not None}
     _keep([planned.sources[key] for key in planned.sources if key in needed], store=store, name=name, options=options)
-    return _together(outcome, run_sweep(second, store=store, on_result=on_result, name=name, **options))
+    return _together(outcome, compute(second))
+
+
+def _race(
+    cells: Sequence[Cell], error: float, ledger: Ledger, run: Callable[[Sequence[Cell]], SweepOutcome]
+) -> SweepOutcome:
+    """Compute the cells that the race asks for, round by round; where it stands follows from the results alone."""
+    groups: dict[tuple[str, str, str], dict[tuple[float, Seeds], Cell]] = {}
+    for cell in cells:
+        group = groups.setdefault((cell.model, cell.task, cell.setting), {})
+        group[cell.learning_rate, Seeds.of(cell.seed)] = cell
+    outcome, done = SweepOutcome([]), set[tuple[str, str]]()
+    while True:
+        wanted = []
+        for group in groups.values():
+            found = ledger.find_all(map(cell_key, group.values()))
+            scores: dict[tuple[float, Seed], float | None] = {
+                place: _validation(named(result, cell))
+                for (place, cell), result in zip(group.items(), found, strict=True)
+                if result is not None
+            }
+            rates, seeds = (list(dict.fromkeys(axis)) for axis in zip(*group, strict=True))
+            asked = set(standing(scores, rates, seeds, error).asked)
+            wanted += [cell for place, cell in group.items() if place in asked or place in scores]
+        ahead = [cell for cell in wanted if (cell.model, cell_key(cell)) not in done]
+        if not ahead:
+            cut = len(cells) - len(done)
+            say(f"race: {len(done):,} of {len(cells):,} cells are there, {cut:,} at learning rates that are cut")
+            return outcome
+        done |= {(cell.model, cell_key(cell)) for cell in ahead}
+        outcome = _together(outcome, run(ahead))
+        if outcome.failed or outcome.not_run:  # the race needs their scores before it can go on
+            return outcome
+
+
+def _validation(result: Mapping[str, Any]) -> float | None:
+    return value_of(result["scores"]["validation"], result["metric"]) if result["status"] == "ok" else None
 
 
 def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[str, Any]) -> None:

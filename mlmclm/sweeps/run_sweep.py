@@ -24,6 +24,7 @@ from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, ch
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name, unique_by_key
+from mlmclm.sweeps.failures import record
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.retries import Retries
@@ -210,6 +211,7 @@ def _run_trials(
                 time_limit=time_limit,
                 silence=lambda key: ledger.claims.silence(ledger.claim(key)),
                 check_place=lambda: check_place("A cell", resources, view(), remedy=remedy),
+                on_failure=lambda key, reason, kind: record(ledger.folder, key, reason, kind=kind),
             )
             workers = min(len(left), max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -71,6 +71,11 @@ class Space(TaskProtocols):
     CPUs. By default a cell has a GPU if the recipe's `device` says so, which is if the cluster has any or can get any."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """The most cells that run at once."""
+    allocation: Literal["grid", "race"] = "grid"
+    """`grid` computes every cell. `race` gives no more seeds to learning rates that can no longer be chosen; it needs the
+    rule `mean`, and no `start_from`."""
+    race_error: float = Field(default=0.05, gt=0, lt=1)
+    """Highest probability that a race cuts the rate of a model and task which the whole grid would choose."""
     retries: Retries = Retries()
     """How often a cell is run again after each class of failure."""
     time_limit: float | None = Field(default=None, gt=0)
@@ -87,6 +92,19 @@ class Space(TaskProtocols):
         if value is not None and value > 1 and value != int(value):
             raise ValueError("is a fraction below 1 or a whole number of GPUs")
         return value
+
+    @model_validator(mode="after")
+    def _raced_by_means(self) -> Space:
+        if self.allocation == "race" and self.rule != "mean":
+            raise ValueError(f"allocation: race keeps the cells that rule: mean needs, but the rule is {self.rule}")
+        if self.allocation == "race" and self.start_from:
+            raise ValueError("allocation: race and start_from exclude each other: a start needs all cells of its task")
+        return self
+
+    @property
+    def race(self) -> float | None:
+        """The error of the race, or None for the whole grid."""
+        return self.race_error if self.allocation == "race" else None
 
     @model_validator(mode="after")
     def _model_overrides_fit(self) -> Space:

@@ -67,6 +67,7 @@ class WorkerPool(FIFOScheduler):
         time_limit: seconds after which a cell is ended and counts as failed; None for no limit.
         silence: for how many seconds the claim on a cell hasn't been renewed.
         check_place: raises a UserError if the cluster can no longer hold a worker.
+        on_failure: called with the key of a cell that failed, also if it will be retried, the reason and its class.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class WorkerPool(FIFOScheduler):
         time_limit: float | None = None,
         silence: Callable[[str], float] = lambda key: 0.0,
         check_place: Callable[[], None] = lambda: None,
+        on_failure: Callable[[str, str, str], None] = lambda key, reason, kind: None,
     ) -> None:
         super().__init__()
         self._cells = cells
@@ -86,7 +88,7 @@ class WorkerPool(FIFOScheduler):
         self._progress = progress
         self._on_done = on_done
         self._retries, self._time_limit = retries, time_limit
-        self._silence, self._check_place = silence, check_place
+        self._silence, self._check_place, self._on_failure = silence, check_place, on_failure
         self._failures: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
         """Failures of each training so far, as they will stand in its results."""
         self._ended: dict[str, Failure] = {}
@@ -173,8 +175,10 @@ class WorkerPool(FIFOScheduler):
         failures.append({"failure": str(failure), "error": describe(error)})
         times, bound = sum(each["failure"] == failure for each in failures), self._retries.bound(failure)
         if times > bound:
-            self._failed(training, error)
+            self._failed(training, error, failure)
             return
+        for key in training.keys:
+            self._on_failure(key, describe(error), failure)
         self._queue.put_back(training)
         message = f"{training.name}: {failure} {times} of at most {bound + 1}, will run again ({describe(error)})"
         self._progress.retried(training.first, message)
@@ -214,7 +218,8 @@ class WorkerPool(FIFOScheduler):
                 self._end(worker, Failure.TIME_LIMIT)
                 # The error says the limit, which the death of the actor doesn't.
                 self._queue.give_up(worker)
-                self._failed(training, EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)"))
+                error = EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)")
+                self._failed(training, error, Failure.TIME_LIMIT)
             elif min(map(self._silence, training.keys)) > SECONDS_UNTIL_HUNG:
                 self._end(worker, Failure.HUNG)
         if self._queue.held or not self._queue:
@@ -242,7 +247,7 @@ class WorkerPool(FIFOScheduler):
         self._failed_starts = 0
         if result["outcome"] in (USER_ERROR, ENVIRONMENT_FAULT):
             kind = UserError if result["outcome"] == USER_ERROR else EnvironmentFault
-            self._failed(training, kind(result["message"]))
+            self._failed(training, kind(result["message"]), result["outcome"])
             return
         if result["backend"]:
             say_once(f"fine-tuning computes with the backend {result['backend']}")
@@ -264,9 +269,10 @@ class WorkerPool(FIFOScheduler):
             self.broken = self.broken or error
             self.fault = True
 
-    def _failed(self, training: Training, error: Exception) -> None:
+    def _failed(self, training: Training, error: Exception, kind: str) -> None:
         for key, cell in training.cells.items():
             self.errors[key] = error
+            self._on_failure(key, describe(error), kind)
             self._progress.finished(cell, "failed")
         self._progress.note(f"{training.name} failed: {describe(error)}")
 

@@ -368,17 +368,17 @@ def test_a_failed_source_leaves_its_models_cells_waiting_and_stays_failed(
 def test_a_worker_keeps_an_encoder_once(place: Path, tmp_path: Path) -> None:
     cell = plan_of(place, tmp_path, space_of(tmp_path))().cells[0]
     worker = KeepingWorker.__new__(KeepingWorker)
-    worker._cell, worker._store, worker._data_root, worker._cache = cell, tmp_path, place / "data", {}
+    worker._store, worker._data_root, worker._cache = tmp_path, place / "data", {}
     worker._device = "cpu"
-    kept = KeptWeights(tmp_path)
-    with kept.claims.attempt([kept.claim(cell_key(cell))]):
-        assert worker._run() == "taken"
-    assert [worker._run(), worker._run()] == ["computed", "reused"]
+    kept, key = KeptWeights(tmp_path), cell_key(cell)
+    with kept.claims.attempt([kept.claim(key)]):
+        assert worker._keep(key, cell) == "taken"
+    assert [worker._keep(key, cell), worker._keep(key, cell)] == ["computed", "reused"]
     folder = kept_folder(tmp_path, cell_key(cell))
     whole = (folder / WEIGHTS).read_bytes()
     (folder / RESULT).write_text("{")
     with pytest.raises(UserError, match="damaged result file"):
-        worker._run()
+        worker._keep(key, cell)
     (folder / RESULT).unlink()  # as the message says
-    assert worker._run() == "computed"
+    assert worker._keep(key, cell) == "computed"
     assert (folder / WEIGHTS).read_bytes() == whole
