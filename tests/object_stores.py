@@ -20,7 +20,7 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return
     for package in ("moto", "s3fs"):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}: pip install 's3fs' 'moto[server]'")
+            pytest.skip(f"needs {package}, which the extra dev brings")
     from moto.server import ThreadedMotoServer
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
