@@ -45,7 +45,7 @@ from mlmclm.storage.files import in_turn, machine, only_one
 from mlmclm.tracking.address import VARIABLE, default_address
 from mlmclm.tracking.database import make_usable, sqlite_file
 
-SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray, for --ray", "mlflow": "MLflow", "prometheus": "Prometheus"}
+SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": "MLflow", "prometheus": "Prometheus"}
 """The servers by the names that they have in a record, with those for people."""
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_ANSWER = 20.0
