@@ -29,6 +29,7 @@ import psutil
 import yaml
 
 from benchmarks.results import machine, write_section
+from mlmclm.service.mlflow_server import SERVER_ENVIRONMENT
 
 TASKS = ("sst2", "conll2003", "squad_4k", "reqa_squad")
 RATES, SEEDS = (5e-4, 1e-3, 2e-3), (0, 1, 2, 3, 4)
@@ -119,7 +120,8 @@ class Disturbed:
             "--backend-store-uri", f"sqlite:///{self.tracking}/mlflow.db", "--artifacts-destination", str(self.tracking),
         ]  # fmt: skip
         log = (self.tracking / "server.log").open("ab")
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        environment = os.environ | SERVER_ENVIRONMENT
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             with socket.socket() as probe:
@@ -170,10 +172,14 @@ class Disturbed:
         self.driver.wait()
         return True
 
-    def restart_server(self) -> bool:
-        """Kill MLflow's server and all its processes, and start it again some seconds later."""
+    def kill_server(self) -> None:
+        """Kill MLflow's server and all its processes."""
         os.killpg(self.server.pid, signal.SIGKILL)
         self.server.wait()
+
+    def restart_server(self) -> bool:
+        """Kill MLflow's server, and start it again some seconds later."""
+        self.kill_server()
         time.sleep(3)
         self.server = self.start_server()
         return True
@@ -230,10 +236,9 @@ class Disturbed:
 
     def close(self) -> None:
         """End what was started here."""
-        for process in (self.driver, self.server):
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        if self.driver.poll() is None:
+            self.kill_driver()
+        self.kill_server()
 
 
 def processes_of(node: Any) -> list[psutil.Process]:
