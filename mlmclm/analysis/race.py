@@ -22,11 +22,11 @@ bounds the probability that b wins. s^2 is the residual variance of the fit of r
 By Bonferroni's inequality the sum bounds the probability that one of them would win, and a rate far behind uses up next
 to nothing of it (the approximate probability of correct selection of Chen and Lee, Stochastic Simulation Optimization,
 2011, chapter 3, is one minus such a sum). There is no division by the number of looks, since no cut is final: each look
-decides about all rates anew. If the leader falls back, rates that had been cut may race again, and a last look follows
-when the leader has all seeds. That several looks and the choice of the better half cost no more than is left to spare is
-not proven but simulated, in the tests, for 3 and 5 seeds: the full grid's selection is missed no more often than stated
-where all rates are equal, where two are ahead, and where those far behind have less noise or more. It can be missed more
-often where scores are far from normal, such as where most runs learn nothing and score exactly 0.
+decides about all rates anew. If the leader falls back, rates that had been cut may race again, and looks follow until
+none does. That several looks and the choice of the better half cost no more than is left to spare is not proven but
+simulated, in the tests, for 3 and 5 seeds: the full grid's selection is missed no more often than stated where all rates
+are equal, where two are ahead, and where those far behind have less noise or more. It can be missed more often where
+scores are far from normal, such as where most runs learn nothing and score exactly 0.
 
 **Diverged runs.** The full grid selects among the rates with the fewest lost seeds. A rate is cut, from the first seed
 on, when it has lost more of them than another. This costs nothing of the error: if all others lose as many later, the rate
@@ -110,8 +110,8 @@ def _rounds(rates: int, seeds: int) -> list[tuple[int, int]]:
     """Return the rounds of a race as (number of seeds, highest number of rates), with a look after each."""
     better = max(3, (rates + 1) // 2)  # the noise of two rates would have one degree of freedom
     half = [(2, better)] if better < rates else []
-    # The last round is for rates whose cut the look before withdraws.
-    return [(1, rates), *half, *((number, rates) for number in range(2, seeds + 1)), (seeds, rates)]
+    # The last rounds are for rates whose cut the look before withdraws; each of them then has all its seeds.
+    return [(1, rates), *half, *((number, rates) for number in range(2, seeds + 1)), *[(seeds, rates)] * rates]
 
 
 def _score(score: float | None) -> float:

@@ -12,7 +12,9 @@ from mlmclm.analysis.selection import rate_text
 from mlmclm.cli.options import Assumed
 from mlmclm.cli.output import print_json, show
 from mlmclm.cli.plan import time_text
+from mlmclm.errors import UserError
 from mlmclm.plans.plan import Plan, make_plan
+from mlmclm.progress import say
 from mlmclm.seeds import seed_labels, seed_value
 from mlmclm.study.last_grid import Difference, since_last
 from mlmclm.study.place import Place
@@ -141,7 +143,11 @@ def _estimate(
     from mlmclm.sweeps.estimate import estimate, places_here
 
     workers = assumed.workers or places_here(space.cpus_per_cell, space.gpus_per_cell, space.max_concurrent)
-    made = estimate(cells, missing, store=place.store, data_root=place.data_root, workers=workers)
+    try:
+        made = estimate(cells, missing, store=place.store, data_root=place.data_root, workers=workers)
+    except UserError as error:
+        say(f"no estimate of the time: {error}")
+        return {}
     hours = made.seconds.times(1 / 3600)
     return {
         "cells_estimated": len(missing),

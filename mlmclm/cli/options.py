@@ -67,7 +67,13 @@ Replace = Annotated[
         help="Replace the report of an earlier run of this name, even if it had models, tasks, rates, seeds or settings that this one lacks.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Say what would be computed, and compute nothing but the speed of a model, for the time of a sweep.",
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(

@@ -77,7 +77,7 @@ def run_training(
         cells: cells of equal `training_key`.
         cache: dictionary that a worker keeps between cells; it holds base weights and opened data.
         on_step: called with step (from 1), number of steps, and loss.
-        on_end: called with the fine-tuned encoder and each result.
+        on_end: called with the fine-tuned encoder and each result, before the next cell is evaluated.
         on_examples: called with the result and the Parquet file of its examples (`examples.to_parquet`), unless the
             cell diverged.
         device: None for the GPU if torch sees one, else the CPU.
@@ -148,10 +148,10 @@ def run_training(
                 },
             }
             results.append(result)
-            if on_end is not None:
-                on_end(encoder, result)
             if on_examples is not None and examples is not None:
                 on_examples(result, to_parquet(result, examples[SPLIT], family.prepared.label_names))
+            if on_end is not None:
+                on_end(encoder, result)
     return results
 
 

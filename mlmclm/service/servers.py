@@ -16,6 +16,8 @@ from mlmclm.errors import EnvironmentFault, UserError
 
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens addresses of this machine without the proxy that the environment may name, which must not see tokens."""
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def _wait(process: subprocess.Popen[bytes], what: str, url: str, log: Path) -> N
         if process.poll() is not None:
             break
         try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
+            with DIRECTLY.open(url, timeout=2) as answer:
                 if answer.status == 200:
                     return
         except OSError:

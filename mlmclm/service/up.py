@@ -30,7 +30,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.progress import say
 from mlmclm.service.mlflow_server import running_server
 from mlmclm.service.ray_cluster import TEMPORARY_PREFIX, left_behind, ray_session, short_root, token_path
-from mlmclm.service.servers import HOST, START_SECONDS, port_for, server_process
+from mlmclm.service.servers import DIRECTLY, HOST, START_SECONDS, port_for, server_process
 from mlmclm.service.service_token import RESTART, new_token, read_token
 from mlmclm.service.state import (
     ServiceState,
@@ -372,5 +372,5 @@ def _ask(url: str, token: str | None = None) -> str:
         OSError: nothing answers, or an error does (`urllib.error.HTTPError`).
     """
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-    with urllib.request.urlopen(request, timeout=SECONDS_TO_ANSWER) as answer:
+    with DIRECTLY.open(request, timeout=SECONDS_TO_ANSWER) as answer:
         return str(answer.read().decode())

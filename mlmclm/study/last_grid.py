@@ -98,7 +98,12 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def since_last(folder: Path, grid: Mapping[str, Any]) -> Difference:
     """Compare a grid with the one last run over in a study's or sweep's folder, if there is one."""
-    return difference(read_json(folder / FILE), grid) if (folder / FILE).is_file() else Difference((), ())
+    if not (folder / FILE).is_file():
+        return Difference((), ())
+    last = read_json(folder / FILE)
+    if not isinstance(last, Mapping) or not {*AXES, "per_model", "start_from"} <= last.keys():
+        raise UserError(f"{folder / FILE}: not the record of a grid. Delete it; the next run writes it.")
+    return difference(last, grid)
 
 
 def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:

@@ -172,6 +172,7 @@ def run_plan(
     Raises:
         MlmclmError: some cells failed; the results of all others are kept.
     """
+    from mlmclm.finetuning.cell import cell_key
     from mlmclm.sweeps.layers import run_layers
     from mlmclm.sweeps.manifest import write_manifest
 
@@ -196,6 +197,10 @@ def run_plan(
         name=f"{name}-sweep",
     )
     outcome.check()
+    if space.race is not None:  # `sweep status` must not wait for the cells that were cut
+        planned, there = plan(), {result["key"] for result in outcome.results}
+        kept = [cell for cell in planned.cells if cell_key(cell) in there]
+        write_manifest(place.store / "studies" / name, name, replace(planned, cells=kept))
     return outcome
 
 

@@ -59,6 +59,11 @@ class CellQueue:
         self._work[training.first.weights] += training.work
 
     @property
+    def waiting(self) -> list[Training]:
+        """The trainings that no worker has taken."""
+        return [training for waiting in self._waiting.values() for training in waiting]
+
+    @property
     def held(self) -> dict[str, Training]:
         """The trainings that workers hold, by worker."""
         return dict(self._held)

@@ -138,7 +138,8 @@ def _speed(cells: Sequence[Cell], ledger: Ledger, device: str, store: Path, data
             share = cell.work[0] / cost.get("cells_of_training", 1) + cell.work[1]
             samples.append(cost["seconds"] / share)
     if len(samples) < FEWEST_RESULTS:
-        samples = _measured(cells[0], device, store, data_root)
+        # Not one that starts from another cell's weights, which may not be there.
+        samples = _measured(next((cell for cell in cells if cell.start is None), cells[0]), device, store, data_root)
     found = contrast([samples], [1.0])
     return Range(found.value, max(0.0, found.low), found.high)
 

@@ -44,10 +44,10 @@ def record(cells: Path | ObjectPath, key: str, reason: str, *, kind: str, node: 
         cells: the ledger's folder (`Ledger.folder`).
     """
     path = _path(cells, key)
-    before = _read(path)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    failure = FailureNote(key, reason, kind, 1 + (before.count if before else 0), node, now)
     try:
+        before = _read(path)  # an object store may be out of reach
+        failure = FailureNote(key, reason, kind, 1 + (before.count if before else 0), node, now)
         write_json(path, asdict(failure))
     except EnvironmentFault as error:
         say_once(f"failures of cells cannot be noted: {error}")

@@ -6,6 +6,7 @@ The cells to start from are chosen from results, so a sweep resumes when it is r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,19 @@ def run_layers(
         def run(some: Sequence[Cell]) -> SweepOutcome:
             return run_sweep(some, store=store, on_result=on_result, name=name, **options)
 
-        return run(cells) if race is None else _race(cells, race, Ledger(store), run)
+        if race is None:
+            return run(cells)
+        with ExitStack() as stack:
+
+            def run_in_session(some: Sequence[Cell]) -> SweepOutcome:
+                # One session for all rounds: within a session, `run_sweep` uses that.
+                if "session" in options and not stack_used and Ledger(store).missing(some):
+                    stack.enter_context(options["session"]())
+                    stack_used.append(True)
+                return run(some)
+
+            stack_used: list[bool] = []
+            return _race(cells, race, Ledger(store), run_in_session)
 
     planned = plan()
     for task, count in planned.waiting.items():
@@ -97,8 +110,10 @@ def _race(
             return outcome
         done |= {(cell.model, cell_key(cell)) for cell in ahead}
         outcome = _together(outcome, run(ahead))
-        if outcome.failed or outcome.not_run:  # the race needs their scores before it can go on
+        if outcome.not_run:
             return outcome
+        for cell, _ in outcome.failed:  # this race needs the cell's score before it can go on; the others do
+            groups.pop((cell.model, cell.task, cell.setting), None)
 
 
 def _validation(result: Mapping[str, Any]) -> float | None:

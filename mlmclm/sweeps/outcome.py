@@ -32,6 +32,9 @@ class SweepOutcome:
             UserError: every failed cell failed because of the user's input.
             EnvironmentFault: some cells failed for another reason.
         """
+        total = len(self.failed) + len(self.results) + len(self.not_run)
+        if self.not_run and not self.failed:
+            raise EnvironmentFault(f"{len(self.not_run)} of {total} cells were not tried; the same command runs them.")
         if not self.failed:
             return
         names = [cell_name(cell) for cell, _ in self.failed]
@@ -40,7 +43,6 @@ class SweepOutcome:
         kept = f"{len(self.results)} results are kept; the same command runs the missing cells only."
         skipped = f" {len(self.not_run)} cells were not tried." if self.not_run else ""
         kind = UserError if all(isinstance(error, UserError) for _, error in self.failed) else EnvironmentFault
-        total = len(names) + len(self.results) + len(self.not_run)
         raise kind(
             f"{len(names)} of {total} cells failed: {shown}.{skipped} {kept}\nFirst error: {describe(first)}"
         ) from first

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import shapes_of
 from mlmclm.models.warm_up import prepare
@@ -209,6 +210,8 @@ def _run_trials(
                 on_done,
                 retries=retries,
                 time_limit=time_limit,
+                # Several cells on one GPU, or on a machine's cores.
+                shares_memory=resources.get("GPU", 0) < 1,
                 silence=lambda key: ledger.claims.silence(ledger.claim(key)),
                 check_place=lambda: check_place("A cell", resources, view(), remedy=remedy),
                 on_failure=lambda key, reason, kind: record(ledger.folder, key, reason, kind=kind),
@@ -248,7 +251,12 @@ def _run_trials(
                 raise pool.broken
             errors |= pool.errors
             computed += pool.computed
-            left = {} if pool.fault else _left_by_others(pool.taken, ledger, progress, on_done)
+            if pool.fault:
+                break
+            unstarted = pool.waiting  # cells that came back when the last workers had ended
+            if unstarted.keys() == left.keys():
+                raise EnvironmentFault(f"all workers of the sweep ended, but {len(unstarted)} cells are not computed")
+            left = unstarted | _left_by_others(pool.taken, ledger, progress, on_done)
     return errors, computed
 
 

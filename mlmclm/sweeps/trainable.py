@@ -15,7 +15,7 @@ from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.backends.choice import backend_of
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
+from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.service.placement import Device, no_gpu
@@ -146,14 +146,15 @@ class SweepWorker(tune.Trainable):
                     missing.append(cell)
             if not missing:
                 return outcomes
-            results = {result["key"]: result for result in self.compute(missing)}
-            for cell in missing:
-                result = results[cell_key(cell)]
-                if self._failures:
-                    result["cost"]["retried_after"] = self._failures
-                ledger.complete(cell, lambda cell: results[cell_key(cell)])
+            for result in self.compute(missing):
+                self._file(result)
                 outcomes[result["key"]] = COMPUTED
         return outcomes
+
+    def _file(self, result: dict[str, Any]) -> None:
+        if self._failures:
+            result["cost"]["retried_after"] = self._failures
+        Ledger(self._store).write(result)
 
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """Compute the results of cells that share a training (see `run_training`), and file their examples."""
@@ -164,6 +165,8 @@ class SweepWorker(tune.Trainable):
             cache=self._cache,
             device=self._device,
             on_examples=Ledger(self._store).write_examples,
+            # At once, so that no result is lost if a later evaluation fails.
+            on_end=lambda encoder, result: self._file(result),
         )
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

@@ -65,6 +65,7 @@ class WorkerPool(FIFOScheduler):
             visible here yet.
         retries: how often a cell is run again after each class of failure.
         time_limit: seconds after which a cell is ended and counts as failed; None for no limit.
+        shares_memory: whether workers share memory, the GPU's or the machine's, so that fewer of them need less.
         silence: for how many seconds the claim on a cell hasn't been renewed.
         check_place: raises a UserError if the cluster can no longer hold a worker.
         on_failure: called with the key of a cell that failed, also if it will be retried, the reason and its class.
@@ -78,6 +79,7 @@ class WorkerPool(FIFOScheduler):
         *,
         retries: Retries,
         time_limit: float | None = None,
+        shares_memory: bool = True,
         silence: Callable[[str], float] = lambda key: 0.0,
         check_place: Callable[[], None] = lambda: None,
         on_failure: Callable[[str, str, str], None] = lambda key, reason, kind: None,
@@ -87,7 +89,7 @@ class WorkerPool(FIFOScheduler):
         self._queue = CellQueue(trainings_of(cells))
         self._progress = progress
         self._on_done = on_done
-        self._retries, self._time_limit = retries, time_limit
+        self._retries, self._time_limit, self._shares_memory = retries, time_limit, shares_memory
         self._silence, self._check_place, self._on_failure = silence, check_place, on_failure
         self._failures: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
         """Failures of each training so far, as they will stand in its results."""
@@ -96,6 +98,8 @@ class WorkerPool(FIFOScheduler):
         self._since: dict[str, float] = {}
         """When each worker took its training."""
         self._trials: dict[str, Trial] = {}
+        self._most_held = 0
+        """The most workers that have computed at once."""
         self._most_busy: int | None = None
         """The most workers that may compute at once, since one ran out of memory; None for no limit."""
         self._failed_starts = 0
@@ -115,13 +119,13 @@ class WorkerPool(FIFOScheduler):
         return {}
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Stop workers that haven't started once every training is taken; leave the choice among others to Tune."""
-        if not self._queue:
+        """Stop workers that haven't started once there is nothing for them to take; leave the choice to Tune otherwise."""
+        if not self._queue or self._full:
             tune_controller.search_alg.set_finished()  # or it would replace those that are stopped here
             for trial in tune_controller.get_trials():
                 if trial.status == Trial.PENDING:
                     tune_controller.stop_trial(trial)
-        return None if self._full else super().choose_trial_to_run(tune_controller)
+        return super().choose_trial_to_run(tune_controller)
 
     @property
     def _full(self) -> bool:
@@ -133,7 +137,7 @@ class WorkerPool(FIFOScheduler):
         self.fault = self.fault or result.get("outcome") == ENVIRONMENT_FAULT
         busy = self.give(trial, result["hostname"])
         if training is not None:
-            self._keeping_errors(lambda: self._report(training, result))
+            self.keeping_errors(lambda: self._report(training, result))
         return TrialScheduler.CONTINUE if busy else TrialScheduler.STOP
 
     def give(self, trial: Trial, node: str = "") -> bool:
@@ -146,6 +150,7 @@ class WorkerPool(FIFOScheduler):
         training = None if stopped else self._queue.take(trial.trial_id)
         if training is None:
             return False
+        self._most_held = max(self._most_held, len(self._queue.held))
         self._trials[trial.trial_id], self._since[trial.trial_id] = trial, time.monotonic()
         # Tune has no public way to a trial's actor. Its calls run in order, so Tune's next `train` reports on this one.
         actor = trial.temporary_state.ray_actor
@@ -168,10 +173,12 @@ class WorkerPool(FIFOScheduler):
                 self.fault = True
             return
         failure = ended or failure_of(error)
-        if failure is Failure.OUT_OF_MEMORY and self._queue.held:
-            self._most_busy = len(self._queue.held)
-            self._progress.note(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
         failures = self._failures[training.keys]
+        again = any(each["failure"] == Failure.OUT_OF_MEMORY for each in failures)
+        # Once for each training: one that is too large by itself must not end up slowing down all others.
+        if failure is Failure.OUT_OF_MEMORY and self._shares_memory and not again and self._most_held > 1:
+            self._most_busy = max(1, (self._most_busy or self._most_held) - 1)
+            self._progress.note(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
         failures.append({"failure": str(failure), "error": describe(error)})
         times, bound = sum(each["failure"] == failure for each in failures), self._retries.bound(failure)
         if times > bound:
@@ -190,8 +197,8 @@ class WorkerPool(FIFOScheduler):
         self._progress.tick()
         if time.monotonic() > self._looked + 1:
             self._looked = time.monotonic()
-            self._keeping_errors(self.look_again)
-            self._keeping_errors(self._look_at_workers)
+            self.keeping_errors(self.look_again)
+            self.keeping_errors(self._look_at_workers)
 
     def look_again(self) -> None:
         """Look for results that were not visible here when their workers had filed them.
@@ -220,7 +227,11 @@ class WorkerPool(FIFOScheduler):
                 self._queue.give_up(worker)
                 error = EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)")
                 self._failed(training, error, Failure.TIME_LIMIT)
-            elif min(map(self._silence, training.keys)) > SECONDS_UNTIL_HUNG:
+                continue
+            # Not before it has held the training for that long: until it claims the cells, the claims may still be those
+            # of a worker that was ended.
+            silence = min(time.monotonic() - self._since[worker], *map(self._silence, training.keys))
+            if silence > SECONDS_UNTIL_HUNG:
                 self._end(worker, Failure.HUNG)
         if self._queue.held or not self._queue:
             self._homeless = None
@@ -237,6 +248,11 @@ class WorkerPool(FIFOScheduler):
         if worker not in self._ended:
             self._ended[worker] = reason
             ray.kill(self._trials[worker].temporary_state.ray_actor)
+
+    @property
+    def waiting(self) -> dict[str, Cell]:
+        """The cells that no worker has taken, by key."""
+        return {key: cell for training in self._queue.waiting for key, cell in training.cells.items()}
 
     @property
     def late(self) -> bool:
@@ -261,7 +277,7 @@ class WorkerPool(FIFOScheduler):
             self._late[key] = (time.monotonic() + SECONDS_UNTIL_VISIBLE, seconds)
         self.look_again()
 
-    def _keeping_errors(self, act: Callable[[], None]) -> None:
+    def keeping_errors(self, act: Callable[[], None]) -> None:
         """Keep an error for the caller and end the experiment; Tune would wrap it in an error of its own."""
         try:
             act()
@@ -270,11 +286,25 @@ class WorkerPool(FIFOScheduler):
             self.fault = True
 
     def _failed(self, training: Training, error: Exception, kind: str) -> None:
+        """Note that the cells of a training failed, except those that have a result; several are tried one by one first."""
+        left = dict(training.cells)
         for key, cell in training.cells.items():
+            status = self._on_done(key)
+            if status is not None:
+                del left[key]
+                self.computed += 1
+                self._progress.finished(cell, status)
+        if len(training.cells) > 1 and not self.fault:
+            self._progress.note(f"{training.name} failed: {describe(error)}; its cells are computed one by one")
+            for key, cell in left.items():
+                self._queue.put_back(Training({key: cell}))
+                self._progress.given_back(cell)
+            return
+        for key, cell in left.items():
             self.errors[key] = error
             self._on_failure(key, describe(error), kind)
             self._progress.finished(cell, "failed")
-        self._progress.note(f"{training.name} failed: {describe(error)}")
+            self._progress.note(f"{cell_name(cell)} failed: {describe(error)}")
 
 
 class _Callback(TrialProgressCallback):
@@ -298,7 +328,7 @@ class _Callback(TrialProgressCallback):
         self._pool.give(trial)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._pool.lost(trial)
+        self._pool.keeping_errors(lambda: self._pool.lost(trial))
 
     def log_result(self, *args: Any, **options: Any) -> None:
         """Print nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -199,6 +200,39 @@ def test_after_running_out_of_memory_fewer_cells_run_at_once(
     ended(pool, trial, MemoryError(), tmp_path)
     assert not pool.give(trial), "two run, and that is all that there is memory for"
     assert report(pool, others[0]) == TrialScheduler.CONTINUE, "those that run go on"
+    ended(pool, others[0], MemoryError(), tmp_path)
+    assert pool._most_busy == 2, "the same cell, which may simply be too large"
+
+
+def test_with_a_gpu_of_its_own_for_each_cell_all_go_on_running(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], tmp_path: Path
+) -> None:
+    pool, trial, _, _ = pool_of_one(3)
+    pool._shares_memory = False
+    other = SimpleNamespace(trial_id="1", temporary_state=trial.temporary_state)
+    assert pool.give(other)
+    ended(pool, trial, MemoryError(), tmp_path)
+    assert pool.give(trial)
+
+
+def test_cells_of_a_training_that_failed_are_kept_where_they_have_results_and_tried_one_by_one(
+    tmp_path: Path,
+) -> None:
+    cells = [replace(make_cells(1, task=task)[0], training_data="rows") for task in ("msmarco", "nq", "mldr")]
+    by_key, visible, actor = {cell_key(cell): cell for cell in cells}, Statuses(), Actor()
+    trial = SimpleNamespace(trial_id="0", temporary_state=SimpleNamespace(ray_actor=actor))
+    progress = SweepProgress(cells, table=SweepTable(cells), visible=False)
+    pool = WorkerPool(by_key, progress, visible, retries=Retries(crash=0))
+    pool.callback.on_trial_start(0, [], trial)
+    keys = list(by_key)
+    assert actor.taken[0][1:] == tuple(keys)
+    visible[keys[0]] = "ok"  # filed before the second evaluation failed
+    ended(pool, trial, RuntimeError("the corpus is too large"), tmp_path)
+    assert pool.computed == 1 and not pool.errors and set(pool.waiting) == set(keys[1:])
+    for _ in keys[1:]:
+        pool.callback.on_trial_start(0, [], trial)
+        ended(pool, trial, RuntimeError("the corpus is too large"), tmp_path)
+    assert set(pool.errors) == set(keys[1:]) and not pool.waiting
 
 
 def test_a_worker_whose_claims_are_not_renewed_is_ended_once_and_its_cell_retried(
@@ -215,10 +249,16 @@ def test_a_worker_whose_claims_are_not_renewed_is_ended_once_and_its_cell_retrie
     silence[0] = 121.0
     pool._look_at_workers()
     pool._look_at_workers()
+    assert killed == []  # the claim may be that of a worker before it
+    pool._since[trial.trial_id] -= 121.0
+    pool._look_at_workers()
+    pool._look_at_workers()
     assert killed == [actor]
     ended(pool, trial, actor_died("killed"), tmp_path)
     pool.callback.on_trial_start(0, [], trial)
     assert actor.failures[0]["failure"] == "hung" and len(actor.taken) == 2
+    pool._look_at_workers()
+    assert killed == [actor], "the dead worker's claim is still there, and is not the new one's"
 
 
 def test_a_cluster_that_has_lost_its_only_place_ends_the_sweep_with_the_reason(

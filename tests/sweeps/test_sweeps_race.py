@@ -103,15 +103,23 @@ def test_a_race_goes_on_where_it_was_and_computes_nothing_again(
         assert standing(scores, RATES, SEEDS, 0.05).asked == ()
 
 
-def test_a_failed_cell_ends_a_race_before_the_next_round(
-    cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_cell_ends_the_race_of_its_model_and_task_only(
+    cells: list[Cell], rounds: list[list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    whole = mlmclm.sweeps.layers.run_sweep
 
-    def fail(cells: list[Cell], **_: Any) -> SweepOutcome:
-        asked.append(len(cells))
-        return SweepOutcome([], failed=[(replace(cells[0]), RuntimeError("broke"))])
+    def fail(cells: list[Cell], **options: Any) -> SweepOutcome:
+        failed = [cell for cell in cells if (cell.task, cell.learning_rate) == ("rte", 1e-3)]
+        outcome = whole([cell for cell in cells if cell not in failed], **options)
+        return replace(outcome, failed=[(cell, RuntimeError("broke")) for cell in failed])
 
     monkeypatch.setattr(mlmclm.sweeps.layers, "run_sweep", fail)
     outcome = run_layers(lambda: Planned(cells), store=tmp_path, race=0.05)
-    assert asked == [12] and len(outcome.failed) == 1
+    assert [cell.seed for cell, _ in outcome.failed] == [0]
+    assert len(rounds) > 2 and {cell.task for cell in rounds[1]} == {"sst2"}
+    scores = {
+        (result["learning_rate"], result["seed"]): result["scores"]["validation"]["accuracy"]
+        for result in outcome.results
+        if result["task"] == "sst2"
+    }
+    assert standing(scores, RATES, SEEDS, 0.05).asked == ()
