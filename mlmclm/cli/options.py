@@ -99,7 +99,7 @@ DEFAULT_STORE = Path("store")
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the estimate of a sweep assumes.
+    """Assumptions of the estimate of a sweep.
 
     Attributes:
         workers: cells that are computed at once; None for as many as this machine can.

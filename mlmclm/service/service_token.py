@@ -12,7 +12,7 @@ from mlmclm.service.ray_cluster import token_path
 from mlmclm.storage.home import find_home
 
 RESTART = "`mlmclm down` ends what is left of it, and `mlmclm up` starts it again."
-"""What to do about a service that is not whole."""
+"""Advice for a service that is not whole."""
 
 
 def new_token(store: Path, environment: Mapping[str, str]) -> str:

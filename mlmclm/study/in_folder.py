@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class InFolder(Frozen):
-    """What study files and sweep files say of the sweep, and the file's folder, where paths in it are looked up first."""
+    """Settings of the sweep in study files and sweep files, and the file's folder, where paths in it are looked up first."""
 
     space: str
     """Search space: the name of a file in tune_spaces/, or the path of any other file."""

@@ -49,7 +49,7 @@ def grid_of(space: Space, models: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a grid has more than an earlier one, and what it lacks or has changed, in words."""
+    """Difference of a grid from an earlier one, in words: what was added, and what is lost or changed."""
 
     added: tuple[str, ...]
     lost: tuple[str, ...]

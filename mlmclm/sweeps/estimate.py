@@ -47,7 +47,7 @@ class Range:
 
 @dataclass(frozen=True)
 class SweepEstimate:
-    """What the missing cells of a sweep will take.
+    """Estimate for the missing cells of a sweep.
 
     Attributes:
         trainings: the number of trainings for the missing cells.

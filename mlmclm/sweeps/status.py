@@ -20,7 +20,7 @@ from mlmclm.sweeps.manifest import ListedCell, Manifest
 from mlmclm.sweeps.table import SweepTable
 
 STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
-"""Of a cell: with a result (three kinds), claimed by a process, failed without a result, or none of these."""
+"""Status of a cell: with a result (three kinds), claimed by a process, failed without a result, or none of these."""
 DONE = ("ok", "diverged")
 RATE_SECONDS = 3600.0
 """The rate is that of this time before the last result."""
