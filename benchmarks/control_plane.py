@@ -1,4 +1,4 @@
-"""What a sweep costs beside its cells:  python -m benchmarks.control_plane [--cells N]
+"""Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N]
 
 Cells of the published grid (42 models, the space `paper`: 15,120) whose computing is left out, on two workers of a Ray
 session: each files a result and examples of real size. Queue, Ray Tune, ledger, tracking in MLflow and the second,

@@ -1,4 +1,4 @@
-"""What the tile instructions of Intel's CPUs gain:  python -m benchmarks.tiles
+"""Gain of the tile instructions of Intel's CPUs:  python -m benchmarks.tiles
 
 The bare step of `benchmarks.pretraining` with the backend `cpu` and with `cpu+amx`, in processes of their own that
 alternate, one thread; a section of `benchmarks/RESULTS.md`. The tiles stay as long as they gain a fifth. Takes ten

@@ -23,6 +23,7 @@ from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep import study_grid, study_space
 from mlmclm.study.sweep_file import SweepFile
+from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
@@ -61,7 +62,7 @@ def show_dry_run(
         found["cells"] = len(study.models) * space.cells_a_model
         planned = _planned(prepared, space)
         cells = planned.cells if planned is not None else []
-        missing = _missing(cells, place)
+        missing = Ledger(place.store).missing(cells)
         found["cells_to_compute"] = found["cells"] - len(cells) + len(missing)
         if space.start_from:
             # A cell has no key until its start is settled: chosen, or impossible because every candidate diverged.
@@ -100,7 +101,7 @@ def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: 
     made = open_sweep(file, place, prepare=False)
     planned, changed = made.plan(), since_last(place.study_folder(file), made.grid())
     total = len(made.models) * made.space.cells_a_model
-    missing = _missing(planned.cells, place)
+    missing = Ledger(place.store).missing(planned.cells)
     there = len(planned.cells) - len(missing)
     found = {
         "sweep": file.name,
@@ -120,12 +121,6 @@ def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: 
     _show_grid(made.space, changed)
     show(f"cells: {total - there:,} of {total:,} to compute")
     _show_estimate(found)
-
-
-def _missing(cells: Sequence[Cell], place: Place) -> list[Cell]:
-    from mlmclm.sweeps.ledger import Ledger
-
-    return Ledger(place.store).missing(cells)
 
 
 def _estimate(

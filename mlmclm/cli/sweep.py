@@ -16,7 +16,6 @@ from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
     from mlmclm.study.place import Place
-    from mlmclm.study.sweep_file import SweepFile
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +76,10 @@ def sweep(
 
     mlmclm sweep --model answerdotai/ModernBERT-base --model ./my_encoder --task sst2 --task rte --space glue
     """
+    from mlmclm.cli.dry_run import show_dry_sweep
+    from mlmclm.cli.shared import sweep_given
     from mlmclm.cli.study_report import command_of
+    from mlmclm.study.given_sweep import expand_studies
     from mlmclm.study.sweep_file import is_sweep_file, load_sweep, sweep_of_options
 
     place = options.place(store, data, task_dir, ledger)
@@ -100,8 +102,12 @@ def sweep(
         ]
     else:
         raise UserError("give a study file, a sweep file, or models with --model.")
+    found = expand_studies(found, place.store)
+    if dry is not None:
+        show_dry_sweep(found, place, dry, as_json=as_json)
+        return
     command = command_of("sweep", words, data, task_dir)
-    _sweep_given(found, place, ray, command=command, replace=replace, dry_run=dry, as_json=as_json)
+    sweep_given(found, place, ray, command=command, as_json=as_json, replace=replace)
 
 
 def _sweep_study(
@@ -131,24 +137,3 @@ def _sweep_study(
         models = export_models(work.prepared)
         tasks = prepare_tasks(work.prepared, space)
         work.sweep(space, models, tasks, command=command, as_json=as_json)
-
-
-def _sweep_given(
-    file: SweepFile,
-    place: Place,
-    ray: str | None,
-    *,
-    command: str,
-    replace: bool,
-    dry_run: options.Assumed | None,
-    as_json: bool,
-) -> None:
-    from mlmclm.cli.dry_run import show_dry_sweep
-    from mlmclm.cli.shared import sweep_given
-    from mlmclm.study.given_sweep import expand_studies
-
-    file = expand_studies(file, place.store)
-    if dry_run is not None:
-        show_dry_sweep(file, place, dry_run, as_json=as_json)
-    else:
-        sweep_given(file, place, ray, command=command, as_json=as_json, replace=replace)

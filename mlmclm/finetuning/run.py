@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,7 +53,8 @@ def streams_of(seed: Seed) -> dict[str, int]:
 
 def run_cell(cell: Cell, **options: Any) -> dict[str, Any]:
     """Fine-tune and evaluate one cell and return its result; for the options and errors see `run_training`."""
-    return run_training([cell], **options)[0]
+    (result,) = run_training([cell], **options)
+    return result
 
 
 def run_training(
@@ -66,8 +67,8 @@ def run_training(
     on_end: Callable[[nn.Module, dict[str, Any]], None] | None = None,
     on_examples: Callable[[dict[str, Any], bytes], None] | None = None,
     device: Device | None = None,
-) -> list[dict[str, Any]]:
-    """Fine-tune once for cells that share a training, and evaluate each.
+) -> Iterator[dict[str, Any]]:
+    """Fine-tune once for cells that share a training, and evaluate each; the results come one by one.
 
     A result is the same in a fresh process and in a reused one, and whichever cells it shares its training with, except
     for `cost`, which records time, machine and software. It does depend on the number of torch threads, which
@@ -77,13 +78,14 @@ def run_training(
         cells: cells of equal `training_key`.
         cache: dictionary that a worker keeps between cells; it holds base weights and opened data.
         on_step: called with step (from 1), number of steps, and loss.
-        on_end: called with the fine-tuned encoder and each result, before the next cell is evaluated.
+        on_end: called with the fine-tuned encoder and each result.
         on_examples: called with the result and the Parquet file of its examples (`examples.to_parquet`), unless the
             cell diverged.
         device: None for the GPU if torch sees one, else the CPU.
 
-    Returns:
-        The cells' results, as JSON objects. Their costs share start-up and training equally.
+    Yields:
+        The cells' results, as JSON objects, each before the next cell is evaluated. Their costs share start-up and
+        training equally.
 
     Raises:
         UserError: the model folder, the data or a length does not match the cell.
@@ -125,7 +127,6 @@ def run_training(
             raise RuntimeError(f"trained at {trained.peak_learning_rate}, but the cell says {cell.learning_rate}")
         parameters = sum(p.numel() for module in (encoder, head) for p in module.parameters())
         shared = {"start_up": (started - began) / len(cells), "train": (ended - started) / len(cells)}
-        results = []
         for each, family in zip(cells, families, strict=True):
             began = time.perf_counter()
             examples = None
@@ -147,12 +148,11 @@ def run_training(
                     **software(),
                 },
             }
-            results.append(result)
             if on_examples is not None and examples is not None:
                 on_examples(result, to_parquet(result, examples[SPLIT], family.prepared.label_names))
             if on_end is not None:
                 on_end(encoder, result)
-    return results
+            yield result
 
 
 def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams: dict[str, int]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from mlmclm.analysis.intervals import contrast
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
+from mlmclm.service.placement import Cluster, cell_bundle, places_now
 from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import trainings_of, work_of
@@ -70,12 +71,10 @@ def places_here(cpus_per_cell: float, gpus_per_cell: float | None, most: int | N
     """Return how many cells this machine computes at once."""
     import torch
 
-    if gpus_per_cell is None:
-        gpus_per_cell = 1.0 if torch.cuda.is_available() else 0.0
-    places = len(os.sched_getaffinity(0)) / cpus_per_cell
-    if gpus_per_cell:
-        places = min(places, torch.cuda.device_count() / gpus_per_cell)
-    return max(1, min(math.floor(places), most or math.floor(places)))
+    node = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
+    here = Cluster(nodes=(node,), free=node)
+    places = places_now(here, cell_bundle(cpus_per_cell, gpus_per_cell, "auto", here))
+    return max(1, min(places, most or places))
 
 
 def estimate(
@@ -96,7 +95,8 @@ def estimate(
 
     backend = backend_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     ledger, work = Ledger(store), defaultdict[str, float](float)
-    trainings = trainings_of({cell_key(cell): cell for cell in missing})
+    absent = {cell_key(cell): cell for cell in missing}
+    trainings = trainings_of(absent)
     for training in trainings:
         work[training.first.weights] += training.work
     speeds = {
@@ -110,8 +110,7 @@ def estimate(
         math.sqrt(math.fsum((each.value - bound) ** 2 for each, bound in zip(seconds, bounds, strict=True)))
         for bounds in ([each.low for each in seconds], [each.high for each in seconds])
     )
-    keys = {cell_key(cell) for cell in missing}
-    sizes = [_bytes(ledger, cell_key(cell)) for cell in cells if cell_key(cell) not in keys]
+    sizes = [_bytes(ledger, key) for key in map(cell_key, cells) if key not in absent]
     low, high = (min(sizes), max(sizes)) if sizes else FILE_BYTES
     a_file = Range(math.fsum(sizes) / len(sizes) if sizes else math.sqrt(low * high), low, high)
     return SweepEstimate(
@@ -119,7 +118,7 @@ def estimate(
         seconds=Range(total, total - below, total + above),
         workers=workers,
         device=backend.title(),
-        disk_bytes=a_file.times(len(keys)),
+        disk_bytes=a_file.times(len(absent)),
         runs=len(missing) + len({(cell.model, cell.task) for cell in missing}),
     )
 
@@ -153,7 +152,7 @@ def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> l
         return [float(value) for value in read_json(kept)["seconds"]]
     import torch
 
-    from mlmclm.finetuning.run import run_training, shapes_of
+    from mlmclm.finetuning.run import run_cell, shapes_of
     from mlmclm.models.warm_up import prepare
     from mlmclm.progress import say, say_once
     from mlmclm.tasks.prepare_task import find_or_prepare
@@ -171,7 +170,7 @@ def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> l
     threads = torch.get_num_threads()
     torch.set_num_threads(CELL_THREADS)
     try:
-        run_training([replace(cell, protocol=protocol)], store=store, data_root=data_root, on_step=on_step)
+        run_cell(replace(cell, protocol=protocol), store=store, data_root=data_root, on_step=on_step)
     except _Measured:
         pass
     finally:

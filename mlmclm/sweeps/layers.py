@@ -5,8 +5,8 @@ The cells to start from are chosen from results, so a sweep resumes when it is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
 from mlmclm.progress import say
 from mlmclm.results.metrics import value_of
-from mlmclm.seeds import Seed, Seeds
+from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_sweep import OnResult, run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
@@ -48,19 +48,7 @@ def run_layers(
         def run(some: Sequence[Cell]) -> SweepOutcome:
             return run_sweep(some, store=store, on_result=on_result, name=name, **options)
 
-        if race is None:
-            return run(cells)
-        with ExitStack() as stack:
-
-            def run_in_session(some: Sequence[Cell]) -> SweepOutcome:
-                # One session for all rounds: within a session, `run_sweep` uses that.
-                if "session" in options and not stack_used and Ledger(store).missing(some):
-                    stack.enter_context(options["session"]())
-                    stack_used.append(True)
-                return run(some)
-
-            stack_used: list[bool] = []
-            return _race(cells, race, Ledger(store), run_in_session)
+        return run(cells) if race is None else _race(cells, race, Ledger(store).results(cells), run)
 
     planned = plan()
     for task, count in planned.waiting.items():
@@ -83,9 +71,24 @@ def run_layers(
 
 
 def _race(
-    cells: Sequence[Cell], error: float, ledger: Ledger, run: Callable[[Sequence[Cell]], SweepOutcome]
+    cells: Sequence[Cell],
+    error: float,
+    results: Sequence[Mapping[str, Any]],
+    run: Callable[[Sequence[Cell]], SweepOutcome],
 ) -> SweepOutcome:
-    """Compute the cells that the race asks for, round by round; where it stands follows from the results alone."""
+    """Compute the cells that the race asks for, round by round; where it stands follows from the results alone.
+
+    Args:
+        results: the present results of the cells, under their names (`named`).
+    """
+    scores: dict[tuple[str, str, str], dict[tuple[float, Seed], float | None]] = defaultdict(dict)
+
+    def add(results: Iterable[Mapping[str, Any]]) -> None:
+        for result in results:
+            place = result["learning_rate"], Seeds.of(read_seed(result["seed"]))
+            scores[result["model"], result["task"], result.get("setting", "")][place] = _validation(result)
+
+    add(results)
     groups: dict[tuple[str, str, str], dict[tuple[float, Seeds], Cell]] = {}
     for cell in cells:
         group = groups.setdefault((cell.model, cell.task, cell.setting), {})
@@ -93,26 +96,23 @@ def _race(
     outcome, done = SweepOutcome([]), set[tuple[str, str]]()
     while True:
         wanted = []
-        for group in groups.values():
-            found = ledger.find_all(map(cell_key, group.values()))
-            scores: dict[tuple[float, Seed], float | None] = {
-                place: _validation(named(result, cell))
-                for (place, cell), result in zip(group.items(), found, strict=True)
-                if result is not None
-            }
+        for names, group in groups.items():
+            own = scores[names]
             rates, seeds = (list(dict.fromkeys(axis)) for axis in zip(*group, strict=True))
-            asked = set(standing(scores, rates, seeds, error).asked)
-            wanted += [cell for place, cell in group.items() if place in asked or place in scores]
+            asked = set(standing(own, rates, seeds, error).asked)
+            wanted += [cell for place, cell in group.items() if place in asked or place in own]
         ahead = [cell for cell in wanted if (cell.model, cell_key(cell)) not in done]
         if not ahead:
             cut = len(cells) - len(done)
             say(f"race: {len(done):,} of {len(cells):,} cells are there, {cut:,} at learning rates that are cut")
             return outcome
         done |= {(cell.model, cell_key(cell)) for cell in ahead}
-        outcome = _together(outcome, run(ahead))
+        latest = run(ahead)
+        add(latest.results)
+        outcome = _together(outcome, latest)
         if outcome.not_run:
             return outcome
-        for cell, _ in outcome.failed:  # this race needs the cell's score before it can go on; the others do
+        for cell, _ in latest.failed:  # this race needs the cell's score before it can go on; the others do
             groups.pop((cell.model, cell.task, cell.setting), None)
 
 

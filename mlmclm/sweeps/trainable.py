@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class SweepWorker(tune.Trainable):
         # The number of threads sets the order of sums, so another number would change the scores.
         torch.set_num_threads(CELL_THREADS)
         self._cells, self._store, self._data_root, self._seen = cells, store, data_root, seen
+        self._ledger = Ledger(store)
         self._cache: dict[Any, Any] = {}
         self._weights = ""
         self._device: Device = "cuda" if config["resources"].get("GPU") else "cpu"
@@ -135,7 +136,7 @@ class SweepWorker(tune.Trainable):
 
     def _run(self, training: Training) -> dict[str, str]:
         """Compute and file the cells of a training; return the outcome of each by its key."""
-        ledger = Ledger(self._store)
+        ledger = self._ledger
         outcomes = dict.fromkeys(training.cells, REUSED)
         with ExitStack() as claims:
             missing = []
@@ -146,17 +147,15 @@ class SweepWorker(tune.Trainable):
                     missing.append(cell)
             if not missing:
                 return outcomes
+            # Each is filed before the next one is evaluated, so that none is lost if a later evaluation fails.
             for result in self.compute(missing):
-                self._file(result)
+                if self._failures:
+                    result["cost"]["retried_after"] = self._failures
+                ledger.write(result)
                 outcomes[result["key"]] = COMPUTED
         return outcomes
 
-    def _file(self, result: dict[str, Any]) -> None:
-        if self._failures:
-            result["cost"]["retried_after"] = self._failures
-        Ledger(self._store).write(result)
-
-    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def compute(self, cells: Sequence[Cell]) -> Iterable[dict[str, Any]]:
         """Compute the results of cells that share a training (see `run_training`), and file their examples."""
         return run_training(
             cells,
@@ -164,9 +163,7 @@ class SweepWorker(tune.Trainable):
             data_root=self._data_root,
             cache=self._cache,
             device=self._device,
-            on_examples=Ledger(self._store).write_examples,
-            # At once, so that no result is lost if a later evaluation fails.
-            on_end=lambda encoder, result: self._file(result),
+            on_examples=self._ledger.write_examples,
         )
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

@@ -5,6 +5,7 @@ This module imports nothing heavy, because `mlmclm report` and dry runs open man
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,14 +58,23 @@ class PreparedTask:
     @cached_property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Number of rows and of tokens of each table that has tokens."""
-        sizes = {}
+        sizes: dict[str, tuple[int, int]] = {}
+        for name, ids in self.token_ids():
+            rows, tokens = len(ids), len(pa.compute.list_flatten(ids))
+            sizes[name] = rows, sizes.get(name, (rows, 0))[1] + tokens
+        return sizes
+
+    def token_ids(self) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        """Open every table; yield its name with each of its columns of token ids.
+
+        Raises:
+            UserError: a table is damaged.
+        """
         for name in read_json(self.folder / "meta.json")["rows"]:
             table = self.table(name)
-            columns = [column for column in get_family(self.family).token_columns if column in table.column_names]
-            if columns:
-                tokens = sum(len(pa.compute.list_flatten(table[column])) for column in columns)
-                sizes[name] = table.num_rows, tokens
-        return sizes
+            for column in get_family(self.family).token_columns:
+                if column in table.column_names:
+                    yield name, table[column]
 
     def table(self, name: str) -> pa.Table:
         """Open one of the tables that the family's `encode` returned.
@@ -139,13 +149,10 @@ def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
     """
     config = tokenizer_folder / "config.json"
     known = read_json(config).get("vocab_size") if config.is_file() else None
-    for name in read_json(prepared.folder / "meta.json")["rows"]:
-        table = prepared.table(name)
-        for column in get_family(prepared.family).token_columns:
-            if known is not None and column in table.column_names:
-                largest = pa.compute.max(pa.compute.list_flatten(table[column])).as_py()
-                if largest is not None and largest >= known:
-                    raise UserError(
-                        f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
-                        "(vocab_size of config.json). Is it another model's tokenizer?"
-                    )
+    for _, ids in prepared.token_ids():
+        largest = None if known is None else pa.compute.max(pa.compute.list_flatten(ids)).as_py()
+        if largest is not None and largest >= known:
+            raise UserError(
+                f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
+                "(vocab_size of config.json). Is it another model's tokenizer?"
+            )

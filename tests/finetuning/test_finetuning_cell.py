@@ -204,7 +204,7 @@ def test_cells_that_share_a_training_have_the_bits_of_cells_by_themselves(place:
         ]
         cells = with_trainings(cells, tasks)
         assert len(trainings_of({cell_key(cell): cell for cell in cells})) == 1
-        together = run_training(cells, **where)
+        together = list(run_training(cells, **where))
         assert [bits(result) for result in together] == [bits(run(place, cell)) for cell in cells]
         assert together[0]["curve"] == together[1]["curve"] and together[0]["scores"] != together[1]["scores"]
         assert [result["cost"]["cells_of_training"] for result in together] == [2, 2]

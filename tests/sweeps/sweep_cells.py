@@ -86,7 +86,7 @@ class WatchedWorker(SweepWorker):
 
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         wait_for_crew(self._store, 2)
-        results = super().compute(cells)
+        results = list(super().compute(cells))
         (base,) = (kept for name, kept in self._cache.items() if name[0] == "model")
         with (self._store / "watched").open("a") as handle:
             handle.write(f"{os.getpid()} {cells[0].model} {id(base)} {next(base.parameters()).data_ptr()}\n")

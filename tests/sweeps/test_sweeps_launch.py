@@ -53,6 +53,17 @@ def faults(store: Path, **by_seed: str) -> None:
         (store / "faults" / seed.removeprefix("seed")).write_text(fault)
 
 
+def signal_one_of_two(store: Path, number: int) -> None:
+    """Send a signal to a worker, in a thread, once two have begun a cell."""
+
+    def send() -> None:
+        while len(crew(store)) < 2:
+            time.sleep(0.02)
+        os.kill(crew(store)[0], number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
 def starts(store: Path) -> dict[str, int]:
     return {path.name: len(path.read_text().splitlines()) for path in (store / "starts").iterdir()}
 
@@ -136,13 +147,7 @@ def test_a_worker_killed_in_the_middle_of_a_cell_is_replaced_and_costs_that_cell
 ) -> None:
     (tmp_path / "wanted").write_text("3")  # only two fit, so cells wait for the one that replaces the killed one
 
-    def kill() -> None:
-        while len(crew(tmp_path)) < 2:
-            time.sleep(0.02)
-        os.kill(crew(tmp_path)[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
+    signal_one_of_two(tmp_path, signal.SIGKILL)
     cells = make_cells(6)
     outcome = run_sweep(cells, store=tmp_path, data_root=None, progress=False, worker=InACrew)
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
@@ -158,13 +163,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_cell_computed_by_another(
     monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_HUNG", 20.0)  # claims are renewed every 15
     (tmp_path / "wanted").write_text("3")
 
-    def stop() -> None:
-        while len(crew(tmp_path)) < 2:
-            time.sleep(0.02)
-        os.kill(crew(tmp_path)[0], signal.SIGSTOP)
-
-    stopper = threading.Thread(target=stop, daemon=True)
-    stopper.start()
+    signal_one_of_two(tmp_path, signal.SIGSTOP)
     cells = make_cells(6)
     outcome = run_sweep(cells, store=tmp_path, data_root=None, progress=False, worker=InACrew)
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
