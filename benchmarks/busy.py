@@ -1,6 +1,6 @@
 """How busy a sweep keeps its workers:  python -m benchmarks.busy
 
-A real grid (two models, four tasks, two rates, three seeds: 48 cells; models and data are the tests' own) on two workers of
+A real grid (two models, four tasks, two rates, twelve seeds: 192 cells; models and data are the tests' own) on two workers of
 one core each, and on eight of a quarter. What counts is the time in training and evaluation over wall time x workers, from
 the moment when every worker has ended its first cell to the end of the last cell of the sweep.
 """
@@ -22,7 +22,7 @@ from benchmarks.results import machine, write_section
 
 WORKERS = {2: 1.0, 8: 0.25}
 """Number of workers, and the CPUs that each reserves."""
-STEPS, HIDDEN = 300, 128
+STEPS, HIDDEN = 100, 128
 
 
 def busy(store: Path) -> tuple[int, float, float, float]:
@@ -50,7 +50,7 @@ def main() -> None:
             place = Path(temporary)
             protocol = {"max_steps": STEPS, "max_length": 64, "stride": 16, "batch_size": 16}
             file = make_place(
-                place, hidden=HIDDEN, learning_rates=[5e-4, 1e-3], seeds=[0, 1, 2], protocol=protocol,
+                place, hidden=HIDDEN, learning_rates=[5e-4, 1e-3], seeds=list(range(12)), protocol=protocol,
                 cpus_per_cell=cpus, max_concurrent=workers,
             )  # fmt: skip
             command = [sys.executable, "-m", "mlmclm", "sweep", str(file), "--store", str(place / "store")]
