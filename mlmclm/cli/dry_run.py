@@ -137,8 +137,8 @@ def _estimate(
         return {}
     from mlmclm.sweeps.estimate import estimate, places_here
 
-    workers = assumed.workers or places_here(space.cpus_per_cell, space.gpus_per_cell, space.max_concurrent)
     try:
+        workers = assumed.workers or places_here(space, missing, store=place.store, data_root=place.data_root)
         made = estimate(cells, missing, store=place.store, data_root=place.data_root, workers=workers)
     except UserError as error:
         say(f"no estimate of the time: {error}")

@@ -23,6 +23,8 @@ from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
 from mlmclm.service.placement import Cluster, cell_bundle, places_now
 from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.sharing import share_here
+from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainings import trainings_of, work_of
 
 FEWEST_RESULTS = 4
@@ -67,14 +69,17 @@ class SweepEstimate:
     runs: int
 
 
-def places_here(cpus_per_cell: float, gpus_per_cell: float | None, most: int | None) -> int:
-    """Return how many cells this machine computes at once."""
+def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: Path | None) -> int:
+    """Return how many of these cells this machine computes at once, which is measured if they share GPUs."""
     import torch
 
+    gpus = None if space.gpus_per_cell == "shared" else space.gpus_per_cell
+    if space.gpus_per_cell == "shared" and torch.cuda.is_available():
+        gpus = share_here(cells, store=store, data_root=data_root)
     node = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
     here = Cluster(nodes=(node,), free=node)
-    places = places_now(here, cell_bundle(cpus_per_cell, gpus_per_cell, "auto", here))
-    return max(1, min(places, most or places))
+    places = places_now(here, cell_bundle(space.cpus_per_cell, gpus, "auto", here))
+    return max(1, min(places, space.max_concurrent or places))
 
 
 def estimate(

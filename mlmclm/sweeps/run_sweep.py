@@ -13,15 +13,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.progress import say_once
-from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place
+from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name, unique_by_key
@@ -29,6 +30,7 @@ from mlmclm.sweeps.failures import record
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.retries import Retries
+from mlmclm.sweeps.sharing import share_of_gpu
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 
@@ -51,7 +53,7 @@ def run_sweep(
     store: Path,
     data_root: Path | None,
     cpus_per_cell: float = 1,
-    gpus_per_cell: float | None = None,
+    gpus_per_cell: float | Literal["shared"] | None = None,
     device: Choice = "auto",
     max_concurrent: int | None = None,
     retries: Retries | None = None,
@@ -69,8 +71,8 @@ def run_sweep(
         cells: the cells, in the order in which workers should take them.
         store: the store; if there are several machines, they share it.
         data_root: folder of local data sets, or None.
-        cpus_per_cell, gpus_per_cell: what a running cell reserves. Fractions of a GPU are allowed; a cell without any
-            GPU runs on the CPU.
+        cpus_per_cell, gpus_per_cell: what a running cell reserves. Fractions of a GPU are allowed, and `shared` for
+            the share that `sharing` measures; a cell without any GPU runs on the CPU.
         device: decides on GPUs if `gpus_per_cell` is None: one per cell for `cuda`, none for `cpu`; for `auto`, one if
             the cluster has any or can get any.
         max_concurrent: the most cells to run at once; None for as many as fit the cluster.
@@ -128,12 +130,18 @@ def run_sweep(
                 announce(key, shown.result)
                 return str(result["status"])
 
+            def bundle(cluster: Cluster) -> Resources:
+                gpus = None if gpus_per_cell == "shared" else gpus_per_cell
+                if gpus_per_cell == "shared" and choose_device(device, cluster) == "cuda":
+                    gpus = share_of_gpu(missing.values(), store=store, data_root=data_root)
+                return cell_bundle(cpus_per_cell, gpus, device, cluster)
+
             errors, computed = _run_trials(
                 missing,
                 ledger=ledger,
                 store=store,
                 data_root=data_root.resolve() if data_root else None,
-                bundle=lambda cluster: cell_bundle(cpus_per_cell, gpus_per_cell, device, cluster),
+                bundle=bundle,
                 max_concurrent=max_concurrent,
                 retries=retries or Retries(),
                 time_limit=time_limit,
@@ -214,7 +222,7 @@ def _run_trials(
                 shares_memory=resources.get("GPU", 0) < 1,
                 silence=lambda key: ledger.claims.silence(ledger.claim(key)),
                 check_place=lambda: check_place("A cell", resources, view(), remedy=remedy),
-                on_failure=lambda key, reason, kind: record(ledger.folder, key, reason, kind=kind),
+                on_failure=partial(record, ledger.folder),
             )
             workers = min(len(left), max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))

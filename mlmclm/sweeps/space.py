@@ -64,11 +64,12 @@ class Space(TaskProtocols):
     """Model -> settings in place of the protocol's and of the task's own: `{big: {batch_size: 8}}`."""
     cpus_per_cell: float = Field(default=1, gt=0)
     """CPUs of the cluster that a running cell reserves."""
-    gpus_per_cell: float | None = Field(default=None, ge=0)
+    gpus_per_cell: Annotated[float, Field(ge=0)] | Literal["shared"] | None = None
     """GPUs that a running cell reserves.
 
-    A fraction lets several cells share a GPU; they then share its memory too, without any guard. With 0, cells run on
-    CPUs. By default a cell has a GPU if the recipe's `device` says so, which is if the cluster has any or can get any."""
+    A fraction lets several cells share a GPU; they then share its memory too, without any guard. With `shared`, a short
+    measurement on a GPU finds how many should (`mlmclm.sweeps.sharing`). With 0, cells run on CPUs. By default a cell has
+    a GPU if the recipe's `device` says so, which is if the cluster has any or can get any."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """The most cells that run at once."""
     allocation: Literal["grid", "race"] = "grid"
@@ -88,8 +89,8 @@ class Space(TaskProtocols):
 
     @field_validator("gpus_per_cell")
     @classmethod
-    def _whole_or_fraction(cls, value: float | None) -> float | None:
-        if value is not None and value > 1 and value != int(value):
+    def _whole_or_fraction(cls, value: float | str | None) -> float | str | None:
+        if isinstance(value, float) and value > 1 and value != int(value):
             raise ValueError("is a fraction below 1 or a whole number of GPUs")
         return value
 

@@ -12,15 +12,10 @@ from sweep_cells import make_cells, make_result
 
 from mlmclm.backends.choice import backend_of
 from mlmclm.finetuning.cell import Cell
-from mlmclm.finetuning.protocol import Protocol
-from mlmclm.models.folder import weights_hash
-from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.estimate import estimate
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.trainings import with_trainings, work_of
-from mlmclm.tasks.prepare_task import prepare_task
-from small_models import save_small_model, write_sentiment
+from mlmclm.sweeps.trainings import work_of
+from mlmclm.tasks.prepare_task import find_or_prepare
 
 
 def test_time_is_missing_work_at_the_speed_of_the_model_s_own_results(tmp_path: Path) -> None:
@@ -56,20 +51,13 @@ def test_cells_that_share_a_training_pay_for_it_once(tmp_path: Path) -> None:
     assert made.seconds.value == pytest.approx(0.1 * (90 + 10 + 10))
 
 
-@pytest.fixture
-def real_cells(tmp_path: Path) -> list[Cell]:
-    write_sentiment(tmp_path / "data", train=80, test=30)
-    folder = save_small_model(tmp_path / "model")
-    protocol = Protocol(max_steps=200, max_length=32, batch_size=4)
-    space = Space(tasks=("sst2",), learning_rates=(1e-3,), seeds=(0, 1), protocol=protocol)
-    task = prepare_task("sst2", folder, protocol, tmp_path, tmp_path / "data")
-    cells = expand(space, [SweepModel("m", folder, weights_hash(folder))], {"sst2": task.task_data})
-    cells = with_trainings(cells, {"sst2": task})
+def test_work_is_tokens_passed_forward_once(real_cells: list[Cell], tmp_path: Path) -> None:
+    cell = real_cells[0]
+    task = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, tmp_path, tmp_path / "data")
     train, tokens = task.table("train"), sum(map(len, task.table("train")["input_ids"].to_pylist()))
     evaluated = sum(len(row) for split in ("validation", "test") for row in task.table(split)["input_ids"].to_pylist())
-    assert cells[0].work == work_of(task, protocol)
-    assert cells[0].work == pytest.approx((3 * 200 * 4 * tokens / len(train), evaluated))
-    return cells
+    assert cell.work == work_of(task, cell.protocol)
+    assert cell.work == pytest.approx((3 * 200 * 4 * tokens / len(train), evaluated))
 
 
 def test_a_model_without_results_is_measured_once(
