@@ -26,8 +26,8 @@ from mlmclm.tracking.summaries import Group, Summaries
 from mlmclm.tracking.tracker import ExportReport, Tracker
 from mlmclm.tracking.views import cell_record
 
-NICE = 10
-"""Added to the process's niceness: where all cores are taken, the sweep goes first."""
+NICE = 19
+"""Added to the process's niceness: where all cores are taken, the sweep goes first. Ray's workers have a niceness of 15."""
 START_SECONDS = 60.0
 """Seconds that closing grants the process to start, import MLflow, and create its database, besides the time to write."""
 
