@@ -124,6 +124,10 @@ def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = Non
     if ledger is not None:
         from mlmclm.sweeps.ledger_place import place_ledger
 
+        if ledger.startswith("memory://"):
+            raise UserError(
+                f"--ledger {ledger}: no other process would see these results. Give a folder, or s3://, gs:// or abfs://."
+            )
         place_ledger(store.resolve(), ledger)
     folders = tuple(folder.resolve() for folder in task_dirs or ())
     return Place(store.resolve(), data.resolve() if data is not None else None, folders)

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -170,7 +169,8 @@ def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
         assert database is not None
         make_usable(database, own=True)
         port = _port(settings, "mlflow")
-        _, mlflow = stack.enter_context(running_server(store, port=port))
+        server = stack.enter_context(ExitStack())
+        _, mlflow = server.enter_context(running_server(store, port=port))
         named = {mlflow.pid: "MLflow"}
         addresses = {"mlflow": f"http://{HOST}:{port}"}
         state = _record(store, state, addresses, named)
@@ -200,7 +200,16 @@ def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
         _wait_for_jobs(session.dashboard, token)
         state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, left))), addresses, named)
         on_ready(state)
-        threading.Event().wait()
+        # Jobs need MLflow only to be seen, and must not end with it.
+        while True:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            if mlflow.poll() is not None:
+                say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")
+                server.close()
+                del named[mlflow.pid]
+                _, mlflow = server.enter_context(running_server(store, port=port))
+                named[mlflow.pid] = "MLflow"
+                state = _record(store, state, addresses, named)
 
 
 def jobs_environment(store: Path, mlflow: str) -> dict[str, str]:

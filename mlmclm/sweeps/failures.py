@@ -35,7 +35,7 @@ class FailureNote:
     """Time of the failure: UTC, ISO 8601, in seconds."""
 
 
-def record(cells: Path | ObjectPath, key: str, reason: str, *, kind: str, node: str = "") -> None:
+def record(cells: Path | ObjectPath, key: str, reason: str, kind: str, node: str = "") -> None:
     """Note that a cell failed.
 
     A note that cannot be written (a full disk) is said once and doesn't raise, because it must not end a sweep.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlmclm.errors import UserError
+from mlmclm.progress import say
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import read_json, write_json
 from mlmclm.storage.object_claims import ObjectClaims
@@ -55,6 +56,7 @@ def place_ledger(store: Path, url: str) -> None:
         check_url(url)
     if noted is None:
         write_json(store / FILE, {"url": url})
+        say(f"the results of {store} are at {url} from now on, says {store / FILE}")
 
 
 def _root(url: str) -> Path | ObjectPath:

@@ -68,7 +68,8 @@ class WorkerPool(FIFOScheduler):
         shares_memory: whether workers share memory, the GPU's or the machine's, so that fewer of them need less.
         silence: for how many seconds the claim on a cell hasn't been renewed.
         check_place: raises a UserError if the cluster can no longer hold a worker.
-        on_failure: called with the key of a cell that failed, also if it will be retried, the reason and its class.
+        on_failure: called with the key of a cell that failed, also if it will be retried, the reason, its class, and the
+            name of the node, empty if that isn't known.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class WorkerPool(FIFOScheduler):
         shares_memory: bool = True,
         silence: Callable[[str], float] = lambda key: 0.0,
         check_place: Callable[[], None] = lambda: None,
-        on_failure: Callable[[str, str, str], None] = lambda key, reason, kind: None,
+        on_failure: Callable[[str, str, str, str], None] = lambda key, reason, kind, node: None,
     ) -> None:
         super().__init__()
         self._cells = cells
@@ -98,6 +99,8 @@ class WorkerPool(FIFOScheduler):
         self._since: dict[str, float] = {}
         """When each worker took its training."""
         self._trials: dict[str, Trial] = {}
+        self._nodes: dict[str, str] = {}
+        """Name of each worker's node, once it has reported."""
         self._most_held = 0
         """The most workers that have computed at once."""
         self._most_busy: int | None = None
@@ -146,6 +149,7 @@ class WorkerPool(FIFOScheduler):
         Args:
             node: the name of the worker's node, once that is known.
         """
+        self._nodes[trial.trial_id] = node
         stopped = self.fault or self._full or trial.trial_id in self._ended
         training = None if stopped else self._queue.take(trial.trial_id)
         if training is None:
@@ -162,7 +166,7 @@ class WorkerPool(FIFOScheduler):
     def lost(self, trial: Trial) -> None:
         """Put the training of a worker that ended back, unless it has failed too often."""
         error, ended = _error_of(trial), self._ended.pop(trial.trial_id, None)
-        training = self._queue.give_up(trial.trial_id)
+        training, node = self._queue.give_up(trial.trial_id), self._nodes.get(trial.trial_id, "")
         self._queue.forget(trial.trial_id)
         if training is None:
             # All others may fail to start as well, and nothing else would end the sweep. As long as some worker computes,
@@ -182,10 +186,10 @@ class WorkerPool(FIFOScheduler):
         failures.append({"failure": str(failure), "error": describe(error)})
         times, bound = sum(each["failure"] == failure for each in failures), self._retries.bound(failure)
         if times > bound:
-            self._failed(training, error, failure)
+            self._failed(training, error, failure, node)
             return
         for key in training.keys:
-            self._on_failure(key, describe(error), failure)
+            self._on_failure(key, describe(error), failure, node)
         self._queue.put_back(training)
         message = f"{training.name}: {failure} {times} of at most {bound + 1}, will run again ({describe(error)})"
         self._progress.retried(training.first, message)
@@ -226,7 +230,7 @@ class WorkerPool(FIFOScheduler):
                 # The error says the limit, which the death of the actor doesn't.
                 self._queue.give_up(worker)
                 error = EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)")
-                self._failed(training, error, Failure.TIME_LIMIT)
+                self._failed(training, error, Failure.TIME_LIMIT, self._nodes[worker])
                 continue
             # Not before it has held the training for that long: until it claims the cells, the claims may still be those
             # of a worker that was ended.
@@ -263,7 +267,7 @@ class WorkerPool(FIFOScheduler):
         self._failed_starts = 0
         if result["outcome"] in (USER_ERROR, ENVIRONMENT_FAULT):
             kind = UserError if result["outcome"] == USER_ERROR else EnvironmentFault
-            self._failed(training, kind(result["message"]), result["outcome"])
+            self._failed(training, kind(result["message"]), result["outcome"], result["hostname"])
             return
         if result["backend"]:
             say_once(f"fine-tuning computes with the backend {result['backend']}")
@@ -285,7 +289,7 @@ class WorkerPool(FIFOScheduler):
             self.broken = self.broken or error
             self.fault = True
 
-    def _failed(self, training: Training, error: Exception, kind: str) -> None:
+    def _failed(self, training: Training, error: Exception, kind: str, node: str) -> None:
         """Note that the cells of a training failed, except those that have a result; several are tried one by one first."""
         left = dict(training.cells)
         for key, cell in training.cells.items():
@@ -302,7 +306,7 @@ class WorkerPool(FIFOScheduler):
             return
         for key, cell in left.items():
             self.errors[key] = error
-            self._on_failure(key, describe(error), kind)
+            self._on_failure(key, describe(error), kind, node)
             self._progress.finished(cell, "failed")
             self._progress.note(f"{cell_name(cell)} failed: {describe(error)}")
 

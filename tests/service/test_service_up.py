@@ -237,6 +237,14 @@ def test_a_service_takes_jobs_resumes_what_is_submitted_again_and_leaves_nothing
         if connection.status == psutil.CONN_LISTEN
     }
     assert listening == {"127.0.0.1"}
+    mlflow = next(member for member in state.members if member.name == "MLflow")
+    psutil.Process(mlflow.pid).kill()
+    deadline = time.monotonic() + 60
+    while (state := read_state(tmp_path / "store")) is not None and mlflow in state.members:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    found = look(tmp_path / "store")
+    assert found is not None and not found.faults
     code, said, errors = shell("mlmclm down")
     assert code == 0 and "Ray" in said and "MLflow" in said, said + errors
     check_nothing_is_left(state, processes)

@@ -215,6 +215,22 @@ def test_with_a_gpu_of_its_own_for_each_cell_all_go_on_running(
     assert pool.give(trial)
 
 
+def test_a_failure_is_noted_with_its_node_once_the_worker_has_reported(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], tmp_path: Path
+) -> None:
+    pool, trial, _, visible = pool_of_one(2)
+    noted = list[tuple[str, ...]]()
+    pool._on_failure = lambda *note: noted.append(note)
+    visible.update(dict.fromkeys(pool._cells, "ok"))
+    report(pool, trial)
+    visible.clear()
+    for _ in range(2):
+        ended(pool, trial, RuntimeError("broken"), tmp_path)
+        pool.callback.on_trial_start(0, [], trial)  # where, isn't known yet
+    key = list(pool._cells)[1]
+    assert noted == [(key, "RuntimeError: broken", "crash", "node-a"), (key, "RuntimeError: broken", "crash", "")]
+
+
 def test_cells_of_a_training_that_failed_are_kept_where_they_have_results_and_tried_one_by_one(
     tmp_path: Path,
 ) -> None:
