@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,24 +57,27 @@ def order(
         raise UserError("--labels: labels belong to an objective; name a model of the study with --model.")
     if to is not None and to.suffix not in FORMATS:
         raise UserError(f"--export {to}: the end of the name says the format; allowed: {', '.join(FORMATS)}.")
+    if model is None and study.recipe.has_phases:
+        raise UserError("--model: the study's recipe has phases, in which models may differ; name one of them.")
     wanted = _range(steps, study, model)
     prepared = prepare(study, options.place(store, data))
     batches = _batches(prepared, wanted, model, labels)
     spoken()  # from here on there is output, so the line about slow start-up is no longer due
     if to is not None:
-        export(batches, to)
-        rows = len(wanted) * study.recipe.batch
+        counts: Counter[str] = Counter()
+        export(_counted(batches, counts), to)
+        rows, tokens = counts["rows"], counts["tokens"]
         if as_json:
             print_json(
                 {
                     "path": str(to),
                     "steps": [wanted.start, wanted.stop],
                     "rows": rows,
-                    "tokens": rows * study.recipe.block_length,
+                    "tokens": tokens,
                 }
             )
         else:
-            show(f"{to}: {rows:,} rows of {study.recipe.block_length:,} tokens")
+            show(f"{to}: {rows:,} rows, {tokens:,} tokens")
     elif as_json:
         for batch in batches:
             for record in batch.records():
@@ -107,6 +111,13 @@ def _batches(prepared: PreparedStudy, steps: range, model: str | None, labels: b
     name = next((name for name in study.parsed if str(name) == model), None)
     for batch in seen(corpus.train, study.recipe, steps, model=name, tokenizer=corpus.tokenizer):
         yield batch if labels else replace(batch, labels=None)
+
+
+def _counted(batches: Iterator[Seen], counts: Counter[str]) -> Iterator[Seen]:
+    """Yield the batches, and count their rows and tokens."""
+    for batch in batches:
+        counts.update(rows=len(batch.blocks), tokens=batch.input_ids.size)
+        yield batch
 
 
 def _print(prepared: PreparedStudy, batches: Iterator[Seen]) -> None:

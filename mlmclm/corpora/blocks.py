@@ -34,14 +34,21 @@ class Blocks:
     Picklable: the receiving process fetches and maps each shard when it first reads from it.
     """
 
-    def __init__(self, shelf: Shelf, shards: Sequence[Shard], block_length: int, dtype: str) -> None:
+    def __init__(
+        self, shelf: Shelf, shards: Sequence[Shard], block_length: int, dtype: str, stored_length: int | None = None
+    ) -> None:
         """Describe the blocks of `shards`, one shard after the other, stored as `dtype` ("<u2" or "<u4").
 
         Nothing is opened yet.
+
+        Args:
+            stored_length: length of the blocks that the shards count, if it is another one (`at_length`).
         """
         self.shelf, self.shards, self.block_length, self.dtype = shelf, tuple(shards), block_length, dtype
+        self.stored_length = stored_length or block_length
         # For each shard the number of blocks up to its end, which `take` searches.
-        self._ends = np.cumsum([shard.blocks for shard in self.shards], dtype=np.int64)
+        counts = [shard.blocks * self.stored_length // block_length for shard in self.shards]
+        self._ends = np.cumsum(counts, dtype=np.int64)
         self._length = int(self._ends[-1])
         self._maps: dict[int, NDArray[Any]] = {}
         self._checked: set[int] = set()
@@ -50,13 +57,24 @@ class Blocks:
         """Return the number of blocks."""
         return self._length
 
-    def __reduce__(self) -> tuple[type[Blocks], tuple[Shelf, tuple[Shard, ...], int, str]]:
+    def at_length(self, length: int) -> Blocks:
+        """Return the same text in blocks of another length; what is left at the end of a shard is left out.
+
+        A shard's blocks are consecutive parts of one text, so longer blocks join and shorter ones divide them.
+        """
+        return (
+            self
+            if length == self.block_length
+            else Blocks(self.shelf, self.shards, length, self.dtype, self.stored_length)
+        )
+
+    def __reduce__(self) -> tuple[type[Blocks], tuple[Shelf, tuple[Shard, ...], int, str, int]]:
         """Pickle the description, not the data."""
-        return Blocks, (self.shelf, self.shards, self.block_length, self.dtype)
+        return Blocks, (self.shelf, self.shards, self.block_length, self.dtype, self.stored_length)
 
     def bytes_of(self, shard: Shard) -> int:
         """Return the size that a shard's file must have."""
-        return shard.blocks * self.block_length * np.dtype(self.dtype).itemsize
+        return shard.blocks * self.stored_length * np.dtype(self.dtype).itemsize
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Read the blocks `rows` (int64 [n]) as int64 [n, block_length].
@@ -103,7 +121,8 @@ class Blocks:
             self.shelf.check(shard.file, shard.sha256)
             self._checked.add(index)
         # The view as a plain array avoids the overhead that np.memmap adds to every index operation.
-        mapped = np.memmap(path, dtype=self.dtype, mode="r", shape=(shard.blocks, self.block_length)).view(np.ndarray)
+        count = shard.blocks * self.stored_length // self.block_length
+        mapped = np.memmap(path, dtype=self.dtype, mode="r", shape=(count, self.block_length)).view(np.ndarray)
         if len(self._maps) >= OPEN_SHARDS:
             del self._maps[next(iter(self._maps))]  # the one opened first
         self._maps[index] = mapped

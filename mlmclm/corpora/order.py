@@ -29,9 +29,13 @@ def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[
     """
     if n_blocks < 1 or batch_size < 1 or step < 0:
         raise ValueError(f"need n_blocks >= 1, batch_size >= 1 and step >= 0, got {n_blocks}, {batch_size}, {step}")
-    samples = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
-    epochs, positions = np.divmod(samples, n_blocks)
-    rows = np.empty(batch_size, dtype=np.int64)
+    return sample_rows(n_blocks, range(step * batch_size, (step + 1) * batch_size), seed)
+
+
+def sample_rows(n_blocks: int, samples: range, seed: int) -> NDArray[np.int64]:
+    """Return the blocks of some samples of the sequence that `batch_rows` describes, int64 [len(samples)]."""
+    epochs, positions = np.divmod(np.arange(samples.start, samples.stop, dtype=np.int64), n_blocks)
+    rows = np.empty(len(samples), dtype=np.int64)
     for epoch in np.unique(epochs):
         here = epochs == epoch
         rows[here] = permute(positions[here], n_blocks, seed=seed, epoch=int(epoch))
@@ -39,14 +43,14 @@ def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[
 
 
 def step_tokens(
-    blocks: Blocks, batch_size: int, seed: int, step: int, rows: NDArray[np.int64]
+    blocks: Blocks, samples: range, seed: int, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Read some rows of a step's global batch (int64 [n]).
+    """Read some rows (int64 [n]) of the global batch that has these samples (`sample_rows`).
 
     Returns:
         The rows' block numbers [n], and their tokens [n, length].
     """
-    chosen = batch_rows(len(blocks), batch_size, seed, step)[rows]
+    chosen = sample_rows(len(blocks), samples, seed)[rows]
     return chosen, blocks.take(chosen)
 
 

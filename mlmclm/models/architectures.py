@@ -32,6 +32,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from mlmclm.errors import UserError
 from mlmclm.models.sizes import GLOBAL_EVERY, Size
 
 FIELDS = (
@@ -195,6 +196,33 @@ FRESH: dict[str, Callable[[Size, PreTrainedTokenizerFast, int], PreTrainedConfig
     "modernbert": _modernbert,
 }
 """Functions that return a size's configuration, for a tokenizer and a longest sequence in tokens."""
+
+
+def set_rope(config: PreTrainedConfig, base: float | None, local: float | None) -> None:
+    """Set the bases of the rotary position embedding; None leaves one as it is.
+
+    Args:
+        base: for all layers, or for those with global attention in an architecture that has both.
+        local: for layers with local attention.
+
+    Raises:
+        UserError: the architecture has no such positions or layers.
+    """
+    bases = {"rope_base": base, "local_rope_base": local}
+    given = {name: value for name, value in bases.items() if value is not None}
+    rope = getattr(config, "rope_parameters", None)
+    kinds = {"rope_base": "full_attention", "local_rope_base": "sliding_attention"}
+    for name, value in given.items():
+        if not rope:
+            raise UserError(f"{name} {value:g}: {config.model_type} models have no rotary positions; leave it out.")
+        if kinds[name] in rope:
+            rope[kinds[name]]["rope_theta"] = float(value)
+        elif name == "rope_base":
+            rope["rope_theta"] = float(value)
+        else:
+            raise UserError(
+                f"{name} {value:g}: {config.model_type} models have no layers with local attention; leave it out."
+            )
 
 
 def first_position(config: PreTrainedConfig) -> int:

@@ -75,12 +75,13 @@ class Pricing:
         return self._cost((state.size, leg) for state in states for leg in state.legs)
 
     def _cost(self, legs: Iterable[tuple[str, Leg]]) -> Cost:
-        steps = flops = 0
+        steps = tokens = flops = 0
         for size, leg in legs:
             steps += leg.stop - leg.start
+            tokens += leg.tokens(leg.stop, self.recipe)
             flops += leg_flops(self.sizes[size], leg, self.recipe, self.rows(size))
         hours = flops / (self.device.peak * self.utilisation) / 3600
-        return Cost(steps, steps * self.recipe.batch * self.recipe.block_length, flops, hours)
+        return Cost(steps, tokens, flops, hours)
 
 
 def leg_flops(size: Size, leg: Leg, recipe: Recipe, vocabulary: int, documents: NDArray[Any] | None = None) -> int:
@@ -90,13 +91,13 @@ def leg_flops(size: Size, leg: Leg, recipe: Recipe, vocabulary: int, documents: 
         documents: lengths of a sample of the corpus's documents, if the recipe isolates documents. Without it the
             result is an upper bound.
     """
-    tokens = (leg.stop - leg.start) * recipe.batch * recipe.block_length
-    length, count = (recipe.block_length, 1) if documents is None else (int(documents.sum()), len(documents))
+    tokens, block_length = leg.tokens(leg.stop, recipe), recipe.during(leg.phase).block_length
+    length, count = (block_length, 1) if documents is None else (int(documents.sum()), len(documents))
     return training_flops(
         size,
         tokens=tokens,
         labelled=round(tokens * leg.objective.labelled_share(length, count)),
-        length=recipe.block_length,
+        length=block_length,
         vocabulary=vocabulary,
         causal=leg.objective.causal,
         documents=documents,

@@ -16,6 +16,7 @@ from typing import Any
 from mlmclm.errors import UserError
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.names import ModelName
+from mlmclm.plans.phases import SettledPhase
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.schedules import learning_rate
 from mlmclm.storage.files import stable_hash
@@ -37,9 +38,22 @@ class Leg:
     """Step at which the decay ends, even if the leg is cut before it; None while the rate is stable."""
     warmup: int | None = None
     """Steps of warm-up from `origin` on; None takes the recipe's `warmup_steps`."""
+    phase: SettledPhase | None = None
+    """The recipe's phase in which it lies; `origin` is then its start."""
 
     def rate(self, step: int, recipe: Recipe) -> float:
         """Return the learning rate of one of this leg's steps, counted from 0."""
+        if self.phase is not None:
+            return learning_rate(
+                step,
+                peak=self.phase.peak_learning_rate,
+                warmup=self.phase.warmup_steps,
+                origin=self.origin,
+                decay=self.phase.decay_steps,
+                decay_end=self.decay_end,
+                law=self.phase.decay,
+                final_share=self.phase.final_share,
+            )
         return learning_rate(
             step,
             peak=recipe.peak_learning_rate,
@@ -53,13 +67,44 @@ class Leg:
     def identity(self) -> list[Any]:
         """Return this leg as plain values for a state's key."""
         # The recipe's own warm-up is part of the fingerprint already.
-        own = [] if self.warmup is None else [self.warmup]
+        own: list[Any] = [] if self.warmup is None else [self.warmup]
+        if self.phase is not None:
+            own = [self.phase.identity()]
         return [str(self.objective), self.start, self.stop, self.origin, self.decay_end, *own]
+
+    def samples(self, stop: int, recipe: Recipe) -> int:
+        """Return the sequences that its steps before `stop` see."""
+        stop = min(stop, self.stop)
+        if stop <= self.start:
+            return 0
+        if self.phase is None:
+            return (stop - self.start) * recipe.batch
+        return self.phase.samples(stop) - self.phase.samples(self.start)
+
+    def tokens(self, stop: int, recipe: Recipe) -> int:
+        """Return the tokens that its steps before `stop` see."""
+        return self.samples(stop, recipe) * recipe.during(self.phase).block_length
 
 
 def leg_at(legs: Sequence[Leg], step: int) -> Leg:
     """Return the leg that contains a step, counted from 0."""
     return next(leg for leg in legs if leg.start <= step < leg.stop)
+
+
+def samples_of(legs: Sequence[Leg], step: int, recipe: Recipe) -> range:
+    """Return the samples of a step's global batch, as numbers in the endless sequence of blocks of its length.
+
+    Each length has an order of its own. Phases of the same length go on where the one before stopped, so that none of
+    the text is seen again before all of it has been seen.
+
+    Args:
+        legs: the history that contains the step.
+        step: the step, counted from 0.
+    """
+    here = leg_at(legs, step)
+    length = recipe.during(here.phase).block_length
+    first = sum(leg.samples(step, recipe) for leg in legs if recipe.during(leg.phase).block_length == length)
+    return range(first, first + (recipe.batch if here.phase is None else here.phase.batch_at(step)))
 
 
 @dataclass(frozen=True)
@@ -75,6 +120,15 @@ class State:
     def step(self) -> int:
         """Optimiser steps taken."""
         return self.legs[-1].stop if self.legs else 0
+
+    def tokens(self, recipe: Recipe) -> int:
+        """Return the tokens that were seen on the way."""
+        return sum(leg.tokens(leg.stop, recipe) for leg in self.legs)
+
+    def settled(self, recipe: Recipe) -> Recipe:
+        """Return the recipe as it was in the last step's phase; in the first phase for an untrained state."""
+        phases = recipe.phases_of(self.size)
+        return recipe.during(self.legs[-1].phase if self.legs else phases[0] if phases else None)
 
     def key(self, fingerprint: str) -> str:
         """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`)."""
@@ -232,6 +286,9 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> Stat
     legs: list[Leg] = []
     start = origin = 0
     warmup: int | None = None
+    phases = recipe.phases_of(name.size)
+    if phases:
+        return _history_in_phases(name, phases, initial)
     for index, phase in enumerate(name.phases):
         # Only the last phase and `dec` phases decay. All others hand over at the stable rate.
         decays = phase.decayed or index == len(name.phases) - 1
@@ -253,6 +310,29 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> Stat
             origin = phase.until
             warmup = None if recipe.rewarmup_steps == recipe.warmup_steps else recipe.rewarmup_steps
     # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
+    cut = _split_at(tuple(legs), name.steps)
+    return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps), initial)
+
+
+def _history_in_phases(name: ModelName, phases: Sequence[SettledPhase], initial: str | None) -> State:
+    """Return the state that a name stands for under a recipe with phases."""
+    total = name.phases[-1].until if name.phases else 0
+    ends = [phase.stop for phase in phases]
+    if any(part.decayed for part in name.phases):
+        raise UserError(f"model {str(name)!r}: with phases, they say where the learning rate decays; leave out 'dec'.")
+    if name.phases and total not in ends:
+        raise UserError(
+            f"model {str(name)!r}: it ends at step {total:,}, but the recipe's phases end at "
+            f"{', '.join(f'{phase.stop:,} ({phase.name})' for phase in phases)}. End it at one of these steps."
+        )
+    legs, start = list[Leg](), 0
+    for part in name.phases:
+        for phase in phases:
+            stop = min(part.until, phase.stop)
+            if start < stop and start >= phase.start:
+                end = phase.stop if phase.decay_steps else None
+                legs.append(Leg(part.objective, start, stop, phase.start, end, phase=phase))
+                start = stop
     cut = _split_at(tuple(legs), name.steps)
     return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps), initial)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -10,6 +11,7 @@ from mlmclm.configuration import Frozen
 from mlmclm.errors import unknown
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.objective import Objective
+from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
 from mlmclm.plans.schedules import LAWS
 
 RECIPE_KEYS = {
@@ -24,7 +26,7 @@ RECIPE_KEYS = {
     "torch_autocast": "'precision'",
     "activation_checkpointing": "'activation_checkpointing'",
     "compile": "'compile'",
-    "optimizer": "'adam_betas', 'adam_eps' and 'weight_decay'",
+    "optimizer": "'optimizer', 'adam_betas', 'adam_eps' and 'weight_decay'",
     "scheduler": "'peak_learning_rate', 'warmup_steps', 'decay_steps' and 'decay'",
 }
 """Keys of DeepSpeed's configuration that the recipe controls, and the recipe's fields that set them."""
@@ -68,10 +70,14 @@ class Recipe(Frozen):
     """Shape of the decay: linear, 1-sqrt or cosine (to 0), or constant (no decay)."""
     rewarmup_steps: int | None = Field(None, ge=0)
     """Steps of warm-up in a phase that starts from a decayed state (`dec` in the name); None takes `warmup_steps`."""
+    optimizer: Literal["adamw", "stable-adamw"] = "adamw"
+    """AdamW, or StableAdamW with decoupled weight decay and none on norms and biases, as Ettin's models were trained
+    (`mlmclm.pretraining.stable_adamw`). The latter needs `zero_stage: 0`."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = Field(1e-5, gt=0)
     weight_decay: float = Field(0.1, ge=0)
-    """Weight decay, applied to all parameters."""
+    """Weight decay: AdamW's, times the learning rate and on all parameters; or StableAdamW's, times the rate's share of
+    the peak."""
     clip: float = Field(1.0, ge=0)
     """Maximum norm of the whole gradient; 0 turns clipping off."""
     precision: Literal["bf16-autocast", "fp32"] = "bf16-autocast"
@@ -82,6 +88,14 @@ class Recipe(Frozen):
     isolate_documents: bool = False
     """Isolate the documents that are packed into one block. Attention and positions then restart at each document, no
     document is predicted from the one before it, and the cost of attention depends on the documents' lengths."""
+    rope_base: float | None = Field(None, gt=1)
+    """Base of the rotary position embedding; None for the architecture's or the given model's."""
+    local_rope_base: float | None = Field(None, gt=1)
+    """The same for layers with local attention, in an architecture that has them."""
+    phases: tuple[TrainingPhase, ...] = ()
+    """Phases of training. They replace `warmup_steps`, `decay_steps` and `decay`."""
+    phases_by_size: dict[str, tuple[TrainingPhase, ...]] = Field(default_factory=dict)
+    """Size -> phases of its models in place of `phases`."""
     seed: int = Field(0, ge=0)
     """Seed of the initialisation, the data order and the masks; each has its own random stream."""
 
@@ -151,12 +165,79 @@ class Recipe(Frozen):
                 f"batch {self.batch} does not divide by workers {self.workers}; allowed numbers of workers: "
                 f"{', '.join(str(n) for n in range(1, min(self.batch, 64) + 1) if self.batch % n == 0)}"
             )
+        if self.optimizer == "stable-adamw" and (self.zero_stage or "zero_optimization" in self.deepspeed):
+            raise ValueError(
+                "optimizer stable-adamw scales a weight's step by all of its gradient, which ZeRO would divide among workers: set zero_stage: 0"
+            )
         share = self.batch // self.workers
         if self.micro_batch is not None and share % self.micro_batch:
             raise ValueError(
                 f"micro_batch {self.micro_batch} does not divide a worker's share of the batch, {share} sequences"
             )
         return self
+
+    @model_validator(mode="after")
+    def _phases_fit(self) -> Recipe:
+        if not self.has_phases:
+            return self
+        for field in ("warmup_steps", "decay_steps", "decay", "rewarmup_steps"):
+            if getattr(self, field) != type(self).model_fields[field].default:
+                raise ValueError(f"{field}: the phases have schedules of their own; leave it out")
+        for phases in (self.phases, *self.phases_by_size.values()):
+            names = [phase.name for phase in phases]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"phases: two are called {', '.join(twice)}")
+            for phase in self._settled(phases):
+                self._check_phase(phase)
+        return self
+
+    def _check_phase(self, phase: SettledPhase) -> None:
+        where = f"phase {phase.name!r}"
+        long, short = max(phase.block_length, self.block_length), min(phase.block_length, self.block_length)
+        if long % short:
+            raise ValueError(
+                f"{where}: block_length {phase.block_length} neither divides the recipe's {self.block_length} nor is a multiple of it"
+            )
+        if phase.warmup_steps + phase.decay_steps > phase.stop - phase.start:
+            raise ValueError(
+                f"{where}: its {phase.stop - phase.start} steps are fewer than those of its warm-up and decay"
+            )
+        try:
+            own = type(self).model_validate(self.during(phase).model_dump())
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        fewest = own.workers * (own.batch // own.workers // (own.micro_batch or own.batch // own.workers))
+        if phase.batch_warmup is not None and not fewest <= phase.batch_warmup.first <= phase.batch:
+            raise ValueError(
+                f"{where}: batch_warmup.first {phase.batch_warmup.first} is not between {fewest}, one sequence for each micro-batch of each "
+                f"worker, and batch {phase.batch}"
+            )
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether any size has phases."""
+        return bool(self.phases or self.phases_by_size)
+
+    def phases_of(self, size: str) -> tuple[SettledPhase, ...]:
+        """Return the phases of a size's models, settled; empty without phases."""
+        return self._settled(self.phases_by_size.get(size, self.phases))
+
+    def _settled(self, phases: Sequence[TrainingPhase]) -> tuple[SettledPhase, ...]:
+        return settle(phases, {name: getattr(self, name) for name in CARRIED})
+
+    def during(self, phase: SettledPhase | None) -> Recipe:
+        """Return the recipe as it is in a phase: without phases, and with the phase's settings in place of its own."""
+        if phase is None:
+            return self
+        return self.model_copy(
+            update={"phases": (), "phases_by_size": {}, **{name: getattr(phase, name) for name in CARRIED}}
+        )
+
+    def lengths(self, sizes: Iterable[str]) -> set[int]:
+        """Return the block lengths that models of these sizes are trained on."""
+        found = {phase.block_length for size in sizes for phase in self.phases_of(size)}
+        return found or {self.block_length}
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that determine the resulting weights, up to the order of floating-point sums."""
@@ -165,6 +246,8 @@ class Recipe(Frozen):
             "weight_decay", "clip", "precision", "seed",
         }  # fmt: skip
         # Fields added later are left out at their default, so that the keys of older states stay valid.
-        optional = ("corruption", "decay", "loss_weights", "isolate_documents")
+        optional = (
+            "corruption", "decay", "loss_weights", "isolate_documents", "rope_base", "local_rope_base", "optimizer",
+        )  # fmt: skip
         fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
         return self.model_dump(mode="json", include=fields)

@@ -59,7 +59,15 @@ LAWS: dict[str, Decay] = {
 
 
 def learning_rate(
-    step: int, *, peak: float, warmup: int, origin: int, decay: int, decay_end: int | None, law: str = "linear"
+    step: int,
+    *,
+    peak: float,
+    warmup: int,
+    origin: int,
+    decay: int,
+    decay_end: int | None,
+    law: str = "linear",
+    final_share: float = 0.0,
 ) -> float:
     """Return the learning rate of a step under a warm-up / stable / decay schedule; a pure function.
 
@@ -71,10 +79,11 @@ def learning_rate(
         decay: steps of decay before `decay_end`.
         decay_end: step at which the decay ends; None for no decay.
         law: name of the decay, one of `LAWS`.
+        final_share: share of the peak to which the rate decays.
     """
     rate = peak
     if warmup > 0:
         rate *= min(1.0, (step - origin + 1) / warmup)
     if decay_end is not None and decay > 0:
-        rate *= LAWS[law].factor(min(1.0, (decay_end - step) / decay))
+        rate *= final_share + (1 - final_share) * LAWS[law].factor(min(1.0, (decay_end - step) / decay))
     return rate

@@ -36,6 +36,7 @@ from mlmclm.objectives.objective import Objective
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.deepspeed_patches import divide_weight, drop_copies, send_partitions, sum_by_messages
+from mlmclm.pretraining.stable_adamw import StableAdamW
 from mlmclm.service.worker_environment import map_large_blocks, return_freed_memory
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -139,13 +140,20 @@ class Engine:
     """One worker's share in training a model."""
 
     def __init__(
-        self, model: PretrainingModel, recipe: Recipe, state: TrainingState | None, separator: int | None = None
+        self,
+        model: PretrainingModel,
+        recipe: Recipe,
+        state: TrainingState | None,
+        separator: int | None = None,
+        *,
+        moments_since: int = 0,
     ) -> None:
         """Set up DeepSpeed and load a state (weights, moments and step count); collective.
 
         Args:
             state: the state to continue from; None starts at step 0 with the weights that the model has.
             separator: the token that ends each document if documents are isolated (`labelling.separator`), else None.
+            moments_since: step at which the moments were last 0. A state of that step loses those that it has.
 
         Raises:
             UserError: if the architecture cannot isolate documents, or torch.compile does not work here.
@@ -159,7 +167,12 @@ class Engine:
         on_cpu = distributed.get_backend() == "gloo"
         self.backend = backend_of("cpu" if on_cpu else "cuda")
         # On the CPUs of one machine, workers share one copy of weights and moments instead of exchanging messages.
-        in_common = self.world > 1 and self.stage <= 1 and "zero_optimization" not in recipe.deepspeed
+        in_common = (
+            self.world > 1
+            and self.stage <= 1
+            and "zero_optimization" not in recipe.deepspeed
+            and recipe.optimizer == "adamw"
+        )
         self.host = self.backend.shared_memory() if in_common else None
         if self.host is not None:
             # `host` now partitions the optimiser state as ZeRO 1 would, so DeepSpeed itself has nothing to partition.
@@ -180,14 +193,14 @@ class Engine:
         if state is not None:
             # With ZeRO 3, partition each weight as soon as it is loaded, so that no worker ever holds the whole model.
             load_weights(model.model, state.weights, partial(divide_weight, config=config) if self.stage == 3 else None)
-        optimiser = self.backend.pretraining_adamw(
-            model.parameters(),
-            lr=0.0,  # `step` sets the rate. At 0, a step that DeepSpeed takes during initialisation changes nothing.
-            betas=recipe.adam_betas,
-            eps=recipe.adam_eps,
-            weight_decay=recipe.weight_decay,
-            fused=True,
-        )
+        # `step` sets the rate. At 0, a step that DeepSpeed takes during initialisation changes nothing.
+        settings: dict[str, Any] = {
+            "lr": 0.0, "betas": recipe.adam_betas, "eps": recipe.adam_eps, "weight_decay": recipe.weight_decay,
+        }  # fmt: skip
+        if recipe.optimizer == "adamw":
+            optimiser = self.backend.pretraining_adamw(model.parameters(), fused=True, **settings)
+        else:
+            optimiser = StableAdamW(model.parameters(), peak=recipe.peak_learning_rate, **settings)
         if self.stage == 3:
             # Gather a layer's weights together. DeepSpeed gathers in hooks on modules, and a fused block uses all
             # weights of a layer without calling the modules inside it.
@@ -208,8 +221,8 @@ class Engine:
             check_compiler(self.device)
         self.micro = self.engine.train_micro_batch_size_per_gpu()
         self.accumulation = self.engine.gradient_accumulation_steps()
-        self._start_moments(0 if state is None else state.step)
-        if state is not None and state.first:
+        self._start_moments(0 if state is None else state.step - moments_since)
+        if state is not None and state.first and state.step > moments_since:
             self._take_up_moments(state)
 
     def step(

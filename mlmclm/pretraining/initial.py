@@ -36,6 +36,8 @@ from mlmclm.storage.files import canonical_json, places_of, read_json, stable_ha
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from mlmclm.plans.recipe import Recipe
+
 VERSION = 1
 """Part of every key. Increase it when the same source files would give a different encoder."""
 
@@ -189,20 +191,26 @@ def open_initial(store: Path, key: str) -> InitialModel:
     return InitialModel(key, folder, facts["source"], facts["commit"], Size(**facts["size"]))
 
 
-def first_config(size: str, initial: InitialModel | None, tokenizer: Path, length: int) -> PreTrainedConfig:
-    """Return the configuration of a model before its first step.
+def first_config(size: str, initial: InitialModel | None, tokenizer: Path, recipe: Recipe) -> PreTrainedConfig:
+    """Return the configuration under which a model is trained.
 
     Args:
         tokenizer: folder of the study's tokenizer.
-        length: longest sequence in tokens; only used for a model that starts from random weights.
-    """
-    from mlmclm.models.build import load_prepared_tokenizer, model_config
+        recipe: as it is in the model's phase. Its block length is used only for a model that starts from random weights.
 
-    if initial is None:
-        return model_config(size, load_prepared_tokenizer(tokenizer), length)
+    Raises:
+        UserError: the recipe has a RoPE base for a model without such positions.
+    """
+    from mlmclm.models.architectures import set_rope
+    from mlmclm.models.build import load_prepared_tokenizer, model_config
     from mlmclm.models.given import written_config
 
-    return written_config(initial.folder)
+    if initial is None:
+        config = model_config(size, load_prepared_tokenizer(tokenizer), recipe.block_length)
+    else:
+        config = written_config(initial.folder)
+    set_rope(config, recipe.rope_base, recipe.local_rope_base)
+    return config
 
 
 def source_sizes(

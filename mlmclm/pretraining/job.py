@@ -13,7 +13,7 @@ from mlmclm.corpora.blocks import Blocks
 from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
 from mlmclm.objectives.objective import Objective
-from mlmclm.plans.plan import Leg, leg_at
+from mlmclm.plans.plan import Leg, leg_at, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.states import exists
 from mlmclm.service.placement import Device
@@ -47,6 +47,9 @@ class StageJob:
     deposits: tuple[tuple[int, str], ...]
     """(step, key) of the states to deposit in the store, in order. The last one is the end of the stage."""
     recipe: Recipe
+    """The recipe as it is in the stage's phase."""
+    whole_recipe: Recipe
+    """The study's recipe, with all phases."""
     fingerprint: str
     device: Device
 
@@ -63,6 +66,16 @@ class StageJob:
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
         return leg_at(self.legs, step - 1).rate(step - 1, self.recipe)
+
+    def samples(self, step: int) -> range:
+        """Return the samples of the global batch of a step, counted from 0 (`plans.plan.samples_of`)."""
+        return samples_of(self.legs, step, self.whole_recipe)
+
+    @property
+    def moments_since(self) -> int:
+        """Step at which the optimizer's moments were last 0: the start of training, or of a phase with new ones."""
+        phases = [leg.phase for leg in self.legs if leg.phase is not None and leg.phase.moments == "new"]
+        return max((phase.start for phase in phases), default=0)
 
     def keeps(self, step: int) -> bool:
         """Return whether the state after a step is written, as a deposit or as a checkpoint to resume from."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.corpora.order import batch_rows
+from mlmclm.corpora.order import sample_rows
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.models.warm_up import prepare
 from mlmclm.plans.plan import Stage, State
@@ -88,6 +88,7 @@ def run_stage(
         if initial is not None:
             initial.check()
         folder = store / "runs" / stage.end.key(fingerprint)
+        settled = stage.end.settled(recipe)
         job = StageJob(
             title=stage.title,
             size=stage.end.size,
@@ -97,14 +98,15 @@ def run_stage(
             run_folder=str(folder.resolve()),
             model=stage.models[0] if stage.models else stage.title,
             corpus=corpus.key,
-            train=corpus.train,
-            validation=corpus.validation,
+            train=corpus.train.at_length(settled.block_length),
+            validation=corpus.validation.at_length(settled.block_length),
             tokenizer=str(corpus.tokenizer),
             legs=stage.end.legs,
             start=start.step,
             start_key=start.key(fingerprint) if start.legs else None,
             deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
-            recipe=recipe,
+            recipe=settled,
+            whole_recipe=recipe,
             fingerprint=fingerprint,
             device=device,
         )
@@ -166,7 +168,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
         # Batches are functions of the step, so the one at which the stage diverged can be named after the fact.
-        blocks = batch_rows(len(job.train), recipe.batch, recipe.seed, stopped["step"] - 1).tolist()
+        blocks = sample_rows(len(job.train), job.samples(stopped["step"] - 1), recipe.seed).tolist()
         raise failures.not_finite(stopped, blocks, title=job.title, folder=folder, recipe=recipe)
 
 

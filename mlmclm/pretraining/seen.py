@@ -16,7 +16,7 @@ from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import history, leg_at
+from mlmclm.plans.plan import history, leg_at, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.storage.files import whole_file
@@ -57,16 +57,20 @@ def seen(blocks: Blocks, recipe: Recipe, steps: range, *, model: ModelName | Non
             models of a study.
         tokenizer: folder of the prepared tokenizer.
     """
-    legs = history(model, recipe).legs if model is not None else ()
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
-    rows = np.arange(recipe.batch)
+    legs = history(model, recipe).legs if model is not None else ()
     for step in steps:
-        chosen, tokens = step_tokens(blocks, recipe.batch, recipe.seed, step, rows)
-        if model is None:
+        if not legs:
+            samples, leg = range(step * recipe.batch, (step + 1) * recipe.batch), None
+        else:
+            samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
+        length = recipe.during(leg.phase if leg is not None else None).block_length
+        rows = np.arange(len(samples))
+        chosen, tokens = step_tokens(blocks.at_length(length), samples, recipe.seed, rows)
+        if leg is None:
             yield Seen(step, chosen, tokens, None)
         else:
-            objective = leg_at(legs, step).objective
-            label = Labelling(objective, tokens_of, recipe.corruption, recipe.seed, end)
+            label = Labelling(leg.objective, tokens_of, recipe.corruption, recipe.seed, end)
             yield Seen(step, chosen, *label(tokens, rows=rows, step=step))
 
 

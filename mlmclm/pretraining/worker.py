@@ -25,15 +25,15 @@ from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import PretrainingModel, build, hollow, load_prepared_tokenizer, model_config
-from mlmclm.models.given import begin, read_written, written_config
+from mlmclm.models.build import PretrainingModel, build, hollow
+from mlmclm.models.given import begin, read_written
 from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine, effective_stage
-from mlmclm.pretraining.initial import open_initial
+from mlmclm.pretraining.initial import first_config, open_initial
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.step_metrics import StepMeter
@@ -59,7 +59,9 @@ def train_stage(job: StageJob) -> None:
         activation_checkpointing=recipe.activation_checkpointing,
         compiled=recipe.compile,
     )
-    engine = Engine(pretraining_model, recipe, state, separator(recipe, Path(job.tokenizer)))
+    engine = Engine(
+        pretraining_model, recipe, state, separator(recipe, Path(job.tokenizer)), moments_since=job.moments_since
+    )
     stage = RunningStage(job, engine, start=0 if state is None else state.step)
     callbacks = callbacks_of(stage)
     train(stage, StepMeter(job, engine, model.config.vocab_size), callbacks)
@@ -85,7 +87,7 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
     for step in range(stage.start, job.last):
         done = step + 1  # batches and masks count steps from 0; rates, metrics and states count those that are done
         waited = time.perf_counter()
-        batches = _micro_batches(job.train, recipe, engine, label, step)
+        batches = _micro_batches(job, engine, label, step)
         waited = time.perf_counter() - waited
         outcome = engine.step(batches, job.objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
@@ -113,15 +115,14 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
 def first_model(job: StageJob) -> PreTrainedModel:
     """Return the model before its first step, in fp32 on the CPU."""
     if job.initial is not None:
-        return begin(*read_written(open_initial(Path(job.store), job.initial).folder))
-    return build(_random_config(job), job.recipe.seed)
+        _, weights = read_written(open_initial(Path(job.store), job.initial).folder)
+        return begin(_config(job), weights)
+    return build(_config(job), job.recipe.seed)
 
 
 def hollow_model(job: StageJob) -> PreTrainedModel:
     """Return `first_model` without weights (`build.hollow`)."""
-    if job.initial is not None:
-        return begin(written_config(open_initial(Path(job.store), job.initial).folder), None)
-    return hollow(_random_config(job))
+    return hollow(_config(job)) if job.initial is None else begin(_config(job), None)
 
 
 def write_beginning(job: StageJob, folder: Path) -> None:
@@ -131,8 +132,9 @@ def write_beginning(job: StageJob, folder: Path) -> None:
         checkpoints.write_tensors(temporary, checkpoints.fresh(weights_of(first_model(job))))
 
 
-def _random_config(job: StageJob) -> PreTrainedConfig:
-    return model_config(job.size, load_prepared_tokenizer(Path(job.tokenizer)), job.recipe.block_length)
+def _config(job: StageJob) -> PreTrainedConfig:
+    initial = None if job.initial is None else open_initial(Path(job.store), job.initial)
+    return first_config(job.size, initial, Path(job.tokenizer), job.recipe)
 
 
 def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
@@ -187,19 +189,18 @@ def _latest_folder(job: StageJob) -> str | None:
     return str(start)
 
 
-def _micro_batches(
-    blocks: Blocks, recipe: Recipe, engine: Engine, label: Labelling, step: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Return this worker's share of a step's global batch, as (input_ids, labels) of [micro, length] each."""
+def _micro_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -> list[tuple[Tensor, Tensor]]:
+    """Return this worker's share of a step's global batch, as (input_ids, labels) of [micro, length] each.
+
+    While the batch still grows, micro-batches are smaller, not fewer: their number is part of DeepSpeed's configuration.
+    """
     # The batch and its masks are defined for the global batch, so any number of workers trains on the same data.
-    share = recipe.batch // engine.world
-    mine = np.arange(engine.rank * share, (engine.rank + 1) * share)  # rows of the global batch
-    _, tokens = step_tokens(blocks, recipe.batch, recipe.seed, step, mine)
+    samples = job.samples(step)
+    mine = np.array_split(np.arange(len(samples)), engine.world)[engine.rank]  # rows of the global batch
+    _, tokens = step_tokens(job.train, samples, job.recipe.seed, mine)
     input_ids, labels = label(tokens, rows=mine, step=step)  # [share, length]
-    return [
-        (torch.from_numpy(input_ids[i : i + engine.micro]), torch.from_numpy(labels[i : i + engine.micro]))
-        for i in range(0, share, engine.micro)
-    ]
+    parts = (np.array_split(rows, engine.accumulation) for rows in (input_ids, labels))
+    return [(torch.from_numpy(ids), torch.from_numpy(own)) for ids, own in zip(*parts, strict=True)]
 
 
 def _validation_batches(

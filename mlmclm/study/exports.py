@@ -109,7 +109,10 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
             continue
         # The right size and step are not enough: the steps up to there must be the model's own.
         at = replace(name, checkpoint=step) if step < name.phases[-1].until else name
-        state = history(at, recipe, description.get("initial"))
+        try:
+            state = history(at, recipe, description.get("initial"))
+        except UserError:
+            continue  # its recipe has no such model
         if description["legs"] == [leg.identity() for leg in state.legs]:
             yield Found(at, state, folder, recipe, description["corpus"], description["fingerprint"])
 
@@ -131,13 +134,14 @@ def export_state(found: Found, store: Path, target: Path) -> None:
     corpus, made_from = open_corpus(store, found.corpus)
     curve = states.folder_curve(store, found.folder)
     initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
+    settled = found.state.settled(found.recipe)
     facts = state_facts(found.name, found.state, found.recipe, corpus, made_from.source, curve, initial)
     export_folder(
         target,
         read_weights(found.folder),
-        first_config(found.name.size, initial, corpus.tokenizer, found.recipe.block_length),
+        first_config(found.name.size, initial, corpus.tokenizer, settled),
         corpus.tokenizer,
         card=model_card(facts),
         decoder=facts["causal"],
-        context=found.recipe.block_length,
+        context=settled.block_length,
     )

@@ -17,7 +17,7 @@ from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.plans.costs import leg_flops
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import State
+from mlmclm.plans.plan import State, history
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.reports.provenance import Work, cell_work, provenance, stage_work
@@ -79,7 +79,7 @@ def state_facts(
         "objective": str(objective) if objective is not None else None,
         "causal": objective is not None and objective.causal,
         "steps": state.step,
-        "tokens": state.step * recipe.batch * recipe.block_length,
+        "tokens": state.tokens(recipe),
         "flops": flops(state, recipe, size, vocabulary, corpus),
         "recipe": recipe.identity(),
         "corpus": {
@@ -95,6 +95,9 @@ def state_facts(
 
 def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
     """Yield one line for each phase of a model's training."""
+    if recipe.phases_of(name.size):
+        yield from _phase_texts(name, recipe)
+        return
     start, decay_steps = 0, 0 if recipe.decay == "constant" else recipe.decay_steps
     for index, phase in enumerate(name.phases):
         stop = min(phase.until, name.steps)
@@ -107,6 +110,17 @@ def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
         law = f", the last {stop - (phase.until - decay_steps)} with decaying rate" if decayed else ""
         yield f"steps {start} to {stop}: {phase.objective.words}{law}"
         start = stop
+
+
+def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
+    for leg in history(name, recipe).legs:
+        phase = leg.phase
+        assert phase is not None
+        law = f", decaying to {phase.final_share:.0%}" if phase.decay_steps else ""
+        yield (
+            f"steps {leg.start} to {leg.stop} ({phase.name}): {leg.objective.words}, in blocks of {phase.block_length:,} tokens, "
+            f"peak rate {phase.peak_learning_rate:g}{law}"
+        )
 
 
 def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: PreparedCorpus) -> int:
@@ -240,7 +254,7 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         stages=tuple(stage_texts(name, recipe)),
         parameters=parameters(size, vocabulary),
         steps=state.step,
-        tokens=state.step * recipe.batch * recipe.block_length,
+        tokens=state.tokens(recipe),
         flops=flops(state, recipe, size, vocabulary, prepared.corpus),
         validation_loss=validation[-1][1] if validation else None,
         curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),

@@ -85,7 +85,7 @@ def _mend(folder: Path, prepared: PreparedStudy) -> None:
     from mlmclm.models.notes import CONTEXT, add_notes, read_notes
 
     if CONTEXT not in read_notes(folder):
-        add_notes(folder, {CONTEXT: prepared.study.recipe.block_length})
+        add_notes(folder, {CONTEXT: prepared.study.recipe.block_length})  # before there were phases
     if mend_tokenizer(folder, prepared.corpus.tokenizer):
         say(f"{folder}: its tokenizer added tokens that the model was never trained with; it is exported again.")
 
@@ -142,9 +142,10 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
     from mlmclm.reports.model_card import model_card
     from mlmclm.study.facts import card_facts
 
-    recipe, state = prepared.study.recipe, prepared.target(name)
+    state = prepared.target(name)
+    recipe = state.settled(prepared.study.recipe)
     key, initial = state.key(prepared.fingerprint), prepared.initial.get(name.size)
-    config = first_config(name.size, initial, prepared.corpus.tokenizer, recipe.block_length)
+    config = first_config(name.size, initial, prepared.corpus.tokenizer, recipe)
     # The weights of a trained state, of a given model as it is, or of a fresh initialisation.
     if state.legs:
         if not states.exists(prepared.place.store, key):

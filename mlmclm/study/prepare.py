@@ -54,6 +54,7 @@ def prepare(
             session=session if session is not None or study.corpus.workers != "ray" else partial(_own_session, place),
         )
     check_special(corpus.tokenizer, masked=_masks(plan))
+    _check_lengths(study, corpus)
     needed = study.recipe.batch * study.recipe.block_length
     if corpus.tokens < needed:
         raise UserError(
@@ -61,6 +62,25 @@ def prepare(
             f"recipe.block_length {study.recipe.block_length:,}); use more text, a smaller batch or a shorter block_length."
         )
     return _prepared(study, place, corpus, beginning.models)
+
+
+def _check_lengths(study: StudyFile, corpus: PreparedCorpus) -> None:
+    """Refuse phases whose blocks are longer than the corpus's shards.
+
+    Raises:
+        UserError: a part of the corpus has no block of such a length.
+    """
+    for length in sorted(_lengths(study)):
+        for part, blocks in (("training", corpus.train), ("validation", corpus.validation)):
+            if not len(blocks.at_length(length)):
+                raise UserError(
+                    f"recipe.phases: blocks of {length:,} tokens are longer than each shard of the corpus's {part} part; use more text, "
+                    "or larger shards (corpus.shard_mib)."
+                )
+
+
+def _lengths(study: StudyFile) -> set[int]:
+    return study.recipe.lengths({name.size for name in study.parsed})
 
 
 def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedStudy | None:
@@ -93,7 +113,7 @@ def _wanted(study: StudyFile, place: Place) -> Wanted:
         study.initial,
         frozenset(name.size for name in study.parsed),
         _tokenizer_of(study),
-        block_length=study.recipe.block_length,
+        block_length=max(_lengths(study)),
         store=place.store,
         data_root=place.data_root,
         beside=study.folder,

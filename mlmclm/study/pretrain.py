@@ -70,16 +70,19 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device, on
         say(f"{title}: another process has trained it")
         return
     recipe = prepared.study.recipe
-    tokens_a_step = recipe.batch * recipe.block_length
-    with Bar(title, stage.end.step * tokens_a_step, unit="tokens") as bar:
-        bar.start_at(start.step * tokens_a_step)
+
+    def tokens(step: int) -> int:
+        return sum(leg.tokens(step, recipe) for leg in stage.end.legs)
+
+    with Bar(title, stage.end.tokens(recipe), unit="tokens") as bar:
+        bar.start_at(start.tokens(recipe))
 
         def follow(records: list[dict[str, Any]]) -> None:
             trained = [record for record in records if "loss" in record]  # the others are validation records
             if trained:
                 last = trained[-1]
                 note = f"loss {last['loss']:.3f}, {last['tokens_per_second']:,.0f} tokens/s"
-                bar.update(last["step"] * tokens_a_step, note=note, rate=last["tokens_per_second"])
+                bar.update(tokens(last["step"]), note=note, rate=last["tokens_per_second"])
             if on_records is not None:
                 on_records(stage, records)
 

@@ -12,6 +12,7 @@ from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName, parse
+from mlmclm.plans.plan import history
 from mlmclm.plans.recipe import Recipe
 from mlmclm.study.in_folder import InFolder, plain_name
 
@@ -86,6 +87,13 @@ class StudyFile(InFolder):
     def parsed(self) -> tuple[ModelName, ...]:
         """The models' names, parsed."""
         return tuple(parse(name, self.sizes) for name in self.models)
+
+    @property
+    def context(self) -> int:
+        """Length in tokens of the sequences that every model has been trained on."""
+        if not self.recipe.has_phases:
+            return self.recipe.block_length
+        return min(history(name, self.recipe).settled(self.recipe).block_length for name in self.parsed)
 
     def model_of(self, name: str, *, where: str) -> str:
         """Return the name of one of the study's models as the study spells it.

@@ -38,7 +38,7 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     from mlmclm.sweeps.protocols import FIXED
     from mlmclm.tasks.registry import get_task
 
-    space = study.find_space().at_context(study.recipe.block_length)
+    space = study.find_space().at_context(study.context)
     # Shares in models' names become steps, as in the study's own list.
     space = space.model_copy(update={"per_model": {study.spelled(name): own for name, own in space.per_model.items()}})
     space.check_models(study.models)
@@ -54,9 +54,9 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
         for own in (protocol, *(space.for_model(model).protocol_for(task) for model in space.per_model)):
             kind.check_settings(task, own)
         length = protocol.max_length
-        if length > study.recipe.block_length:
+        if length > study.context:
             raise UserError(
-                f"task {task!r}: max_length {length} is longer than the models' sequences (recipe.block_length {study.recipe.block_length})."
+                f"task {task!r}: max_length {length} is longer than the models' sequences (recipe.block_length {study.context})."
             )
 
     for_each(space.tasks, check)

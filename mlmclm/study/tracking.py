@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mlmclm.errors import MlmclmError
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import Stage
+from mlmclm.plans.plan import Stage, history
 from mlmclm.plans.recipe import Recipe
 from mlmclm.progress import say
 from mlmclm.study.place import Place
@@ -223,12 +223,15 @@ def model_facts(name: ModelName, recipe: Recipe) -> dict[str, str]:
         if before < name.steps
     ]
     objectives = [str(phase.objective) for phase in begun]
+    # A name alone says its steps, whatever the recipe's schedule; in phases, they differ in their tokens.
+    in_phases = bool(recipe.phases_of(name.size))
+    tokens = history(name, recipe).tokens(recipe) if in_phases else name.steps * recipe.batch * recipe.block_length
     ratios = [ratio for text in objectives if (ratio := re.sub(r"\D", "", text))]
     return {
         "objective": "+".join(dict.fromkeys(re.sub(r"\d", "", text) for text in objectives)),
         "size": name.size,
         "mask_ratio": f"{int(ratios[-1]) / 100:g}" if ratios else "",
-        "tokens": str(name.steps * recipe.batch * recipe.block_length),
+        "tokens": str(tokens),
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
-from mlmclm.plans.plan import make_plan
+from mlmclm.plans.plan import leg_at, make_plan
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.suite import FOLDER, find_suite, suite_names
 
@@ -24,7 +24,7 @@ def write(folder: Path, **content: object) -> str:
 
 
 def test_the_paper_s_suite_is_found_by_name_and_by_path() -> None:
-    assert suite_names() == ["paper"]
+    assert suite_names() == ["ettin", "paper"]
     assert find_suite("paper") == find_suite(str(FOLDER / "paper.yaml"))
 
 
@@ -81,6 +81,27 @@ def test_the_published_recipe_takes_the_published_number_of_tokens() -> None:
     recipe = Recipe()
     assert recipe.batch * recipe.block_length == 2_359_296
     assert round(42_000 * recipe.batch * recipe.block_length / 1e9) == 99
+
+
+def test_ettin_s_suite_has_the_released_models_and_about_their_tokens() -> None:
+    suite = find_suite("ettin")
+    recipe = suite.recipe_over(Recipe(), where="")
+    plan = make_plan(suite.parsed, recipe)
+    tokens = {str(name): target.tokens(recipe) for name, target in zip(plan.models, plan.targets, strict=True)}
+    assert len(tokens) == 6 * (2 * 3 + 2)
+    for size in ("17m", "32m", "68m", "150m", "400m", "1b"):
+        share = 3 if size == "1b" else 1  # it saw a third of the tokens (arXiv 2507.11412)
+        own = sorted({count for name, count in tokens.items() if name.startswith(f"ettin{size}-")})
+        spent = [after - before for before, after in itertools.pairwise((0, *own))]
+        published = [count / share for count in (1.7e12, 250e9, 50e9, 50e9)]
+        assert spent == pytest.approx(published, rel=0.003)
+        kinds = {str(name.last_objective) for name in plan.models if name.size == f"ettin{size}"}
+        assert kinds == {"mlm30", "mlm15", "clm", "mntp15"}
+    # Rates at the ends of the phases, as shares of the first peak: 1, a half, 4 % of a half, and 2 % of a half.
+    (state,) = (target for target in plan.targets if str(target).startswith("ettin150m") and target.step == 434_200
+                and str(target.legs[-1].objective) == "mntp15")  # fmt: skip
+    ends = [leg_at(state.legs, end - 1).rate(end - 1, recipe) / 8e-4 for end in (360_000, 413_000, 423_600, 434_200)]
+    assert ends == pytest.approx([1, 0.5, 0.02, 0.01], rel=0.03)
 
 
 def test_a_suite_s_size_is_that_of_names_without_one(tmp_path: Path) -> None:

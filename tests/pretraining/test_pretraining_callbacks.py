@@ -35,7 +35,8 @@ LAST = 25
 class FakeEngine:
     """One worker's engine without a model: its losses are given."""
 
-    world, micro, separator, device, backend = 1, 8, None, torch.device("cpu"), backend_of("cpu")
+    world, micro, accumulation, separator = 1, 8, 1, None
+    device, backend = torch.device("cpu"), backend_of("cpu")
 
     def __init__(self, rank: int = 0, diverges_at: int = 10**9) -> None:
         self.rank, self.diverges_at = rank, diverges_at
@@ -98,7 +99,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> StageJob:
         title=stage.title, size="1m", shape=SIZES["1m"], initial=None, store=str(made.place.store), run_folder="",
         model=f"1m-clm-{LAST}", corpus=made.corpus.key, train=made.corpus.train, validation=made.corpus.validation,
         tokenizer=str(made.corpus.tokenizer), legs=stage.end.legs, start=0, start_key=None, deposits=((LAST, "key"),),
-        recipe=made.study.recipe, fingerprint=made.fingerprint, device="cpu",
+        recipe=made.study.recipe, whole_recipe=made.study.recipe, fingerprint=made.fingerprint, device="cpu",
     )  # fmt: skip
 
 

@@ -25,7 +25,8 @@ from mlmclm.storage.files import whole_folder
 
 RECIPE = Recipe(warmup_steps=2, decay_steps=4)
 PRINT = "of this recipe and corpus"
-CORPUS = SimpleNamespace(key="", train=None, validation=None, tokenizer="")
+BLOCKS = SimpleNamespace(at_length=lambda length: None)
+CORPUS = SimpleNamespace(key="", train=BLOCKS, validation=BLOCKS, tokenizer="")
 GIVEN: dict[str, Any] = {"corpus": CORPUS, "recipe": RECIPE, "fingerprint": PRINT, "device": "cpu"}
 
 

@@ -124,6 +124,7 @@ TIED = ("modernbert", "bert")
 WEIGHTED = {"loss_weights": {"clm": 7.0, "mlm": 0.02}, "adam_eps": 1e-2, "clip": 0.025}
 """A weight that shows: gradients of about 0.025 are clipped, and eps is not small beside them."""
 ISOLATED = {"isolate_documents": True}
+STABLE = {"optimizer": "stable-adamw", "peak_learning_rate": 2e-2, "weight_decay": 0.01}
 OFFLOADED = {"zero_optimization": {f"offload_{what}": {"device": "cpu"} for what in ("optimizer", "param")}}
 
 BUCKETS = {"zero_optimization": {"reduce_bucket_size": 4000}}
@@ -172,6 +173,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("one-isolated", recipe=ISOLATED),
             case("one-isolated-modernbert", recipe=ISOLATED),
             case("one-bert"),
+            case("one-stable", recipe=STABLE),
         ],
     )
     run(
@@ -182,6 +184,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("two-messages", messages=True),
             case("two-zero1-common", zero=1, micro=2, messages=False),
             case("two-zero0-weighted", micro=2, recipe=WEIGHTED),
+            case("two-stable", micro=2, recipe=STABLE),
+            case("two-stable-three", micro=2, recipe=STABLE, stop=3),
+            case("two-stable-resumed", micro=2, recipe=STABLE, start="two-stable-three"),
             *(case(f"two-zero{zero}", zero=zero, micro=2) for zero in STAGES),
             *(case(f"two-zero{zero}-three", zero=zero, micro=2, stop=3) for zero in STAGES),
             *(case(f"two-zero{zero}-resumed", zero=zero, micro=2, start=f"two-zero{zero}-three") for zero in STAGES),
@@ -374,6 +379,15 @@ def test_the_steps_equal_torch_s_own_adamw_on_the_weighted_mean_loss_over_the_wh
     right = (logits.argmax(1) == target)[target != -100]
     loss = torch.nn.functional.cross_entropy(logits, target).detach()
     assert losses(runs, name)[2] == pytest.approx([float(loss), float(right.float().mean())], rel=2e-5)
+
+
+def test_stable_adamw_does_not_depend_on_workers_either_and_is_taken_up_bit_equal(runs: Path) -> None:
+    expected, found = losses(runs, "one-stable"), losses(runs, "two-stable")
+    assert found[0] == pytest.approx(expected[0], rel=2e-6)
+    assert found[1] == pytest.approx(expected[1], rel=2e-5)
+    assert losses(runs, "one")[0] != expected[0]
+    assert losses(runs, "two-stable-resumed")[0] == found[0][3:]
+    assert _difference(runs, "two-stable", "two-stable-resumed") == 0
 
 
 def _difference(folder: Path, a: str, b: str) -> float:

@@ -76,7 +76,7 @@ def job_of(prepared: PreparedStudy) -> StageJob:
         title=stage.title, size=stage.end.size, shape=prepared.initial["tiny"].size, initial=stage.end.initial,
         store=str(prepared.place.store), run_folder="", model="", corpus=corpus.key, train=corpus.train,
         validation=corpus.validation, tokenizer=str(corpus.tokenizer), legs=stage.end.legs, start=0, start_key=None,
-        deposits=(), recipe=recipe, fingerprint=prepared.fingerprint, device="cpu",
+        deposits=(), recipe=recipe, whole_recipe=recipe, fingerprint=prepared.fingerprint, device="cpu",
     )  # fmt: skip
 
 

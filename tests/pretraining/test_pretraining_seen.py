@@ -176,7 +176,12 @@ def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
                 part
                 for rank in range(world)
                 for part in _micro_batches(
-                    made.corpus.train, recipe, SimpleNamespace(world=world, rank=rank, micro=micro), label, step
+                    SimpleNamespace(  # type: ignore[arg-type]
+                        train=made.corpus.train, recipe=recipe, samples=lambda step: range(8 * step, 8 * step + 8)
+                    ),
+                    SimpleNamespace(world=world, rank=rank, accumulation=8 // world // micro),  # type: ignore[arg-type]
+                    label,
+                    step,
                 )
             ]
             for index, name in enumerate(("input_ids", "labels")):

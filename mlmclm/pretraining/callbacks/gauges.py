@@ -15,7 +15,7 @@ class Gauges(Callback):
     """Exports the metrics of the latest step and the latest validation (`tracking.live_metrics`)."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        last, recipe = metrics[-1], self.stage.job.recipe
+        last, job = metrics[-1], self.stage.job
         self._set(
             loss=last.loss,
             step=last.step,
@@ -27,7 +27,7 @@ class Gauges(Callback):
             data_wait=last.data_wait,
         )
         # A gauge shows the latest step only; the counter must count every step since the last call.
-        tokens = len(metrics) * recipe.batch * recipe.block_length
+        tokens = sum(len(job.samples(each.step - 1)) for each in metrics) * job.recipe.block_length
         counter("mlmclm_pretraining_tokens_total").inc(tokens, tags=self._labels())
 
     def on_validation(self, step: int, loss: float, accuracy: float) -> None:

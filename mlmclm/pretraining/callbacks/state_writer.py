@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,11 @@ class StateWriter(Callback):
         job, engine = self.stage.job, self.stage.engine
         return {
             "size": job.size,
-            "legs": [[str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end] for leg in job.legs if leg.start < step],
+            "legs": [replace(leg, stop=min(leg.stop, step)).identity() for leg in job.legs if leg.start < step],
             "parent": job.start_key,
             **({} if job.initial is None else {"initial": job.initial}),
             "fingerprint": job.fingerprint,
-            "recipe": job.recipe.model_dump(mode="json"),
+            "recipe": job.whole_recipe.model_dump(mode="json"),
             "corpus": job.corpus,
             "system": {**system_facts(), "workers": engine.world, "device": str(engine.device), "backend": engine.backend.name},
         }  # fmt: skip

@@ -1,0 +1,140 @@
+"""What an extension of the context gives:  python -m benchmarks.extension --data FOLDER [--steps N]
+
+Models are pretrained on blocks of 128 tokens and extended to 1,024, with the RoPE base of their pretraining and with Ettin's
+larger one (arXiv 2507.11412). FOLDER holds enwiki2015/ as Parquet. The exported models are loaded by transformers; their
+loss on held-out blocks of 1,024 tokens, before and after, is averaged by the position of the predicted token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+import yaml
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+from benchmarks.results import machine, write_section
+from mlmclm.corpora.prepared_corpus import open_corpus
+from mlmclm.corpora.tokenizer import special_ids
+from mlmclm.plans.names import format_steps
+
+SHORT, LONG, BATCH = 128, 1024, 32
+BASES = {"same base, 10,000": None, "base 160,000": 160_000}
+PARTS = ((0, 128), (128, 512), (512, 1024))
+BLOCKS, RATIO = 48, 0.3
+
+
+def study(folder: Path, name: str, base: int | None, steps: int) -> tuple[Path, list[str]]:
+    """Write a study of both objectives; return its file and its models."""
+    longer = steps // 5
+    extension = {
+        "name": "ext",
+        "steps": longer,
+        "block_length": LONG,
+        "batch": BATCH * SHORT // LONG,
+        "decay": "1-sqrt",
+        "final_share": 0.1,
+    }
+    pretraining = {"name": "pretrain", "steps": steps, "warmup_steps": 60}
+    models = [
+        f"2m-{objective}-{format_steps(end)}" for objective in ("clm", "mlm30") for end in (steps, steps + longer)
+    ]
+    content = {
+        "name": name,
+        "models": models,
+        "corpus": {"source": "enwiki2015", "max_tokens": (steps + longer) * BATCH * SHORT + 2**18},
+        "tokenizer": {"train_vocab_size": 4096},
+        "recipe": {
+            "block_length": SHORT, "batch": BATCH, "peak_learning_rate": 3e-3, "adam_eps": 1e-8, "workers": 2, "device": "cpu",
+            "phases": [pretraining, extension if base is None else {**extension, "rope_base": base}],
+        },
+    }  # fmt: skip
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path, models
+
+
+@torch.no_grad()
+def losses(folder: Path, blocks: np.ndarray, *, causal: bool, mask: int) -> list[float]:
+    """Return the mean loss in nats at the positions of each of `PARTS`."""
+    sums, counts = np.zeros(len(PARTS)), np.zeros(len(PARTS))
+    model = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_pretrained(
+        folder / "decoder" if causal else folder
+    )
+    model.eval()
+    hidden = torch.rand(blocks.shape, generator=torch.Generator().manual_seed(0)) < RATIO
+    for row, hides in zip(torch.from_numpy(blocks), hidden, strict=True):
+        if causal:
+            found = functional.cross_entropy(model(row[None]).logits[0, :-1], row[1:], reduction="none")
+            positions = np.arange(1, len(row))
+        else:
+            logits = model(torch.where(hides, mask, row)[None]).logits[0]
+            found = functional.cross_entropy(logits[hides], row[hides], reduction="none")
+            positions = np.flatnonzero(hides.numpy())
+        for index, (first, last) in enumerate(PARTS):
+            chosen = (positions >= first) & (positions < last)
+            sums[index] += float(found.numpy()[chosen].sum())
+            counts[index] += chosen.sum()
+    return [float(value) for value in sums / counts]
+
+
+def main() -> None:
+    """Trains, measures and writes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=2000, help="steps of 32 x 128 tokens before the extension")
+    options = parser.parse_args()
+    rows, steps = [], options.steps
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        store = place / "store"
+        folders: dict[tuple[str, str], Path] = {}
+        for number, (title, base) in enumerate(BASES.items()):
+            file, models = study(place, f"extension{number}", base, steps)
+            command = [
+                sys.executable,
+                "-m",
+                "mlmclm",
+                "pretrain",
+                str(file),
+                "--store",
+                str(store),
+                "--data",
+                str(options.data),
+            ]
+            subprocess.run(command, check=True)
+            folders |= {
+                (title, model): (store / "studies" / file.stem / "models" / model).resolve() for model in models
+            }
+        (key,) = (path.name for path in (store / "corpora").iterdir() if path.is_dir())
+        corpus = open_corpus(store, key)[0]
+        held_out = corpus.validation.at_length(LONG)
+        blocks = held_out.take(np.arange(min(len(held_out), BLOCKS)))
+        mask = special_ids(corpus.tokenizer)["mask"]
+        for objective in ("clm", "mlm30"):
+            before, after = (f"2m-{objective}-{format_steps(end)}" for end in (steps, steps + steps // 5))
+            ways = {"before": folders[next(iter(BASES)), before], **{title: folders[title, after] for title in BASES}}
+            for way, folder in ways.items():
+                found = losses(folder, blocks, causal=objective == "clm", mask=mask)
+                rows.append(f"| {objective} | {way} | {' | '.join(f'{value:.3f}' for value in found)} |")
+    heads = " | ".join(f"{first}-{last - 1}" for first, last in PARTS)
+    lines = [
+        f"Command: `python -m benchmarks.extension --data FOLDER --steps {steps}`. Machine: {machine()}.",
+        f"Size 2m, {steps:,} steps of {BATCH} x {SHORT} tokens of enwiki2015, then {steps // 5:,} of {BATCH * SHORT // LONG} x {LONG:,}. Loss in nats "
+        f"on {len(blocks)} held-out blocks of {LONG:,} tokens by position of the predicted token, of transformers' own models.",
+        "",
+        f"| objective | model | {heads} |",
+        f"|---|---|{'---|' * len(PARTS)}",
+        *rows,
+    ]
+    write_section("Extension of the context", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Training phases: periods of pretraining that differ in block length, batch, learning rate or positions.
+
+A model's name says which objective is trained when, the phases say how. Ettin's models, for instance, are trained on
+blocks of 1,024 tokens, then on longer ones with another RoPE base, and at last with a decaying rate (arXiv 2507.11412).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mlmclm.configuration import Frozen
+from mlmclm.errors import unknown
+from mlmclm.plans.schedules import LAWS
+
+CARRIED = ("block_length", "batch", "peak_learning_rate", "weight_decay", "rope_base", "local_rope_base")
+"""Settings that a phase takes from the one before it, or from the recipe, unless it says them."""
+
+
+class BatchWarmup(Frozen):
+    """Growth of the batch at the start of a phase, in equal numbers of steps at each size."""
+
+    steps: int = Field(ge=1)
+    """Steps until the batch has its full size."""
+    first: int = Field(ge=1)
+    """Sequences of the first steps; sizes grow by this number."""
+
+    def sizes(self, batch: int) -> int:
+        """Return the number of batch sizes below the full one, at least 1."""
+        return max(1, -(-batch // self.first) - 1)
+
+
+class TrainingPhase(Frozen):
+    """A phase. What it doesn't say is as in the phase before it, or in the recipe; its schedule always begins anew."""
+
+    name: str = Field(pattern=r"^[a-z]+$")
+    """Short name; revisions of exported models are tagged with it and the phase's own steps (`ext2000`)."""
+    steps: int | None = Field(None, ge=1)
+    """Optimiser steps. Either these or `tokens`."""
+    tokens: int | None = Field(None, ge=1)
+    """Tokens, rounded up to whole steps."""
+    block_length: int | None = Field(None, ge=8)
+    """Tokens per sequence. It divides the recipe's `block_length`, in which the corpus is stored, or is a multiple of it."""
+    batch: int | None = Field(None, ge=1)
+    """Sequences per step over all workers."""
+    batch_warmup: BatchWarmup | None = None
+    peak_learning_rate: float | None = Field(None, gt=0)
+    weight_decay: float | None = Field(None, ge=0)
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up of the learning rate at the start of the phase."""
+    decay: str = "constant"
+    """Shape of the decay, as the recipe's: constant (no decay), linear, 1-sqrt or cosine."""
+    decay_steps: int | None = Field(None, ge=1)
+    """Steps of decay at the end of the phase; None for all that follow the warm-up."""
+    final_share: float = Field(0.0, ge=0, lt=1)
+    """Share of the peak to which the learning rate decays."""
+    rope_base: float | None = Field(None, gt=1)
+    """Base of the rotary position embedding; of layers with global attention, where there are others."""
+    local_rope_base: float | None = Field(None, gt=1)
+    """The same for layers with local attention."""
+    moments: Literal["keep", "new"] = "keep"
+    """Whether the optimizer keeps its moments or starts with zero moments, as if only the weights had been loaded."""
+
+    @field_validator("decay")
+    @classmethod
+    def _known_law(cls, value: str) -> str:
+        if value not in LAWS:
+            raise ValueError(str(unknown("decay", value, LAWS)).rstrip("."))
+        return value
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainingPhase:
+        if (self.steps is None) == (self.tokens is None):
+            raise ValueError(f"phase {self.name!r}: give either steps or tokens")
+        if self.steps is not None and self.warmup_steps + (self.decay_steps or 1) > self.steps:
+            raise ValueError(
+                f"phase {self.name!r}: warmup_steps {self.warmup_steps} and decay_steps {self.decay_steps or 1} are more than its "
+                f"{self.steps} steps"
+            )
+        return self
+
+    @property
+    def decays(self) -> bool:
+        """Whether the learning rate decays."""
+        return self.decay != "constant"
+
+
+class SettledPhase(Frozen):
+    """A phase at its place in a recipe: everything is a number."""
+
+    name: str
+    start: int
+    """Step at which it begins."""
+    stop: int
+    block_length: int
+    batch: int
+    batch_warmup: BatchWarmup | None
+    peak_learning_rate: float
+    weight_decay: float
+    warmup_steps: int
+    decay: str
+    decay_steps: int
+    final_share: float
+    rope_base: float | None
+    local_rope_base: float | None
+    moments: Literal["keep", "new"]
+
+    def batch_at(self, step: int) -> int:
+        """Return the sequences of a step, counted from 0 at initialisation."""
+        warmup, done = self.batch_warmup, step - self.start
+        if warmup is None or done >= warmup.steps:
+            return self.batch
+        return min(self.batch, warmup.first * (1 + done * warmup.sizes(self.batch) // warmup.steps))
+
+    def samples(self, step: int) -> int:
+        """Return the sequences that the phase has seen before a step, counted from 0 at initialisation."""
+        return samples_in(step - self.start, self.batch, self.batch_warmup)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what determines the weights after a step of the phase, for a state's key.
+
+        A phase without decay doesn't depend on its own length, so models that stay in it longer share its states.
+        """
+        left_out = {"name", "start", "stop"} | (set() if self.decay != "constant" else {"decay_steps", "final_share"})
+        return self.model_dump(mode="json", exclude=left_out, exclude_none=True)
+
+
+def samples_in(steps: int, batch: int, warmup: BatchWarmup | None) -> int:
+    """Return the sequences of the first steps of a phase."""
+    if warmup is None:
+        return steps * batch
+    sizes, seen = warmup.sizes(batch), 0
+    for index in range(sizes):
+        # This size is that of the steps s with index <= s * sizes / warmup.steps < index + 1.
+        begin, end = (-(-bound * warmup.steps // sizes) for bound in (index, index + 1))
+        seen += max(0, min(steps, end) - begin) * min(batch, warmup.first * (1 + index))
+    return seen + max(0, steps - warmup.steps) * batch
+
+
+def steps_of(phase: TrainingPhase, *, block_length: int, batch: int) -> int:
+    """Return the optimiser steps of a phase.
+
+    Args:
+        block_length, batch: those of the phase, with the recipe's in place of what it doesn't say.
+    """
+    if phase.steps is not None:
+        return phase.steps
+    assert phase.tokens is not None
+    wanted = -(-phase.tokens // block_length)
+    grown = phase.batch_warmup.steps if phase.batch_warmup is not None else 0
+    before = samples_in(grown, batch, phase.batch_warmup)
+    if before < wanted:
+        return grown + -(-(wanted - before) // batch)
+    return next(steps for steps in range(grown + 1) if samples_in(steps, batch, phase.batch_warmup) >= wanted)
+
+
+def settle(phases: Sequence[TrainingPhase], recipe: Mapping[str, Any]) -> tuple[SettledPhase, ...]:
+    """Return phases at their places, the first at step 0.
+
+    Args:
+        recipe: the recipe's values of the settings in `CARRIED`.
+    """
+    settled: list[SettledPhase] = []
+    values, start = dict(recipe), 0
+    for phase in phases:
+        values |= {name: getattr(phase, name) for name in CARRIED if getattr(phase, name) is not None}
+        stop = start + steps_of(phase, block_length=values["block_length"], batch=values["batch"])
+        own = {
+            name: getattr(phase, name)
+            for name in ("name", "batch_warmup", "warmup_steps", "decay", "final_share", "moments")
+        }
+        decay_steps = (phase.decay_steps or max(1, stop - start - phase.warmup_steps)) if phase.decays else 0
+        settled.append(SettledPhase(**values, **own, start=start, stop=stop, decay_steps=decay_steps))
+        start = stop
+    return tuple(settled)

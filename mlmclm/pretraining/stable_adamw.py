@@ -1,0 +1,70 @@
+"""StableAdamW: AdamW whose rate for each weight tensor shrinks where its gradients outgrow their running variance.
+
+Wortsman et al. 2023 (arXiv 2304.13013, algorithm 2), with the fully decoupled weight decay of ModernBERT and Ettin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class StableAdamW(torch.optim.Optimizer):
+    """StableAdamW with weight decay that doesn't depend on the peak rate, and none on norms and biases.
+
+    A step multiplies a decayed weight by 1 - weight_decay * rate / peak, where `rate` is the tensor's own. The moments
+    are stored without their bias at the start: the betas of early steps are smaller, as in Adafactor.
+
+    Args:
+        lr: learning rate of the next step.
+        peak: the schedule's highest rate.
+        betas, eps, weight_decay: as in AdamW.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        peak: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        parameters = list(parameters)
+        vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+        groups: list[dict[str, Any]] = [{"params": [parameter for parameter in parameters if parameter.ndim > 1]}]
+        if vectors:
+            groups.append({"params": vectors, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": lr, "peak": peak, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take one step with the gradients that there are."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state |= {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        state["step"] += 1
+        step, first, second = int(state["step"]), state["exp_avg"], state["exp_avg_sq"]
+        beta1, beta2 = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in group["betas"])
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        # How far the gradient lies outside of its running variance; a tensor, since reading it would wait for a GPU.
+        excess = gradient.square().div_(second.clamp(min=group["eps"] ** 2)).mean().sqrt().clamp_(min=1)
+        rate = group["lr"] / excess
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["weight_decay"] * rate / group["peak"])
+        parameter.sub_(first / second.sqrt().add_(group["eps"]) * rate)

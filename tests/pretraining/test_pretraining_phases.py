@@ -1,0 +1,214 @@
+"""Training in phases on real Ray Train: equal to a plain loop, and bit-equal when workers are killed in each phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM
+
+from mlmclm.errors import UserError
+from mlmclm.models.architectures import set_rope
+from mlmclm.models.build import build
+from mlmclm.plans.names import parse
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining import run_stage as launch
+from mlmclm.pretraining import states
+from mlmclm.pretraining.initial import first_config
+from mlmclm.pretraining.seen import seen
+from mlmclm.study.model_folders import export_models
+from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.pretrain import pretrain
+from mlmclm.study.study_file import load_study
+from small_models import save_small_model
+from small_study import write_study
+
+PHASES = [
+    {"name": "pretrain", "steps": 8, "block_length": 16, "warmup_steps": 3, "batch_warmup": {"steps": 5, "first": 4}},
+    {"name": "ext", "steps": 6, "block_length": 64, "batch": 4, "decay": "1-sqrt", "final_share": 0.5, "rope_base": 160_000},
+    {"name": "cross", "steps": 5, "peak_learning_rate": 1e-3, "decay": "linear", "decay_steps": 3, "final_share": 0.1, "moments": "new"},
+]  # fmt: skip
+MODELS = ("1m-mlm40-8", "1m-mlm40-14", "1m-mlm40-14-clm-19")
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from mlmclm.service.ray_cluster import ray_session
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+        launch.prepare_environment()
+        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
+            yield
+
+
+@pytest.fixture(scope="module")
+def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("phases"))
+
+
+def prepared(study_path: Path, store: Path, models: tuple[str, ...] = MODELS, **recipe: Any) -> PreparedStudy:
+    study = load_study(study_path)
+    values = study.recipe.model_dump(exclude={"warmup_steps", "decay_steps"}) | {"phases": PHASES, "precision": "fp32"}
+    made = study.model_copy(
+        update={
+            "models": models,
+            "baseline": None,
+            "recipe": Recipe.model_validate(values | {"micro_batch": 2} | recipe),
+        }
+    )
+    return prepare(made, Place(store, study_path.parent / "data"))
+
+
+@pytest.fixture(scope="module")
+def trained(session: None, study_path: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
+    made = prepared(study_path, tmp_path_factory.mktemp("store"))
+    pretrain(made)
+    return made
+
+
+def weights(made: PreparedStudy, model: str) -> dict[str, torch.Tensor]:
+    key = made.target(parse(model)).key(made.fingerprint)
+    tensors = load_file(states.state_folder(made.place.store, key) / "state.safetensors")
+    return {name.removeprefix("w/"): tensor for name, tensor in tensors.items() if name.startswith("w/")}
+
+
+def rate(step: int) -> float:
+    """The closed form of the rates of `PHASES`."""
+    if step < 8:
+        return 3e-3 * min(1, (step + 1) / 3)
+    if step < 14:
+        return 3e-3 * (0.5 + 0.5 * (1 - math.sqrt((step - 8) / 6)))
+    return 1e-3 * (0.1 + 0.9 * min(1, (19 - step) / 3))
+
+
+def test_three_phases_are_a_plain_loop_of_transformers_and_torch_s_adamw(trained: PreparedStudy) -> None:
+    name, recipe = parse(MODELS[-1]), trained.study.recipe
+    config = first_config("1m", None, trained.corpus.tokenizer, Recipe(block_length=64))
+    config._attn_implementation = "eager"
+    model = build(config, recipe.seed)
+    adam: dict[str, Any] = {"betas": recipe.adam_betas, "eps": recipe.adam_eps, "weight_decay": recipe.weight_decay}
+    losses, tokens = [], []
+    batches = seen(trained.corpus.train, recipe, range(19), model=name, tokenizer=trained.corpus.tokenizer)
+    for batch in batches:
+        if batch.step in (0, 14):  # the last phase begins with new moments
+            optimizer = torch.optim.AdamW(model.parameters(), **adam)
+        if batch.step == 8:
+            before = model.state_dict()
+            set_rope(config, 160_000, None)
+            model = build(config, recipe.seed)
+            model.load_state_dict(before)
+            moved = torch.optim.AdamW(model.parameters(), **adam)
+            moved.load_state_dict(optimizer.state_dict())
+            optimizer = moved
+        ids, labels = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.labels)
+        length, causal = ids.shape[1], batch.step >= 14
+        allowed = torch.ones(length, length, dtype=torch.bool)
+        allowed = allowed.tril() if causal else allowed
+        mask = torch.zeros(1, 1, length, length).masked_fill(~allowed, torch.finfo(torch.float32).min)
+        logits = model(ids, attention_mask=mask.expand(len(ids), -1, -1, -1)).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(batch.step)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        tokens.append(ids.numel())
+    # Batches of 4 (sizes below 8: one, for five steps), then 8, of 16 tokens; then 4 of 64.
+    assert tokens == [4 * 16] * 5 + [8 * 16] * 3 + [4 * 64] * 11
+    curve = [row for row in trained.curve(name) if "loss" in row]
+    assert [row["step"] for row in curve] == list(range(1, 20))
+    assert [row["loss"] for row in curve] == pytest.approx(losses, rel=2e-5)
+    assert [row["learning_rate"] for row in curve] == pytest.approx([rate(step) for step in range(19)])
+    found = weights(trained, MODELS[-1])
+    for parameter, value in model.named_parameters():
+        torch.testing.assert_close(found[parameter], value.detach(), rtol=0, atol=2e-4)
+    assert sum(tokens) == trained.target(name).tokens(recipe)
+
+
+def test_workers_killed_in_each_phase_leave_no_trace(
+    trained: PreparedStudy, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die_in_each(config: dict[str, Any]) -> None:
+        import os
+        import signal
+        from pathlib import Path
+
+        from mlmclm.pretraining.engine import Engine
+        from mlmclm.pretraining.worker_entry import run_in_worker
+
+        job, step = config["job"], Engine.step
+
+        def counted(engine: Any, *given: Any, **named: Any) -> Any:
+            engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
+            mark = Path(job.store) / f"killed-{job.start}"
+            if engine.rank == 1 and engine.steps_taken == 4 and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(engine, *given, **named)
+
+        Engine.step = counted  # type: ignore[method-assign]
+        run_in_worker(config)
+
+    monkeypatch.setattr(launch, "run_in_worker", die_in_each)
+    disturbed = prepared(study_path, tmp_path, checkpoint_every=2)
+    pretrain(disturbed)
+    assert sorted(path.name for path in tmp_path.glob("killed-*")) == ["killed-0", "killed-14", "killed-8"]
+    for model in MODELS:
+        found, expected = weights(disturbed, model), weights(trained, model)
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_exported_models_have_the_positions_and_the_context_of_their_phase(trained: PreparedStudy) -> None:
+    exports = dict(zip(MODELS, export_models(trained), strict=True))
+    facts = {name: AutoModelForMaskedLM.from_pretrained(model.folder).config for name, model in exports.items()}
+    bases = [facts[name].rope_parameters["rope_theta"] for name in MODELS]
+    assert bases == [10_000, 160_000, 160_000]
+    assert [facts[name].max_position_embeddings for name in MODELS] == [16, 64, 64]
+    assert trained.study.context == 16
+    # The validation that the last step of the second phase has logged, of transformers' own model.
+    name = MODELS[1]
+    model = AutoModelForMaskedLM.from_pretrained(exports[name].folder).eval()
+    logged = [row["validation_loss"] for row in trained.curve(parse(name)) if "validation_loss" in row][-1]
+    from mlmclm.corpora.tokenizer import vocabulary
+    from mlmclm.pretraining.labelling import Labelling
+    from mlmclm.pretraining.worker import VALIDATION_STEP
+
+    blocks = trained.corpus.validation.at_length(64)
+    rows = np.arange(min(len(blocks), trained.study.recipe.evaluation_blocks))
+    objective = parse(name).last_objective
+    assert objective is not None
+    label = Labelling(objective, vocabulary(trained.corpus.tokenizer), trained.study.recipe.corruption, 0, None)
+    ids, labels = map(torch.from_numpy, label(blocks.take(rows), rows=rows, step=VALIDATION_STEP))
+    with torch.no_grad():
+        logits = model(ids).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert loss.item() == pytest.approx(logged, rel=1e-4)
+
+
+def test_blocks_that_no_shard_holds_are_refused(study_path: Path, tmp_path: Path) -> None:
+    phases = [{"name": "a", "steps": 8, "block_length": 32 * 4096}]
+    with pytest.raises(
+        UserError, match=r"blocks of 131,072 tokens are longer than each shard of the corpus's training part"
+    ):
+        prepared(study_path, tmp_path, ("1m-mlm40-8",), phases=phases)
+
+
+def test_a_rope_base_without_rotary_positions_is_refused(tmp_path: Path) -> None:
+    from transformers import BertConfig
+
+    with pytest.raises(UserError, match="bert models have no rotary positions"):
+        set_rope(BertConfig(), 1e5, None)
+    config = AutoModelForMaskedLM.from_pretrained(save_small_model(tmp_path / "euro")).config
+    with pytest.raises(UserError, match="no layers with local attention"):
+        set_rope(config, None, 1e5)
