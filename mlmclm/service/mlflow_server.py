@@ -17,7 +17,7 @@ from mlmclm.service.servers import HOST, port_for, server_process
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.database import adopt_artifacts, artifact_location, own_fault, sqlite_file, studies_of
-from mlmclm.tracking.views import experiment_link
+from mlmclm.tracking.views import experiment_links
 
 SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # saves eight processes of 235 MB each
@@ -29,7 +29,7 @@ def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], Non
     """Run the server until it is interrupted (Ctrl-C or SIGTERM).
 
     Args:
-        on_ready: called with a line with a link for each study, once the server answers.
+        on_ready: called with a line for each link, once the server answers.
 
     Raises:
         UserError: the store has no MLflow database yet, or the port is taken.
@@ -54,7 +54,7 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
     """Run an MLflow server on the store for the duration of the block.
 
     Yields:
-        The link to each study's runs, and the server's process.
+        The links to each study's runs and charts, and the server's process.
 
     Raises:
         UserError, EnvironmentFault: as for `serve`.
@@ -93,5 +93,4 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
         with server_process(
             command, "The MLflow server", f"{base}/health", folder / "server.log", SERVER_ENVIRONMENT
         ) as process:
-            links = {name: experiment_link(base, number) for name, number in studies.items()}
-            yield links or {"MLflow": experiment_link(base)}, process
+            yield experiment_links(base, studies), process

@@ -23,11 +23,14 @@ from mlmclm.tracking.records import DataSet, Point, RunRecord, Status
 KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"
 COMMIT_TAG = "mlflow.source.git.commit"
 VIEW = "mlmclm"
-"""Name of a study's shared view in MLflow: its columns and their order."""
+"""Key of a study's table in MLflow: its columns and their order."""
 MODEL_TRAINING = "workflowType=machine_learning"
 """Query that selects MLflow's view of model training; a fresh browser would open the one for generative AI."""
 BY_SCORE = "orderByKey=metrics.%60score%60&orderByAsc=false"
 LINK_QUERY = f"{MODEL_TRAINING}&viewStateShareKey={VIEW}"
+CHARTS = "mlmclm-charts"
+"""Key of the charts of a study's summaries, grouped by objective."""
+CHARTS_QUERY = f"{MODEL_TRAINING}&viewStateShareKey={CHARTS}&compareRunsMode=CHART"
 CELLS_ID = "{cells}"
 """Stands in tags for the id of the experiment of the cells, which is known once the experiment exists."""
 CURVE_POINTS = 10
@@ -45,6 +48,8 @@ SUMMARY_COLUMNS = (
     *("metrics.best_learning_rate", "metrics.sd_seeds", "metrics.seeds", "params.model", "params.objective"),
     *("params.size", "params.mask_ratio", "params.tokens", "params.task", "params.family"),
 )
+CHART_PARAMS, CHART_METRICS = ("objective", "size", "mask_ratio", "task"), ("best_learning_rate", "score")
+"""Axes of the parallel coordinates."""
 CELL_COLUMNS = (
     *("metrics.score", "metrics.validation_score", "params.model", "params.task", "params.learning_rate"),
     *("params.seed", "params.setting"),
@@ -57,10 +62,41 @@ def cells_experiment(study: str) -> str:
 
 
 def view_tags(*, cells: bool) -> dict[str, str]:
-    """Return the tag of an experiment that says which columns MLflow shows under a printed link."""
+    """Return the tags of an experiment that keep its views: those of MLflow's menu "Views" and of the printed links.
+
+    A tag's value has the form that MLflow's web interface (3.17) gives to a view that a user saves there.
+    """
     columns = ["{}.`{}`".format(*name.split(".")) for name in (CELL_COLUMNS if cells else SUMMARY_COLUMNS)]
-    state = {"orderByKey": "metrics.`score`", "orderByAsc": False, "selectedColumns": columns}
-    return {f"mlflow.sharedViewState.{VIEW}": json.dumps(state)}
+    table = {"orderByKey": "metrics.`score`", "orderByAsc": False, "selectedColumns": columns}
+    views = [(VIEW, "Scores", table)]
+    if not cells:
+        views.append((CHARTS, "Charts by objective", table | _charts()))
+    return {
+        f"mlflow.sharedViewState.{key}": json.dumps({"name": name, "createdAt": 0, "state": json.dumps(state)})
+        for key, name, state in views
+    }
+
+
+def _charts() -> dict[str, Any]:
+    """Return the state of MLflow's charts of a study's summaries: means by objective, and parallel coordinates."""
+    metrics = ("score", "validation_score", "sd_seeds")
+    charts: list[dict[str, Any]] = [{"type": "BAR", "metricKey": metric, "displayName": metric} for metric in metrics]
+    charts.append({"type": "PARALLEL", "selectedParams": CHART_PARAMS, "selectedMetrics": CHART_METRICS})
+    fixed = {"metricSectionId": "scores", "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
+    return {
+        # MLflow loads 100 runs at a time; in the table's order, these would be the best ones.
+        "orderByKey": "params.`task`",
+        "orderByAsc": True,
+        "searchFilter": f"tags.`{KIND_TAG}` = 'group'",
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "objective"}]},
+        "runsHiddenMode": "SHOW_ALL",
+        "compareRunCharts": [{"uuid": f"chart{number}", **fixed, **chart} for number, chart in enumerate(charts)],
+        # MLflow adds a chart to the last section for each metric that has none.
+        "compareRunSections": [
+            {"uuid": uuid, "name": name, "display": True, "isReordered": False}
+            for uuid, name in (("scores", "Scores"), ("others", "Model metrics"))
+        ],
+    }
 
 
 def sweep_key(study: str) -> str:
@@ -335,10 +371,19 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{name}", f"{item:g}" if isinstance(item, float) else str(item)
 
 
-def experiment_link(base: str, experiment_id: str | None = None) -> str:
-    """Return a link to the runs of an experiment in MLflow's web interface, or to its list of experiments."""
-    page = f"experiments/{experiment_id}/runs" if experiment_id else "experiments"
-    return f"{base.rstrip('/')}/#/{page}?{LINK_QUERY}"
+def experiment_links(base: str, experiments: Mapping[str, str]) -> dict[str, str]:
+    """Return links to MLflow's web interface: the runs of each experiment, and the charts of each study.
+
+    Args:
+        experiments: the ids by name. If there are none, the one link opens MLflow's list of experiments.
+    """
+    root = f"{base.rstrip('/')}/#/experiments"
+    links = {} if experiments else {"MLflow": f"{root}?{LINK_QUERY}"}
+    for name, number in experiments.items():
+        links[name] = f"{root}/{number}/runs?{LINK_QUERY}"
+        if cells_experiment(name) in experiments:
+            links[f"{name}, charts"] = f"{root}/{number}/runs?{CHARTS_QUERY}"
+    return links
 
 
 def _thinned(curve: Sequence[Any]) -> Sequence[Any]:

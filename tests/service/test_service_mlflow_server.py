@@ -66,7 +66,7 @@ def test_a_port_that_is_taken_is_the_users_error(folder: Path) -> None:
 
 def test_the_server_shows_the_runs_and_files_of_a_copied_store_and_ends_with_the_block(folder: Path) -> None:
     with running_server(folder / "copied") as (links, process):
-        assert list(links) == ["study", "study/cells"]
+        assert list(links) == ["study", "study, charts", "study/cells"]
         parts = urlsplit(links["study"])
         assert parts.hostname == "127.0.0.1"
         base = f"{parts.scheme}://{parts.netloc}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -136,11 +137,31 @@ def test_a_stages_rows_become_curves_and_its_nested_settings_dotted_parameters()
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:5000", "http://127.0.0.1:5000/"])
-def test_a_link_opens_the_view_of_runs(base: str) -> None:
-    assert (
-        views.experiment_link(base, "7")
-        == "http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=mlmclm"
-    )
+def test_links_open_the_runs_of_experiments_and_the_charts_of_studies(base: str) -> None:
+    runs = "http://127.0.0.1:5000/#/experiments/{}/runs?workflowType=machine_learning&viewStateShareKey=mlmclm"
+    assert views.experiment_links(base, {"other": "3", "s": "7", "s/cells": "8"}) == {
+        "other": runs.format(3),
+        "s": runs.format(7),
+        "s, charts": runs.format(7) + "-charts&compareRunsMode=CHART",
+        "s/cells": runs.format(8),
+    }
+    assert list(views.experiment_links(base, {})) == ["MLflow"]
+
+
+def test_the_charts_show_what_summaries_have_and_fit_into_a_tag() -> None:
+    (value,) = [value for key, value in views.view_tags(cells=False).items() if key.endswith(views.CHARTS)]
+    assert len(value) <= 5000, "MLflow takes no longer values"
+    state = json.loads(json.loads(value)["state"])
+    shown = {
+        *(f"params.{key['groupByData']}" for key in state["groupBy"]["groupByKeys"]),
+        *(f"metrics.{chart['metricKey']}" for chart in state["compareRunCharts"] if "metricKey" in chart),
+        *(f"params.{name}" for chart in state["compareRunCharts"] for name in chart.get("selectedParams", ())),
+        *(f"metrics.{name}" for chart in state["compareRunCharts"] for name in chart.get("selectedMetrics", ())),
+    }
+    assert shown <= set(views.SUMMARY_COLUMNS)
+    assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} <= {
+        section["uuid"] for section in state["compareRunSections"]
+    }
 
 
 def test_a_group_whose_seeds_chose_different_rates_says_how_many_chose_each() -> None:
