@@ -23,6 +23,7 @@ import mlflow
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from mlmclm.service.mlflow_server import running_server
+from mlmclm.tracking.views import MODEL_TRAINING
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "examples" / "quickstart.yaml"
@@ -30,6 +31,8 @@ PICTURES = ROOT / "docs" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WAIT = 60_000
 """Milliseconds for a page to show what is looked for."""
+ASSISTANT = "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1"
+"""What MLflow's pages remember once their assistant has opened by itself; otherwise it covers a third of a picture."""
 
 
 def main(store: Path) -> None:
@@ -67,20 +70,47 @@ def draw_report(browser: Browser, report: Path) -> None:
 
 
 def draw_mlflow(browser: Browser, store: Path) -> None:
-    """The table of a study's runs, and two runs beside each other."""
+    """A study's runs in MLflow: the table, two runs beside each other, charts, parallel coordinates and box plots."""
     with running_server(store) as (links, _), new_page(browser, viewport={"width": 1440, "height": 900}) as page:
-        link = links["quickstart"]
-        page.goto(link)
-        page.wait_for_selector("text=sweep quickstart", timeout=WAIT)
+        page.set_default_timeout(WAIT)
+        page.add_init_script(f"localStorage.setItem({ASSISTANT!r}, 'true')")
+        page.goto(links["quickstart"])
+        page.wait_for_selector("text=sweep quickstart")
         save(page, "mlflow-runs")
-        base = link.partition("/#/")[0]
-        client = mlflow.MlflowClient(base)
-        (experiment,) = [found.experiment_id for found in client.search_experiments() if found.name == "quickstart"]
-        groups = client.search_runs([experiment], "tags.`mlmclm.kind` = 'group' and params.task = 'pydocs-kind'")
-        ids = [run.info.run_id for run in groups]
-        page.goto(f"{base}/#/compare-runs?runs={json.dumps(ids)}&experiments={json.dumps([experiment])}")
-        page.wait_for_selector("text=validation_score", timeout=WAIT)
+        compare(page, links["quickstart"], "quickstart", "tags.`mlmclm.kind` = 'group' and params.task = 'pydocs-kind'")
+        page.wait_for_selector("text=validation_score")
         save(page, "mlflow-compare")
+        draw_charts(page, links["quickstart, charts"])
+        compare(page, links["quickstart"], "quickstart/cells", "params.task = 'pydocs-kind'")
+        page.click("text=Box Plot")
+        for axis, name in (("x", "model"), ("y", "score")):
+            page.click(f"#{axis}-axis-selector")
+            page.locator("[role=option]").get_by_text(name, exact=True).click()
+        page.wait_for_selector(".js-plotly-plot .boxlayer path")
+        save(page, "mlflow-boxes")
+
+
+def draw_charts(page: Page, link: str) -> None:
+    """The charts of a study grouped by objective, and its parallel coordinates, which MLflow shows without groups."""
+    page.goto(link)
+    page.wait_for_selector(".js-plotly-plot .barlayer path")
+    save(page, "mlflow-charts")
+    page.click("button:has-text('Group by: objective') [role=button]")
+    card = page.locator("[data-testid=experiment-view-compare-runs-card]", has_text="Parallel Coordinates")
+    card.locator("[data-component-id=fullscreen_button_chartcard]").click()
+    page.wait_for_selector("[role=dialog] svg text:has-text('score')")
+    save(page, "mlflow-parallel")
+
+
+def compare(page: Page, link: str, experiment: str, condition: str) -> None:
+    """Opens MLflow's comparison of an experiment's runs, in the order of models and learning rates."""
+    base = link.partition("/#/")[0]
+    client = mlflow.MlflowClient(base)
+    (number,) = [found.experiment_id for found in client.search_experiments() if found.name == experiment]
+    runs = client.search_runs([number], condition, order_by=["params.model", "params.learning_rate"])
+    ids = [run.info.run_id for run in runs]
+    # MLflow reads the runs only where they come first.
+    page.goto(f"{base}/#/compare-runs?runs={json.dumps(ids)}&experiments={json.dumps([number])}&{MODEL_TRAINING}")
 
 
 def draw_ray(browser: Browser, store: Path) -> None:
