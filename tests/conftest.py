@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -105,7 +106,9 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     with in_turn(root / "finished-study.lock"):
         if not folder.exists():
             made.home.mkdir(parents=True)
-            write_study(made.study.parent)
+            study = yaml.safe_load(write_study(made.study.parent).read_text())
+            study["recipe"]["revisions_every"] = 5
+            made.study.write_text(yaml.safe_dump(study))
             words = ("study", made.study, "--store", made.store, "--data", made.study.parent / "data")
             code, _, errors = run(*words, home=made.home, timeout=500)
             (folder / "ended").write_text(f"{code}\n{errors}")

@@ -130,6 +130,10 @@ class State:
         phases = recipe.phases_of(self.size)
         return recipe.during(self.legs[-1].phase if self.legs else phases[0] if phases else None)
 
+    def at(self, step: int) -> State:
+        """Return the state at an earlier step of this history."""
+        return _prefix(self, step)
+
     def key(self, fingerprint: str) -> str:
         """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`)."""
         return stable_hash(

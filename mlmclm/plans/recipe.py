@@ -119,6 +119,9 @@ class Recipe(Frozen):
     """Steps between checkpoints from which an interrupted run resumes."""
     keep_checkpoints: int = Field(2, ge=1)
     """Number of latest checkpoints kept for a running stage. States that a plan names are always kept."""
+    revisions_every: int | None = Field(None, ge=1)
+    """Steps between revisions, which `mlmclm export --revisions` publishes: the weights at each multiple of this number
+    of total steps, from 0 on, are kept for good. None keeps no others than those of the models themselves."""
     evaluate_every: int = Field(1000, ge=1)
     """Steps between validations. There is always one at the end of a stage."""
     evaluation_blocks: int = Field(256, ge=1)

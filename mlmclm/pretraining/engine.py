@@ -323,28 +323,28 @@ class Engine:
             return None
         return Packing.of(document_lengths(input_ids.numpy(), self.separator), self.device, fine=True)
 
-    def state(self, step: int) -> TrainingState | None:
+    def state(self, step: int, *, moments: bool = True) -> TrainingState | None:
         """Gather the whole state in rank 0's host memory; collective.
+
+        Args:
+            moments: whether to gather the optimiser's moments too; without, the state has none.
 
         Returns:
             The state on rank 0, None on other ranks: a node may not have the memory for several copies.
         """
-        weights, first, second = {}, {}, {}
+        kept: tuple[dict[str, Tensor], ...] = ({}, {}, {})  # weights, first moments, second moments
         for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
             if self.stage == 0:
-                parts = (parameter.detach(), *self._moments(parameter))
+                parts = [parameter.detach(), *(self._moments(parameter) if moments else ())]
             else:
-                parts = (
-                    safe_get_full_fp32_param(parameter),
-                    safe_get_full_optimizer_state(parameter, "exp_avg"),
-                    safe_get_full_optimizer_state(parameter, "exp_avg_sq"),
-                )
+                keys = ("exp_avg", "exp_avg_sq") if moments else ()
+                parts = [safe_get_full_fp32_param(parameter)]
+                parts += [safe_get_full_optimizer_state(parameter, key) for key in keys]
             # A copy, because the next step overwrites these tensors while the state is being written.
             if self.rank == 0:
-                weights[name], first[name], second[name] = (
-                    part.detach().to("cpu", torch.float32, copy=True) for part in parts
-                )
-        return TrainingState(step, weights, first, second) if self.rank == 0 else None
+                for place, part in zip(kept, parts, strict=False):
+                    place[name] = part.detach().to("cpu", torch.float32, copy=True)
+        return TrainingState(step, *kept) if self.rank == 0 else None
 
     def _torch_optimiser(self) -> torch.optim.Optimizer:
         # ZeRO wraps torch's optimiser in one of its own.

@@ -13,7 +13,7 @@ from mlmclm.corpora.blocks import Blocks
 from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
 from mlmclm.objectives.objective import Objective
-from mlmclm.plans.plan import Leg, leg_at, samples_of
+from mlmclm.plans.plan import Leg, State, leg_at, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.states import exists
 from mlmclm.service.placement import Device
@@ -80,6 +80,15 @@ class StageJob:
     def keeps(self, step: int) -> bool:
         """Return whether the state after a step is written, as a deposit or as a checkpoint to resume from."""
         return step in dict(self.deposits) or step % self.recipe.checkpoint_every == 0
+
+    def revises(self, step: int) -> bool:
+        """Return whether the weights after a step are a revision."""
+        every = self.recipe.revisions_every
+        return every is not None and step % every == 0
+
+    def key_at(self, step: int) -> str:
+        """Return the key of the state after a step of the stage or before it."""
+        return State(self.size, self.legs, self.initial).at(step).key(self.fingerprint)
 
     def next_deposit(self) -> int:
         """Return the step of the first deposit that the store lacks.

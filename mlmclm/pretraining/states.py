@@ -5,6 +5,8 @@
                    metrics.jsonl    one line per step since that state
                    checksums.json   size and SHA-256 of each of these files, written last
 
+    revisions/KEY/    the same without moments and metrics, for steps that no model ends at (`recipe.revisions_every`)
+
 A checkpoint of a running stage is a folder with the same files: `runs/KEY/ray_train/ATTEMPT/checkpoint_TIME/`.
 
 This module does not need torch, so a finished study is recognised almost instantly.
@@ -28,6 +30,17 @@ from mlmclm.storage.files import read_json, whole_folder
 def state_folder(store: Path, key: str) -> Path:
     """Return the folder of the state with this key, whether it exists or not."""
     return store / "states" / key
+
+
+def revision_folder(store: Path, key: str) -> Path:
+    """Return the folder of the revision with this key, whether it exists or not."""
+    return store / "revisions" / key
+
+
+def weights_folder(store: Path, key: str) -> Path | None:
+    """Return the folder of a state or a revision with this key, as far as sizes tell; None if there is neither."""
+    folders = (state_folder(store, key), revision_folder(store, key))
+    return next((folder for folder in folders if damage(folder, read=False) is None), None)
 
 
 def exists(store: Path, key: str) -> bool:

@@ -92,7 +92,7 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
         outcome = engine.step(batches, job.objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
         # Read the metrics before a state is kept, so that only states with finite losses behind them are written.
-        if done % FLUSH_EVERY == 0 or job.keeps(done):
+        if done % FLUSH_EVERY == 0 or job.keeps(done) or job.revises(done):
             metrics = meter.take()
             for callback in callbacks:
                 callback.on_metrics(metrics)

@@ -15,10 +15,13 @@ import torch.distributed as distributed
 
 from mlmclm.backends.choice import backend_of
 from mlmclm.models.sizes import SIZES
+from mlmclm.pretraining import states
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
 from mlmclm.pretraining.callbacks.gauges import Gauges
 from mlmclm.pretraining.callbacks.metrics_log import MetricsLog
+from mlmclm.pretraining.callbacks.revisions import Revisions
 from mlmclm.pretraining.callbacks.stop_rule import StopRule
+from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
 from mlmclm.pretraining.engine import Evaluation
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.step_metrics import StepMeter, StepMetrics
@@ -49,6 +52,10 @@ class FakeEngine:
 
     def evaluate(self, batches: Iterator[Any], *, causal: bool) -> Evaluation:
         return Evaluation(3.0, 0.25)
+
+    def state(self, step: int, *, moments: bool) -> TrainingState | None:
+        assert not moments, "a revision has none"
+        return TrainingState(step, {"weight": torch.full((2,), float(step))}, {}, {}) if self.rank == 0 else None
 
 
 class Outside(Callback):
@@ -147,7 +154,10 @@ def test_rank_0_has_every_callback_and_others_have_those_that_workers_share(temp
         [type(each).__name__ for each in callbacks_of(running(template, tmp_path, SimpleNamespace(rank=rank)))]
         for rank in (0, 1)
     ]
-    assert names == [["Gauges", "MetricsLog", "StateWriter", "StopRule"], ["StateWriter", "StopRule"]]
+    assert names == [
+        ["Gauges", "MetricsLog", "Revisions", "StateWriter", "StopRule"],
+        ["Revisions", "StateWriter", "StopRule"],
+    ]
 
 
 def test_the_log_keeps_the_lines_up_to_the_start_and_writes_a_line_a_step(template: StageJob, tmp_path: Path) -> None:
@@ -166,6 +176,35 @@ def test_the_log_keeps_the_lines_up_to_the_start_and_writes_a_line_a_step(templa
     ]  # fmt: skip
     assert list(written[3]) == ["step", "validation_loss", "validation_perplexity", "validation_accuracy", "time"]
     assert written[3]["validation_perplexity"] == 1.0
+
+
+def test_revisions_are_kept_once_and_what_a_killed_run_owed_is_kept_at_the_start(
+    template: StageJob, tmp_path: Path
+) -> None:
+    recipe = template.recipe.model_copy(update={"revisions_every": 5})
+    job = replace(template, recipe=recipe, store=str(tmp_path), run_folder=str(tmp_path))
+
+    def trained(start: int, stop: int) -> None:
+        callback = Revisions(RunningStage(job, FakeEngine(), start))
+        callback.on_start()
+        for step in range(start + 1, stop + 1):
+            callback.on_step_end(step)
+
+    def kept() -> dict[int, int]:
+        paths = [path for path in tmp_path.glob("revisions/*/step.json") if not path.parent.name.endswith(".damaged")]
+        return {json.loads(path.read_text())["step"]: path.stat().st_mtime_ns for path in paths}
+
+    trained(0, 12)
+    before = kept()
+    assert sorted(before) == [0, 5, 10]
+    lost = states.revision_folder(tmp_path, job.key_at(10))
+    (lost / "state.safetensors").write_bytes(b"short")
+    trained(10, LAST)
+    assert sorted(kept()) == [0, 5, 10, 15, 20], "step 25 is the model's own state"
+    assert all(kept()[step] == before[step] for step in (0, 5))
+    weights = read_tensors(states.revision_folder(tmp_path, job.key_at(15))).weights
+    assert torch.equal(weights["weight"], torch.full((2,), 15.0))
+    assert states.damage(lost) is None
 
 
 @pytest.mark.parametrize(("wrong", "what"), [(row(7, loss=float("inf")), "loss"), (row(7, norm=-1.0), "gradient")])

@@ -90,6 +90,17 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
         [(row["step"], row["loss"]) for row in states.curve(store, key) if "loss" in row]
         for store in (tmp_path, finished_study.store)
     )
+    # Both kept every fifth step. There it is a model's state at step 10, here no model ends at it.
+    for step in (0, 5, 10, 15, 20, 25):
+        key = disturbed.plan.targets[0].at(step).key(disturbed.fingerprint)
+        folders = [states.weights_folder(store, key) for store in (tmp_path, finished_study.store)]
+        assert folders[0] == states.revision_folder(tmp_path, key), "no model ends here"
+        found, expected = (load_file(folder / "state.safetensors") for folder in folders if folder is not None)
+        kept = {name for name in expected if name.startswith("w/")}
+        assert found.keys() == kept and all(torch.equal(found[name], expected[name]) for name in kept), step
+        if step != 10:
+            assert (folders[0] / "state.safetensors").read_bytes() == (folders[1] / "state.safetensors").read_bytes()
+    assert len(list((tmp_path / "revisions").iterdir())) == 6
     assert losses == undisturbed and [step for step, _ in losses] == list(range(1, 31)), "each step's loss once"
 
 

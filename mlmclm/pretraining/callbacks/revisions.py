@@ -1,0 +1,43 @@
+"""Revisions: weights of steps at which no model ends, for `mlmclm export --revisions`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlmclm.pretraining import checkpoints, states
+from mlmclm.pretraining.callbacks.callback import Callback
+from mlmclm.pretraining.checkpoints import TrainingState
+from mlmclm.storage.checksums import set_aside
+
+
+class Revisions(Callback):
+    """Keeps the weights at every multiple of `recipe.revisions_every` that the store does not have yet.
+
+    They are on disk before the next step begins. So no checkpoint is ahead of a revision, and a killed stage that goes
+    on from one leaves none out.
+    """
+
+    everywhere = True  # gathering the weights is a collective
+
+    def on_start(self) -> None:
+        # The first weights; or those of a checkpoint that was complete when the run died before the revision was.
+        self.on_step_end(self.stage.start)
+
+    def on_step_end(self, step: int) -> None:
+        job = self.stage.job
+        if not job.revises(step) or step in dict(job.deposits):
+            return
+        # Rank 0 alone looks what is there: others could see a shared file system differently, and wait for nothing.
+        state = self.stage.engine.state(step, moments=False)
+        if state is not None:
+            self._keep(state, job.key_at(step))
+
+    def _keep(self, state: TrainingState, key: str) -> None:
+        job = self.stage.job
+        if states.weights_folder(Path(job.store), key) is not None:
+            return
+        folder = states.revision_folder(Path(job.store), key)
+        if folder.is_dir():
+            set_aside(folder)
+        description = {"size": job.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}
+        checkpoints.write_folder(folder, state, description, ())
