@@ -1,13 +1,17 @@
-"""`mlmclm export`: export any state in a store as a Hugging Face folder, and upload it to the Hub."""
+"""`mlmclm export`: export any state in a store as a Hugging Face folder, or a model's revisions as a repository."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlmclm.cli import options
+
+if TYPE_CHECKING:
+    from mlmclm.study.exports import Found
+    from mlmclm.study.study_file import StudyFile
 
 
 def register(app: typer.Typer) -> None:
@@ -18,9 +22,24 @@ def register(app: typer.Typer) -> None:
 def export(
     source: Annotated[Path, typer.Argument(help="A study file (YAML), or a store's folder.")],
     model: Annotated[str, typer.Argument(help="A model's name, such as 2m-clm-150-mlm40-600.")],
-    to: Annotated[Path, typer.Option("--to", help="Folder to write, which must not be there yet.")],
+    to: Annotated[
+        Path, typer.Option("--to", help="Folder to write, which must not be there yet (with --revisions it may).")
+    ],
     step: Annotated[
         int | None, typer.Option("--step", min=1, help="Optimiser steps; by default the furthest there is.")
+    ] = None,
+    revisions: Annotated[
+        bool,
+        typer.Option(
+            "--revisions",
+            help="Write every revision that the recipe's `revisions_every` kept, as a repository in the layout of the Hub's cache.",
+        ),
+    ] = False,
+    repository: Annotated[
+        str | None,
+        typer.Option(
+            "--repository", metavar="OWNER/NAME", help="With --revisions: the repository's name (mlmclm/MODEL)."
+        ),
     ] = None,
     push_to_hub: Annotated[
         str | None,
@@ -42,17 +61,25 @@ def export(
     Any state that was left behind can be exported, and the latest checkpoint of a stage that isn't finished.
 
     Example: mlmclm export examples/quickstart.yaml 1m-clm-1k --step 500 --to exported
+
+    With --revisions, transformers then loads any of them without a network:
+    from_pretrained("mlmclm/1m-clm-1k", revision="step500", cache_dir="exported").
     """
     from mlmclm.cli.output import print_json, show
     from mlmclm.errors import UserError
     from mlmclm.plans.names import parse
     from mlmclm.progress import say
     from mlmclm.study.exports import export_state, find_state, sizes_in
+    from mlmclm.study.facts import study_card
     from mlmclm.study.prepare import find_prepared
     from mlmclm.study.study_file import load_study
 
     if dry_run and push_to_hub is None:
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")
+    if revisions and (step is not None or push_to_hub is not None):
+        raise UserError("--revisions writes all steps to a folder; leave out --step and --push-to-hub.")
+    if repository is not None and not revisions:
+        raise UserError("--repository names the repository of --revisions; give that too.")
     if push_to_hub is not None:
         from mlmclm.models.hub import check_access, check_repository
 
@@ -62,6 +89,8 @@ def export(
             check_access()
     place = options.place(source if source.is_dir() else store, data)
     study = None if source.is_dir() else load_study(source)
+    if revisions and study is not None:
+        model = study.model_of(model, where=str(source))
     name = parse(model, sizes_in(place.store) if study is None else study.sizes)
     if not name.phases:
         raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
@@ -74,10 +103,16 @@ def export(
             )
         fingerprint = prepared.fingerprint
         initial = prepared.initial[name.size].key if name.size in prepared.initial else None
+    if revisions:
+        step = name.steps  # a model that is still trained has no `main` yet
     found = find_state(place.store, name, step=step, fingerprint=fingerprint, initial=initial)
+    about = {} if study is None else study_card(study, name)
+    if revisions:
+        _revisions(found, place.store, to, repository or f"mlmclm/{name}", study, source, about, as_json=as_json)
+        return
     if step is None and found.state.step < name.steps:
         say(f"{name} has come to step {found.state.step:,} of {name.steps:,}; that is exported.")
-    export_state(found, place.store, to)
+    export_state(found, place.store, to, about)
     uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else None
     if not as_json:
         show(f"{found.name} (from {found.folder}): {to}")
@@ -85,6 +120,33 @@ def export(
             show(f"uploaded: {uploaded['commit']}")
     else:
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
+
+
+def _revisions(
+    found: Found,
+    store: Path,
+    to: Path,
+    repository: str,
+    study: StudyFile | None,
+    source: Path,
+    about: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    from dataclasses import asdict
+
+    from mlmclm.cli.output import print_json, show
+    from mlmclm.study.revisions import export_revisions, say_missing
+
+    every = (found.recipe if study is None else study.recipe).revisions_every
+    made = export_revisions(found, store, to, repository, every, about)
+    say_missing(made.missing, str(found.name), "STUDY.yaml" if study is None else source)
+    if as_json:
+        print_json({"model": str(found.name), "folder": str(to), **asdict(made)})
+        return
+    for each in made.repositories:
+        show(f"{each} in {to}: main, {', '.join(made.tags)}")
+    show(f"{len(made.written)} written, {len(made.tags) - len(made.written)} there before")
 
 
 def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[str, object]:

@@ -18,6 +18,8 @@ from mlmclm.storage.files import hash_file, read_json, write_json
 NOTES = "mlmclm.json"
 CONTEXT = "context"
 """Length in tokens of the longest sequence that the study trained the model on."""
+STATE = "state"
+"""Key of the state that a revision has the weights of."""
 TOKENIZER = "tokenizer"
 """`stands_for`: for each tokenizer file, its SHA-256 here and that of the corpus's. `post_processor` and `bos_token`:
 the corpus's."""

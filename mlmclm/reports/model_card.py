@@ -38,6 +38,10 @@ def model_card(facts: Mapping[str, Any]) -> str:
             recipe, corpus: label to value, in display order; underscores are shown as spaces.
             curve: training loss as (step, nats per predicted token) pairs. validation_loss: at the end, in nats.
             parameters, steps, tokens, flops: numbers.
+            shape: label to value of the architecture. licence, citation: texts; the citation is BibTeX. datasets: names on
+                the Hub. siblings: names of models of the same study.
+            repository: OWNER/NAME, if the card is that of a repository with revisions, which is either a decoder or an
+                encoder (`decoder`). revision: its tag; None for `main`. revisions, missing: tags of all revisions.
             languages: ISO codes. tags: further tags. command: the command that reproduces the model.
 
     Raises:
@@ -46,14 +50,22 @@ def model_card(facts: Mapping[str, Any]) -> str:
     if not facts.get("name"):
         raise ValueError("model card: no name in the facts.")
     parts = [_front(facts), f"# {facts['name']}", _introduction(facts)]
-    parts += _section("Plan", _numbered(facts.get("stages") or ()))
-    parts += _section(
-        "Load", _load(bool(facts.get("causal")), facts.get("architecture") in UNMASKED, _family(facts)[1])
-    )
+    parts += _section("Plan", _plan(facts.get("stages") or ()))
+    parts += _section("Architecture", _table(facts.get("shape") or {}))
+    unmasked = facts.get("architecture") in UNMASKED
+    if facts.get("repository"):
+        parts += _section("Load", _load_revision(facts, unmasked))
+        parts += _section("Revisions", _revisions(facts))
+    else:
+        parts += _section("Load", _load(bool(facts.get("causal")), unmasked, _family(facts)[1]))
     parts += _section("Recipe", _table(facts.get("recipe") or {}))
     parts += _section("Data", _table(facts.get("corpus") or {}))
     parts += _section("Loss", _table(_losses(facts)))
     parts += _section("Cost", _table(_cost(facts)))
+    if facts.get("siblings"):
+        parts += _section("Related models", _siblings(facts["siblings"]))
+    if facts.get("citation"):
+        parts += _section("Citation", _code("bibtex", [str(facts["citation"]).strip()]))
     if facts.get("command"):
         parts += _section("Make it again", _code("bash", [str(facts["command"])]))
     return "\n\n".join(parts) + "\n"
@@ -67,16 +79,21 @@ def _front(facts: Mapping[str, Any]) -> str:
     fields: dict[str, Any] = {}
     if facts.get("languages"):
         fields["language"] = list(facts["languages"])
+    if facts.get("licence"):
+        fields["license"] = facts["licence"]
+    if facts.get("datasets"):
+        fields["datasets"] = list(facts["datasets"])
     fields["library_name"] = "transformers"
-    objective = facts.get("objective")
+    objective, decoder = facts.get("objective"), facts.get("decoder")
     if objective:
-        fields["pipeline_tag"] = "text-generation" if facts.get("causal") else "fill-mask"
-    family = _family(facts)[0].lower()
+        causal = "feature-extraction" if decoder is False else "text-generation"
+        fields["pipeline_tag"] = causal if facts.get("causal") else "fill-mask"
+    family = _family(facts)[1 if decoder else 0].lower()
     if facts.get("base_model"):
         fields["base_model"] = facts["base_model"]
     kind = objective or ("untrained" if not facts.get("initial") else None)
-    fields["tags"] = ["mlmclm", family, "encoder", *([kind] if kind else []), *(facts.get("tags") or ())]
-    # No licence: it depends on the licence of the corpus, which only the user knows.
+    fields["tags"] = ["mlmclm", family, _form(facts), *([kind] if kind else []), *(facts.get("tags") or ())]
+    # No licence by default: it depends on the licence of the corpus, which only the user knows.
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
 
 
@@ -84,13 +101,26 @@ def _introduction(facts: Mapping[str, Any]) -> str:
     if facts.get("description"):
         return str(facts["description"])
     size = f" of size {facts['size']}" if facts.get("size") else ""
-    name = _family(facts)[0]
+    name = _family(facts)[1 if facts.get("decoder") else 0]
     if facts.get("initial"):
         done = "continued by the plan below with mlmclm" if facts.get("objective") else "not trained any further"
-        return f"A {name} text encoder{size} with the weights of {facts['initial']}, {done}."
+        return f"A {name} text {_form(facts)}{size} with the weights of {facts['initial']}, {done}."
     if not facts.get("objective"):
-        return f"A {name} text encoder{size} as it is initialised: untrained, a baseline to compare with."
-    return f"A {name} text encoder{size}, pretrained by the plan below with mlmclm."
+        return f"A {name} text {_form(facts)}{size} as it is initialised: untrained, a baseline to compare with."
+    return f"A {name} text {_form(facts)}{size}, pretrained by the plan below with mlmclm."
+
+
+def _form(facts: Mapping[str, Any]) -> str:
+    return "decoder" if facts.get("decoder") else "encoder"
+
+
+def _plan(stages: Sequence[str]) -> str:
+    if not stages:
+        return ""
+    return (
+        f"{_numbered(stages)}\n\nThe name is the plan: the size, then each phase's objective with the number of steps, from the "
+        "beginning on, at which it ends; last the step, if the weights are earlier ones."
+    )
 
 
 def _section(title: str, body: str) -> list[str]:
@@ -121,6 +151,65 @@ def _load(causal: bool, unmasked: bool, decoder: str) -> str:
     else:
         adds = "the tokenizer ends a text with EOS and puts nothing in front"
     return f"{note}; {adds}, as in training.\n\n{_code('python', lines)}"
+
+
+def _load_revision(facts: Mapping[str, Any], unmasked: bool) -> str:
+    """Return the note and the code for a repository with revisions; the code prints what the model makes of a text."""
+    tag = f', revision="{facts["revision"]}"' if facts.get("revision") else ""
+    if facts.get("decoder"):
+        kind = "AutoModelForCausalLM"
+        note = "The tokenizer adds nothing to a text, as in training."
+        use = [
+            'inputs = tokenizer("In the beginning", return_tensors="pt", return_token_type_ids=False)',
+            "output = model.generate(**inputs, max_new_tokens=20)",
+            "print(tokenizer.decode(output[0]))",
+        ]
+    else:
+        masked = bool(facts.get("objective")) and not facts.get("causal") and not unmasked
+        kind = "AutoModelForMaskedLM" if masked else "AutoModel"
+        note = (
+            "Attention is bidirectional. The tokenizer ends a text with EOS and puts nothing in front, as in training."
+        )
+        if masked:
+            use = [
+                'inputs = tokenizer(f"The {tokenizer.mask_token} is here.", return_tensors="pt", return_token_type_ids=False)',
+                "logits = model(**inputs).logits  # [1, tokens, vocabulary]",
+                'hidden = inputs["input_ids"] == tokenizer.mask_token_id',
+                "print(tokenizer.decode(logits[hidden].argmax(-1)))",
+            ]
+        else:
+            use = [
+                'inputs = tokenizer("A text.", return_tensors="pt", return_token_type_ids=False)',
+                "print(model(**inputs).last_hidden_state.mean(dim=1).shape)  # a vector a text",
+            ]
+    lines = [
+        f"from transformers import {', '.join(sorted([kind, 'AutoTokenizer']))}",
+        "",
+        f'name = "{facts["repository"]}"',
+        f"model = {kind}.from_pretrained(name{tag})",
+        f"tokenizer = AutoTokenizer.from_pretrained(name{tag})",
+        *use,
+    ]
+    return f"No remote code is needed. {note}\n\n{_code('python', lines)}"
+
+
+def _revisions(facts: Mapping[str, Any]) -> str:
+    tags = list(facts.get("revisions") or ())
+    text = (
+        f"This is the revision `{facts.get('revision') or 'main'}`. A tag `stepN` has the weights after N steps of training; `main` is "
+        f"`{tags[-1]}`. Tags: {', '.join(f'`{tag}`' for tag in tags)}."
+    )
+    if facts.get("missing"):
+        text += f" Not kept: {', '.join(facts['missing'])}."
+    return (
+        f"{text}\n\nWhere the repository is a folder `models--OWNER--NAME`, give the folder that it is in as `cache_dir`, or in the "
+        "environment variable HF_HUB_CACHE. A path in place of the name would load one revision whatever `revision` says."
+    )
+
+
+def _siblings(names: Sequence[str]) -> str:
+    listed = "\n".join(f"- {_line(name)}" for name in names)
+    return f"They have the same data, recipe and tokenizer, and other plans or sizes:\n\n{listed}"
 
 
 def _losses(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,11 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
             yield Found(at, state, folder, recipe, description["corpus"], description["fingerprint"])
 
 
-def export_state(found: Found, store: Path, target: Path) -> None:
+def export_state(found: Found, store: Path, target: Path, about: Mapping[str, Any] | None = None) -> None:
     """Write a state as a Hugging Face folder with a model card; add the decoder if the last step was causal.
+
+    Args:
+        about: facts for the card beside those that the store has (`facts.study_card`).
 
     Raises:
         UserError: the target folder is not empty, or the state's corpus is not in the store.
@@ -141,7 +144,7 @@ def export_state(found: Found, store: Path, target: Path) -> None:
         read_weights(found.folder),
         first_config(found.name.size, initial, corpus.tokenizer, settled),
         corpus.tokenizer,
-        card=model_card(facts),
+        card=model_card({**facts, **(about or {})}),
         decoder=facts["causal"],
         context=settled.block_length,
     )

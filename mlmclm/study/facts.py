@@ -6,6 +6,7 @@ None of them depends on when, where or how fast anything ran, except `StudyFacts
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from mlmclm.study.prepared_study import PreparedStudy
 
 if TYPE_CHECKING:
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
+    from mlmclm.study.study_file import StudyFile
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepared_task import PreparedTask
 
@@ -37,7 +39,7 @@ SAMPLED_BLOCKS = 1024
 def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
     """Return the facts for a model's card; none of them depends on when or where the model was trained."""
     study = prepared.study
-    return state_facts(
+    facts = state_facts(
         name,
         prepared.target(name),
         study.recipe,
@@ -46,6 +48,13 @@ def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
         prepared.curve(name),
         prepared.initial.get(name.size),
     )
+    return facts | study_card(study, name)
+
+
+def study_card(study: StudyFile, name: ModelName) -> dict[str, Any]:
+    """Return the facts for a model's card that only the study file has."""
+    siblings = [other for other in study.models if other != str(replace(name, checkpoint=None))]
+    return {**study.card.model_dump(), "siblings": siblings}
 
 
 def state_facts(
@@ -74,6 +83,14 @@ def state_facts(
         "architecture": size.architecture,
         "initial": initial.source if initial is not None else None,
         "base_model": initial.source.partition("@")[0] if initial is not None and initial.commit else None,
+        "shape": {
+            "layers": size.layers,
+            "hidden": size.hidden,
+            "intermediate": size.intermediate,
+            "heads": size.heads,
+            "key-value heads": size.key_value_heads,
+            "longest training sequence, tokens": recipe.block_length,
+        },
         "parameters": parameters(size, vocabulary),
         "stages": list(stage_texts(name, recipe)),
         "objective": str(objective) if objective is not None else None,

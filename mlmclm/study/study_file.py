@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mlmclm.configuration import load_config
+from mlmclm.configuration import Frozen, load_config
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.models.sizes import SIZES
@@ -15,6 +15,17 @@ from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.plan import history
 from mlmclm.plans.recipe import Recipe
 from mlmclm.study.in_folder import InFolder, plain_name
+
+
+class Card(Frozen):
+    """What model cards say that the study cannot know."""
+
+    licence: str | None = None
+    """Licence of the models, as the Hub names it (such as apache-2.0); it depends on the corpus."""
+    datasets: tuple[str, ...] = ()
+    """Data sets of the corpus, by their names on the Hub."""
+    citation: str | None = None
+    """BibTeX entry of the work to cite."""
 
 
 class StudyFile(InFolder):
@@ -39,6 +50,8 @@ class StudyFile(InFolder):
     tokenizer: TokenizerConfig | None = None
     """May be left out if there are models to continue from; theirs is used then."""
     recipe: Recipe
+    card: Card = Card()
+    """Entries of the models' cards."""
     tracking: str | None = None
     """Address of an MLflow server.
 
@@ -131,6 +144,11 @@ def load_study(path: Path) -> StudyFile:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(f"{path}: models: listed twice: {', '.join(twice)}.")
+    longest, every = max(name.steps for name in parsed), study.recipe.revisions_every
+    if every is not None and every > longest > 0:
+        raise UserError(
+            f"{path}: recipe.revisions_every {every}: no model trains for so long; allowed: 1 to {longest}, the steps of the longest."
+        )
     study = study.model_copy(update={"models": names, "baseline": baseline})
     if study.baseline is not None and study.baseline not in study.models:
         raise UserError(f"{path}: baseline: {study.baseline!r} is not one of the models ({', '.join(study.models)}).")

@@ -51,6 +51,31 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
     assert "license" not in matter
     assert matter["language"] == ["en"]
     assert front(model_card(FACTS | {"objective": "clm", "causal": True}))["pipeline_tag"] == "text-generation"
+    shown = {"licence": "mit", "datasets": ("a/b",), "citation": "@misc{a}\n", "siblings": ["2m-clm-600"]}
+    matter = front(model_card(FACTS | shown))
+    assert matter["license"] == "mit" and matter["datasets"] == ["a/b"]
+    assert "```bibtex\n@misc{a}\n```" in model_card(FACTS | shown) and "- 2m-clm-600\n" in model_card(FACTS | shown)
+
+
+@pytest.mark.parametrize(
+    ("objective", "decoder", "pipeline", "kind"),
+    [
+        ("clm", True, "text-generation", "AutoModelForCausalLM"),
+        ("clm", False, "feature-extraction", "AutoModel"),
+        ("mlm40", False, "fill-mask", "AutoModelForMaskedLM"),
+        (None, True, None, "AutoModelForCausalLM"),
+        (None, False, None, "AutoModel"),
+    ],
+)
+def test_the_card_of_a_revision_names_its_tag_and_one_class(
+    objective: str | None, decoder: bool, pipeline: str | None, kind: str
+) -> None:
+    here = {"repository": "me/a", "revision": "step5", "revisions": ("step0", "step5", "step9"), "missing": ("step7",)}
+    card = model_card(FACTS | here | {"objective": objective, "causal": objective == "clm", "decoder": decoder})
+    assert front(card).get("pipeline_tag") == pipeline
+    assert front(card)["tags"][2] == ("decoder" if decoder else "encoder")
+    assert f'model = {kind}.from_pretrained(name, revision="step5")' in code(card)
+    assert "`main` is `step9`" in card and "Not kept: step7." in card
 
 
 def test_the_code_to_load_it_is_python_and_names_the_classes() -> None:

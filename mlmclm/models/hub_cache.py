@@ -1,0 +1,103 @@
+"""Repositories in the layout of the Hugging Face Hub's cache, from which `from_pretrained` reads without a network.
+
+    FOLDER/models--OWNER--NAME/blobs/SHA256              content of the files, each once
+                               snapshots/COMMIT/PATH     links to it
+                               refs/TAG                  a tag's commit; `main` is what is loaded without `revision`
+
+    AutoModel.from_pretrained("OWNER/NAME", revision=TAG, cache_dir=FOLDER)
+
+A commit is a hash of paths and contents, so the same files are the same commit everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from mlmclm.errors import UserError
+from mlmclm.models.notes import damage_of_export
+from mlmclm.storage.checksums import noted
+from mlmclm.storage.files import disk_fault, hash_file, stable_hash, whole_folder, write_atomic
+
+
+class CachedRepository:
+    """One repository in such a folder."""
+
+    def __init__(self, cache: Path, repository: str) -> None:
+        """Name a repository; nothing is written yet.
+
+        Args:
+            repository: OWNER/NAME.
+
+        Raises:
+            UserError: the Hub would not take this name.
+        """
+        check_name(repository)
+        self.name = repository
+        self.folder = cache / f"models--{repository.replace('/', '--')}"
+
+    def snapshot(self, tag: str) -> Path | None:
+        """Return the folder of a tag's commit; None if there is no such tag, or the commit's files are not whole."""
+        ref = self.folder / "refs" / tag
+        if not ref.is_file():
+            return None
+        folder = self.folder / "snapshots" / ref.read_text(encoding="utf-8")
+        whole = (folder / "README.md").is_file() and noted(folder) and damage_of_export(folder) is None
+        return folder if whole else None
+
+    def commit(self, source: Path, files: Iterable[Path]) -> str:
+        """Add files as a commit and return it. The files, on the same file system, are linked and not copied.
+
+        Raises:
+            EnvironmentFault: the disk is full or not writable.
+        """
+        contents = {path.relative_to(source).as_posix(): (path, hash_file(path)) for path in files}
+        commit = stable_hash({name: content for name, (_, content) in contents.items()})[:40]
+        for path, content in contents.values():
+            self._add(path, content)
+        folder = self.folder / "snapshots" / commit
+        if not folder.is_dir():
+            with whole_folder(folder) as temporary:
+                for name, (_, content) in contents.items():
+                    link = temporary / name
+                    link.parent.mkdir(parents=True, exist_ok=True)
+                    link.symlink_to(Path(*[".."] * (name.count("/") + 2), "blobs", content))
+        return commit
+
+    def tag(self, tag: str, commit: str) -> None:
+        """Let a tag stand for a commit."""
+        ref = self.folder / "refs" / tag
+        if not ref.is_file() or ref.read_text(encoding="utf-8") != commit:
+            write_atomic(ref, commit)
+
+    def _add(self, path: Path, content: str) -> None:
+        """Link a file among the contents unless it is there."""
+        blob = self.folder / "blobs" / content
+        if blob.is_file() and hash_file(blob) == content:
+            return
+        try:
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as handle:
+                os.fsync(handle.fileno())
+            blob.unlink(missing_ok=True)
+            blob.hardlink_to(path)
+        except OSError as error:
+            raise disk_fault(error, blob, choose="another folder with --to") from error
+
+
+def check_name(repository: str) -> None:
+    """Refuse what is not OWNER/NAME.
+
+    Raises:
+        UserError: the message says what is allowed.
+    """
+    part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+    if re.fullmatch(f"{part}/{part}", repository) is None or "--" in repository or ".." in repository:
+        raise UserError(
+            f"--repository {repository!r}: expected OWNER/NAME, each of letters, digits, '-', '_' and '.', without '--' or '..', "
+            "and with a letter or digit at both ends."
+        )
+    if len(repository) > 96:
+        raise UserError(f"--repository {repository!r}: {len(repository)} characters; the Hub takes 96 at most.")

@@ -1,0 +1,203 @@
+"""Revisions of a model: its weights at every `recipe.revisions_every` steps, as the tags of one repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from mlmclm.errors import UserError
+from mlmclm.plans.names import ModelName
+from mlmclm.plans.plan import State
+from mlmclm.pretraining import states
+from mlmclm.pretraining.initial import first_config, open_initial
+from mlmclm.progress import say
+from mlmclm.storage.temporary import swept_folder
+from mlmclm.study.exports import Found
+
+if TYPE_CHECKING:
+    from mlmclm.models.hub_cache import CachedRepository
+
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A model's weights at a step of its training."""
+
+    state: State
+    folder: Path | None
+    """Folder of the weights in the store; None if they were not kept."""
+
+    @property
+    def tag(self) -> str:
+        """The name by which `from_pretrained(..., revision=TAG)` finds it."""
+        return f"step{self.state.step}"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The outcome of `export_revisions`."""
+
+    repositories: tuple[str, ...]
+    tags: tuple[str, ...]
+    written: tuple[str, ...]
+    """Tags of which something was written; the others were there."""
+    missing: tuple[str, ...]
+    """Tags whose weights the store does not have."""
+
+
+def revisions_of(found: Found, every: int, store: Path) -> list[Revision]:
+    """Return a model's revisions, the initialisation and the model itself among them."""
+    before = map(found.state.at, range(0, found.state.step, every))
+    kept = [Revision(each, states.weights_folder(store, each.key(found.fingerprint))) for each in before]
+    return [*kept, Revision(found.state, found.folder)]
+
+
+def export_revisions(
+    found: Found, store: Path, cache: Path, repository: str, every: int | None, about: Mapping[str, Any]
+) -> Exported:
+    """Write a trained model's revisions as a repository in the layout of the Hub's cache; what is there stays.
+
+    `main` is the model itself. A model whose last objective is causal becomes two repositories: `repository` has it as a
+    decoder, and `repository`-encoder as an encoder.
+
+    Args:
+        found: the model's last state.
+        cache: the folder that `from_pretrained` takes as `cache_dir`.
+        every: `recipe.revisions_every`.
+        about: facts for the cards beside those that the store has (`facts.study_card`).
+
+    Raises:
+        UserError: no revisions were asked for, the repository's name is refused, or the folder has a repository of this
+            name with other weights.
+    """
+    from mlmclm.models.hub_cache import CachedRepository
+
+    last = found.name.last_objective
+    names = (repository, f"{repository}-encoder") if last is not None and last.causal else (repository,)
+    repositories = [CachedRepository(cache, name) for name in names]
+    if every is None:
+        raise UserError(
+            f"model {str(found.name)!r}: recipe.revisions_every is not set, so no revisions were kept. Set it in the study file before "
+            "the model is trained."
+        )
+    revisions = revisions_of(found, every, store)
+    there = [each for each in revisions if each.folder is not None]
+    missing = tuple(each.tag for each in revisions if each.folder is None)
+    tags = tuple(each.tag for each in there)
+    writer = _Writer(found, store, repositories, {**about, "revisions": tags, "missing": missing})
+    # All are compared before any is written, so that a folder with another model's revisions stays as it is.
+    lacking = [each for each in there if not writer.is_there(each)]
+    for each in lacking:
+        writer.write(each, cache)
+    return Exported(names, tags, tuple(each.tag for each in lacking), missing)
+
+
+class _Writer:
+    """Writes a model's revisions into its repositories, of which the first is the decoder's if there are two."""
+
+    def __init__(
+        self, found: Found, store: Path, repositories: Sequence[CachedRepository], about: Mapping[str, Any]
+    ) -> None:
+        from mlmclm.corpora.prepared_corpus import open_corpus
+
+        self.found, self.repositories, self.about = found, repositories, about
+        self.causal = len(repositories) > 1
+        self.initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
+        self.corpus, made_from = open_corpus(store, found.corpus)
+        self.source = made_from.source
+        self.curve = states.folder_curve(store, found.folder)
+
+    def is_there(self, revision: Revision) -> bool:
+        """Return whether all repositories have a revision with these weights and this card.
+
+        Raises:
+            UserError: one has it with other weights.
+        """
+        cards = zip(self.repositories, self._cards(revision), strict=True)
+        found = [
+            self._has(each, tag, self._key(revision), card) for each, card in cards for tag in self._tags(revision)
+        ]
+        return all(found)
+
+    def write(self, revision: Revision, cache: Path) -> None:
+        """Write a revision, whole or not at all.
+
+        Raises:
+            UserError: its weights in the store are damaged.
+        """
+        from mlmclm.models.export import export_folder
+        from mlmclm.pretraining.checkpoints import read_tensors
+
+        weights, recipe = cast(Path, revision.folder), self.found.recipe
+        damage = states.damage(weights)
+        if damage is not None:
+            raise UserError(
+                f"{weights}: {damage}. Put back a copy; or delete this folder, and {revision.tag} is left out."
+            )
+        cards = self._cards(revision)
+        with swept_folder(cache, ".revision-") as temporary:
+            folder = temporary / "model"
+            export_folder(
+                folder,
+                dict(read_tensors(weights).weights),
+                first_config(self.found.name.size, self.initial, self.corpus.tokenizer, recipe.block_length),
+                self.corpus.tokenizer,
+                card=cards[-1],
+                decoder=self.causal,
+                context=recipe.block_length,
+                state=self._key(revision),
+            )
+            parts = [folder / "decoder", folder] if self.causal else [folder]
+            for repository, part, card in zip(self.repositories, parts, cards, strict=True):
+                (part / "README.md").write_text(card, encoding="utf-8")
+                commit = repository.commit(part, sorted(path for path in part.iterdir() if path.is_file()))
+                for tag in self._tags(revision):
+                    repository.tag(tag, commit)
+
+    def _key(self, revision: Revision) -> str:
+        return revision.state.key(self.found.fingerprint)
+
+    def _tags(self, revision: Revision) -> list[str]:
+        return [revision.tag, *([MAIN] if revision.state == self.found.state else [])]
+
+    def _cards(self, revision: Revision) -> list[str]:
+        """Return the cards of a revision in each of the repositories."""
+        from mlmclm.reports.model_card import model_card
+        from mlmclm.study.facts import state_facts
+
+        step, name = revision.state.step, self.found.name
+        if step < self.found.state.step:
+            name = replace(name, checkpoint=step) if step else ModelName(name.size)
+        trained = [row for row in self.curve if row["step"] <= step]
+        facts = state_facts(name, revision.state, self.found.recipe, self.corpus, self.source, trained, self.initial)
+        tag = None if MAIN in self._tags(revision) else revision.tag
+        return [
+            model_card({**facts, **self.about, "repository": each.name, "revision": tag, "decoder": decoder})
+            for each, decoder in zip(self.repositories, (self.causal, False), strict=False)
+        ]
+
+    def _has(self, repository: CachedRepository, tag: str, key: str, card: str) -> bool:
+        from mlmclm.models.notes import STATE, read_notes
+
+        folder = repository.snapshot(tag)
+        if folder is None:
+            return False
+        if read_notes(folder).get(STATE) != key:
+            raise UserError(
+                f"{repository.folder}: its revision {tag!r} has the weights of another model or training. Give another --repository or "
+                "--to, or delete this folder."
+            )
+        return (folder / "README.md").read_text(encoding="utf-8") == card
+
+
+def say_missing(missing: Sequence[str], model: str, study: Path | str) -> None:
+    """Tell the user which revisions the store lacks, and how they are made."""
+    if missing:
+        named = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        say(
+            f"{model}: {len(missing)} of its revisions are not in the store: {named}. They are kept while their stage is trained, and it was "
+            f"trained without them. Train it again in another store: `mlmclm pretrain {study} --store NEW`."
+        )
