@@ -6,7 +6,6 @@ None of them depends on when, where or how fast anything ran, except `StudyFacts
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,7 @@ def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
 
 def study_card(study: StudyFile, name: ModelName) -> dict[str, Any]:
     """Return the facts for a model's card that only the study file has."""
-    siblings = [other for other in study.models if other != str(replace(name, checkpoint=None))]
+    siblings = [other for other in study.models if other != str(name)]
     return {**study.card.model_dump(), "siblings": siblings}
 
 

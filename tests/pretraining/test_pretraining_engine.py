@@ -74,6 +74,10 @@ def copies(engine):
     storages = {tensor.untyped_storage().data_ptr() for tensor in own}
     return sum(tensor.numel() for tensor in taken if tensor.untyped_storage().data_ptr() not in storages)
 
+def same(revision, weights):
+    assert not revision.first and not revision.second and revision.weights.keys() == weights.keys()
+    assert all(torch.equal(revision.weights[name], weights[name]) for name in weights)
+
 for case in cases:
     recipe = Recipe.model_validate(dict(batch=8, block_length=16, workers=world, micro_batch=case["micro"], zero_stage=case["zero"],
         precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1,
@@ -86,6 +90,7 @@ for case in cases:
     if case.get("hollow"):
         model = hollow(config)
         state = TrainingState(state.step, Watched(state.weights, model), state.first, state.second)
+    first = fresh(weights_of(build(config, 0))).weights if state is None else dict(state.weights)
     wrapped = PretrainingModel(model, precision=case["precision"], activation_checkpointing=case.get("again", False),
         compiled=recipe.compile)
     create = Host.create
@@ -99,13 +104,18 @@ for case in cases:
         if recipe.isolate_documents:
             ids[:, 5::4] = torch.where(ids[:, 5::4] % 3 == 0, 4, ids[:, 5::4])
         return [(ids[i:i + engine.micro], labels[i:i + engine.micro]) for i in range(rank * share, (rank + 1) * share, engine.micro)]
+    # A revision has the weights alone: those of the start, and in the end those of the whole state.
+    began = engine.state(0, moments=False)
+    if rank == 0:
+        same(began, first)
     for step in range(0 if state is None else state.step, case["stop"]):
         total, labelled, _, norm = engine.step(mine(step), Causal() if case["causal"] else Masked(40), rate=1e-2)
         distributed.all_reduce(total)
         losses.append(float(total / labelled)); norms.append(norm)
     evaluation = engine.evaluate(iter(mine(99)), causal=case["causal"])
-    final = engine.state(case["stop"])
+    final, revision = engine.state(case["stop"]), engine.state(case["stop"], moments=False)
     if rank == 0:
+        same(revision, final.weights)
         target = Path(folder) / case["name"]
         target.mkdir()
         write_tensors(target, final)
