@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig
 
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.exported_tokenizer import write_tokenizer
-from mlmclm.models.notes import CONTEXT, STATE, add_notes, note_written
+from mlmclm.models.notes import CONTEXT, OBJECTIVE, STATE, add_notes, note_written
 from mlmclm.storage.files import whole_folder
 
 
@@ -36,6 +36,7 @@ def export_folder(
     decoder: bool,
     context: int | None = None,
     state: str | None = None,
+    objective: str | None = None,
 ) -> None:
     """Write a model folder, whole or not at all; an existing one stays as it is.
 
@@ -47,6 +48,7 @@ def export_folder(
         context: length in tokens of the longest sequence that the model was trained on; None for as many as it has
             positions.
         state: key of the state that the weights are of; it is noted where it is given.
+        objective: name of the objective of the last training step, or `notes.UNTRAINED`.
     """
     if (target / "config.json").is_file():
         return
@@ -66,10 +68,10 @@ def export_folder(
                 save_file(architecture.decoder_weights(weights), str(file), metadata={"format": "pt"})
             architecture.decoder_config(config).save_pretrained(str(folder / "decoder"))
             write_tokenizer(tokenizer, folder / "decoder", decoder=True)
-        notes = {name: value for name, value in ((CONTEXT, context), (STATE, state)) if value is not None}
-        if notes:
-            for part in (folder, *([folder / "decoder"] if decoder else [])):
-                add_notes(part, notes)
+        given = ((CONTEXT, context), (STATE, state), (OBJECTIVE, objective))
+        known = {name: value for name, value in given if value is not None}
+        for part in (folder, *([folder / "decoder"] if decoder else [])):
+            add_notes(part, known)
         # Checksums come last, over the finished files.
         for part in (folder, *([folder / "decoder"] if decoder else [])):
             note_written(part)

@@ -147,4 +147,5 @@ def export_state(found: Found, store: Path, target: Path, about: Mapping[str, An
         card=model_card({**facts, **(about or {})}),
         decoder=facts["causal"],
         context=settled.block_length,
+        objective=str(found.state.legs[-1].objective),
     )

@@ -138,6 +138,7 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
     from mlmclm.models.build import build
     from mlmclm.models.export import export_folder
     from mlmclm.models.given import read_written
+    from mlmclm.models.notes import UNTRAINED
     from mlmclm.pretraining.checkpoints import read_weights
     from mlmclm.reports.model_card import model_card
     from mlmclm.study.facts import card_facts
@@ -165,4 +166,5 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
         card=model_card(card_facts(prepared, name)),
         decoder=objective is not None and objective.causal,
         context=recipe.block_length,
+        objective=UNTRAINED if objective is None else str(objective),
     )
