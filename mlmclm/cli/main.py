@@ -16,6 +16,7 @@ from mlmclm import __version__
 from mlmclm.cli import (
     compare,
     data,
+    evaluate,
     export,
     finetune,
     plan,
@@ -44,7 +45,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for module in (study, data, tasks, plan, pretrain, sweep, finetune, report, compare, export, schema, tracking, ui, up):
+for module in (
+    study,
+    data,
+    tasks,
+    plan,
+    pretrain,
+    sweep,
+    finetune,
+    evaluate,
+    report,
+    compare,
+    export,
+    schema,
+    tracking,
+    ui,
+    up,
+):
     module.register(app)
 
 

@@ -31,7 +31,6 @@ from mlmclm.sweeps.failures import forget
 from mlmclm.sweeps.ledger_place import claims_below, ledger_root
 
 SCHEMA = 1
-NEEDED = ("key", "task", "learning_rate", "seed", "status", "scores")
 EXAMPLES = "examples_sha256"
 """Entry of a result file: SHA-256 of its examples file."""
 
@@ -45,6 +44,9 @@ class Ledger:
     """
 
     part = "cells"
+    """Folder of the results below the ledger's root; claims begin with it."""
+    needed: tuple[str, ...] = ("key", "task", "learning_rate", "seed", "status", "scores")
+    """Entries that every result has."""
 
     def __init__(self, store: Path, *, root: Path | ObjectPath | None = None) -> None:
         root = ledger_root(store) if root is None else root
@@ -97,7 +99,7 @@ class Ledger:
             raise _damaged(path, str(error)) from error
         if result.get("schema") != SCHEMA:
             raise _damaged(path, f"not a result of schema {SCHEMA}")
-        absent = [name for name in NEEDED if name not in result]
+        absent = [name for name in self.needed if name not in result]
         if absent:
             raise _damaged(path, f"without {', '.join(absent)}")
         if result["key"] != key:

@@ -1,0 +1,178 @@
+"""`mlmclm evaluate`: zero-shot tasks, for decoders and encoders alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show_table
+from mlmclm.errors import UserError
+
+if TYPE_CHECKING:
+    from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask
+    from mlmclm.study.place import Place
+
+
+def register(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("evaluate")(evaluate)
+
+
+def evaluate(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Folders, names in a study of the store (NAME or STUDY/NAME), or names on the Hub (OWNER/NAME).",
+        ),
+    ],
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            metavar="NAME|FILE",
+            help="A task of lm-evaluation-harness, or a YAML file in its format; may be given several times.",
+        ),
+    ] = None,
+    winogender: Annotated[
+        Path | None,
+        typer.Option(
+            "--winogender", metavar="FOLDER", help="Also the pronouns of occupations: a folder with Winogender's files."
+        ),
+    ] = None,
+    winogender_rule: Annotated[
+        str,
+        typer.Option(
+            "--winogender-rule",
+            metavar="mass|published",
+            help="How an answer is read: by all probability, or by the published script's rule.",
+        ),
+    ] = "mass",
+    scoring: Annotated[
+        str | None,
+        typer.Option(
+            "--scoring",
+            metavar="causal|masked|mntp",
+            help="How tokens are predicted, in place of what the model's folder says.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Evaluate on the first documents of each task only.")
+    ] = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    as_json: options.Json = False,
+) -> None:
+    """Evaluates models on zero-shot tasks: no training, the model scores each answer or writes one.
+
+    Decoders are scored causally. Encoders read from left to right, each token predicted at the first of three masks behind the true
+    text so far. The harness (lm-eval, in `mlmclm[evaluation]`) builds the prompts and computes the metrics.
+
+    A result is a file of the store's evaluations/, named by a hash of all that can change it; it is computed once.
+
+    Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
+    from mlmclm.evaluation.evaluations import Evaluations, Subject
+    from mlmclm.evaluation.language_model import scoring_of
+    from mlmclm.sweeps.find_model import find_model
+
+    if not task and winogender is None:
+        raise UserError("nothing to evaluate on: give --task NAME or FILE, or --winogender FOLDER.")
+    place = options.place(store, data)
+    found = [find_model(model, place.store, data_root=place.data_root) for model in models]
+    chosen = [scoring_of(each.folder, scoring) for each in found]
+    tasks = _tasks(task or (), place, limit)
+    if winogender is not None:
+        from mlmclm.evaluation.winogender import read_winogender
+
+        tasks.append(read_winogender(winogender, winogender_rule))
+    shared = [each.name for each in found]
+    # Folders of several models may have one name.
+    names = [name if shared.count(name) == 1 else given for name, given in zip(shared, models, strict=True)]
+    subjects = [Subject.of(name, *each) for name, each in zip(names, chosen, strict=True)]
+    ledger = Evaluations(place.store)
+    results = [result for subject in subjects for result in _results(subject, tasks, ledger)]
+    if as_json:
+        print_json(
+            {"results": [{name: each for name, each in result.items() if name != "values"} for result in results]}
+        )
+    else:
+        _show(results)
+
+
+def _tasks(names: Sequence[str], place: Place, limit: int | None) -> list[ZeroShotTask]:
+    """Return the harness's tasks of these names.
+
+    Raises:
+        UserError: the harness is not installed. Besides, whatever `load_tasks` raises.
+    """
+    if not names:
+        return []
+    if find_spec("lm_eval") is None:
+        raise UserError("--task: the tasks are lm-evaluation-harness's: pip install 'mlmclm[evaluation]'.")
+    from mlmclm.evaluation.harness import load_tasks
+
+    return list(load_tasks(names, data_root=place.data_root, limit=limit))
+
+
+def _results(subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations) -> list[dict[str, Any]]:
+    """Return a model's results, computing those that are missing; the model is loaded only if one is."""
+    from mlmclm.evaluation.evaluations import compute, evaluation_key
+    from mlmclm.evaluation.language_model import LanguageModel, device_name
+    from mlmclm.progress import Bar
+
+    model: LanguageModel | None = None
+    results = []
+    for task in tasks:
+        key, title = evaluation_key(subject, task), f"{subject.name} on {task.name}"
+        with ledger.claimed(key, partial(_waiting, title)):
+            result = ledger.find(key)
+            computed = result is None
+            if result is None:
+                with Bar(title, unit="sequences") as bar:
+                    model = model or LanguageModel.load(subject.folder, subject.scoring, device=device_name())
+                    try:
+                        ledger.write(compute(subject, task, model, bar.update))
+                    except UserError as error:
+                        raise UserError(f"{title}: {error}") from error
+                result = ledger.find(key)
+        assert result is not None
+        # The file may have been written under another name of the same model or task.
+        named = {"model": subject.name, "task": task.name, "computed": computed, "file": str(ledger.path(key))}
+        results.append({**result, **named})
+    return results
+
+
+def _waiting(title: str, other: str) -> None:
+    from mlmclm.progress import say
+
+    say(f"{title}: waiting for {other}, which computes it")
+
+
+def _show(results: Sequence[Mapping[str, Any]]) -> None:
+    rows = []
+    for result in results:
+        for name, metric in result["metrics"].items():
+            score, low, high = (metric[part] for part in ("score", "low", "high"))
+            rows.append(
+                (
+                    result["model"],
+                    result["scoring"],
+                    result["task"],
+                    name,
+                    "–" if score is None else f"{score:.4f}" if abs(score) < 10_000 else f"{score:.3e}",
+                    "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]",
+                    f"{metric['examples']:,}",
+                    "" if result["computed"] else "(was there)",
+                )
+            )
+    columns = ("model", "scoring", "task", "metric", "score", "95 %", "examples", "")
+    show_table(columns, rows, drop=("", "examples"))

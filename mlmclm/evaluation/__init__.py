@@ -1,0 +1,1 @@
+"""Zero-shot evaluation of language models, encoders and decoders alike."""

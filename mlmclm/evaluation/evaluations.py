@@ -1,0 +1,175 @@
+"""The result of a model on a zero-shot task: one immutable file, `evaluations/<first two digits of the key>/<key>.json`.
+
+The files are those of a ledger (`sweeps.ledger`), whole or absent, and a result that is there is never computed again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scipy import stats
+
+from mlmclm.analysis.intervals import mean, student, within
+from mlmclm.models.folder import tokenizer_hash, weights_hash
+from mlmclm.storage.files import hash_file, stable_hash
+from mlmclm.sweeps.ledger import Ledger
+
+if TYPE_CHECKING:
+    from mlmclm.evaluation.language_model import LanguageModel, Scoring
+    from mlmclm.evaluation.likelihoods import Observer
+
+SCHEMA = 1
+ENGINE_VERSION = "1"
+"""Version of the computation, part of every key. Increment it whenever a change alters a score."""
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The outcome of a task.
+
+    Attributes:
+        metrics: `score`, the ends `low` and `high` of its interval (None without one) and the number of `examples`.
+        values: what the metrics are computed from, one value per example or unit.
+    """
+
+    metrics: dict[str, dict[str, float | int | None]]
+    values: dict[str, list[Any]]
+
+
+class ZeroShotTask(Protocol):
+    """A task that a language model answers as it is.
+
+    `fingerprint` is a hash of all that determines the scores of a given model, `limit` the number of examples if not
+    all are used, and `requests` the number of questions to the model.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def requests(self) -> int: ...
+    def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to evaluate: its name, the folder whose weights are scored, how, and the hashes of its files."""
+
+    name: str
+    folder: Path
+    scoring: Scoring
+    weights: str
+    tokenizer: str
+
+    @classmethod
+    def of(cls, name: str, folder: Path, scoring: Scoring) -> Subject:
+        """Read the hashes of a folder that `language_model.scoring_of` has chosen.
+
+        The tokenizer's is that of the file as it is: an exported one adds other tokens than the corpus's, which
+        `tokenizer_hash` stands for, and that changes scores.
+        """
+        own = stable_hash([tokenizer_hash(folder), hash_file(folder / "tokenizer.json")])
+        return cls(name, folder, scoring, weights_hash(folder), own)
+
+
+class Evaluations(Ledger):
+    """The results of zero-shot evaluations in one store, and the claims of the processes that compute them."""
+
+    part = "evaluations"
+    needed = ("key", "model", "task", "scoring", "metrics", "status")
+
+
+def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
+    """Return the key of a model's result on a task: a hash of all that determines the scores."""
+    return stable_hash(
+        {
+            "kind": "zero-shot",
+            "engine": ENGINE_VERSION,
+            "weights": subject.weights,
+            "tokenizer": subject.tokenizer,
+            "scoring": subject.scoring,
+            "task": task.fingerprint,
+        }
+    )
+
+
+def compute(
+    subject: Subject, task: ZeroShotTask, model: LanguageModel, observe: Observer | None = None
+) -> dict[str, Any]:
+    """Evaluate a model on a task and return the result, as a JSON object."""
+    from mlmclm.backends.choice import backend_of
+    from mlmclm.tracking.system import software
+
+    began = time.perf_counter()
+    scores = task.run(model, observe)
+    backend = backend_of(model.model.device)
+    return {
+        "schema": SCHEMA,
+        "key": evaluation_key(subject, task),
+        "model": subject.name,
+        "weights": subject.weights,
+        "tokenizer": subject.tokenizer,
+        "scoring": subject.scoring,
+        "task": task.name,
+        "task_data": task.fingerprint,
+        "limit": task.limit,
+        "requests": task.requests,
+        "engine": ENGINE_VERSION,
+        "status": "ok",
+        "metrics": scores.metrics,
+        "values": {name: list(map(_plain, each)) for name, each in scores.values.items()},
+        "parameters": sum(parameter.numel() for parameter in model.model.parameters()),
+        "cost": {
+            "seconds": time.perf_counter() - began,
+            "worker": f"{socket.gethostname()}/{os.getpid()}",
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "device": backend.title(),
+            **software(),
+        },
+    }
+
+
+def over_examples(value: float, values: Sequence[Any]) -> dict[str, float | int | None]:
+    """Return a score with its interval over examples, if it is the mean of their values."""
+    found: dict[str, float | int | None] = {"score": finite(value), "low": None, "high": None, "examples": len(values)}
+    numbers = [float(each) for each in values if isinstance(each, bool | int | float)]
+    if len(numbers) == len(values) > 1 and math.isclose(mean(numbers), value, rel_tol=1e-9, abs_tol=1e-12):
+        if all(each in (0, 1) for each in numbers):
+            # Student's interval of answers that are all right or all wrong would be a point.
+            share = stats.binomtest(int(sum(numbers)), len(numbers)).proportion_ci(CONFIDENCE, method="wilson")
+            low, high = share.low, share.high
+        else:
+            estimate = student(numbers, confidence=CONFIDENCE)
+            if all(0 <= each <= 1 for each in numbers):
+                estimate = within(estimate, 0.0, 1.0)
+            low, high = estimate.low, estimate.high
+        found |= {"low": finite(low), "high": finite(high)}
+    return found
+
+
+def finite(value: float) -> float | None:
+    """Return a number, or None for one that JSON has no form for."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return an example's value of a metric in a form that JSON has."""
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if hasattr(value, "item"):
+        return _plain(value.item())
+    if isinstance(value, float):
+        return finite(value)
+    return value if isinstance(value, str | int | bool) or value is None else str(value)

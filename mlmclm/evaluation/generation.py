@@ -1,0 +1,94 @@
+"""Greedy generation, by decoders and by encoders; like likelihoods, in batches of equal length without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from mlmclm.evaluation.likelihoods import TOKENS, MaskedReading, Observer, batches, logits_at
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """Return a text up to the first stop string."""
+    return text[: min([place for word in stop if (place := text.find(word)) >= 0], default=len(text))]
+
+
+@torch.inference_mode()
+def generate_causal(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    contexts: Sequence[list[int]],
+    *,
+    stop: Sequence[str],
+    most: int,
+    observe: Observer | None = None,
+) -> list[str]:
+    """Continue texts with a causal model's likeliest tokens, by transformers' `generate`.
+
+    Args:
+        contexts: token ids, at least one each.
+        stop: strings before which the text ends; it also ends at the model's end token.
+        most: tokens to generate at most.
+    """
+    end = model.generation_config.eos_token_id
+    settings = GenerationConfig(
+        max_new_tokens=most,
+        do_sample=False,
+        use_cache=True,
+        eos_token_id=tokenizer.eos_token_id if end is None else end,
+        # Fills rows that have ended; the tokens are skipped below.
+        pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        stop_strings=list(stop) or None,
+    )
+    found, done = [""] * len(contexts), 0
+    for batch in batches([len(context) + most for context in contexts], TOKENS):
+        ids = torch.tensor([contexts[number] for number in batch], device=model.device)  # [rows, length]
+        made = model.generate(ids, settings, attention_mask=torch.ones_like(ids), tokenizer=tokenizer)
+        for number, row in zip(batch, made[:, ids.shape[1] :].tolist(), strict=True):
+            found[number] = cut(tokenizer.decode(row, skip_special_tokens=True), stop)
+        done += len(batch)
+        if observe is not None:
+            observe(done, len(contexts))
+    return found
+
+
+@torch.inference_mode()
+def generate_masked(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    contexts: Sequence[list[int]],
+    reading: MaskedReading,
+    *,
+    stop: Sequence[str],
+    most: int,
+    observe: Observer | None = None,
+) -> list[str]:
+    """Continue texts with the tokens that a masked model finds likeliest at the first of its masks (`MaskedReading`).
+
+    The arguments are those of `generate_causal`; the text ends at the first token of `reading.end`.
+    """
+    found, done = [""] * len(contexts), 0
+    for batch in batches([len(reading.inputs(context)) + most for context in contexts], TOKENS):
+        made: dict[int, list[int]] = {number: [] for number in batch}
+        going = list(batch)
+        for _ in range(most):
+            texts = [[*contexts[number], *made[number]] for number in going]
+            ids = torch.tensor([reading.inputs(text) for text in texts], device=model.device)
+            position = torch.full((len(going), 1), reading.position(len(texts[0])), device=model.device)
+            tokens = logits_at(model, ids, position)[:, 0].argmax(-1).tolist()
+            for number, token in zip(list(going), tokens, strict=True):
+                if token not in reading.end[:1]:
+                    made[number].append(token)
+                    found[number] = tokenizer.decode(made[number], skip_special_tokens=True)
+                    if cut(found[number], stop) == found[number]:
+                        continue
+                    found[number] = cut(found[number], stop)
+                going.remove(number)
+            if not going:
+                break
+        done += len(batch)
+        if observe is not None:
+            observe(done, len(contexts))
+    return found

@@ -1,0 +1,287 @@
+"""Tasks of lm-evaluation-harness: reading them, and running them on a `LanguageModel`.
+
+The harness builds the prompts and computes the metrics; `HarnessModel` answers its requests. It is an optional package:
+`mlmclm[evaluation]`.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval.tasks
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.task import Task
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from mlmclm.errors import UserError, one_line, unknown
+from mlmclm.evaluation.evaluations import Scores, over_examples
+from mlmclm.evaluation.language_model import LanguageModel
+from mlmclm.evaluation.likelihoods import Observer
+from mlmclm.progress import say
+from mlmclm.storage.files import first_there, places_of, stable_hash
+
+SEED = 1234
+"""Seed of the choice of few-shot examples, the harness's own default."""
+MOST_TOKENS = 256
+"""Tokens to generate at most if a task doesn't say, the harness's own default."""
+NAMES = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "metadata")
+"""Entries of a task's definition that only name it or locate its data, whose content counts instead."""
+FILES = ("parquet", "json", "csv", "text", "arrow")
+"""Values of `dataset_path` that stand for files rather than for a data set of the Hub."""
+
+logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it logs each of its steps as a warning or information
+datasets.disable_progress_bars()
+
+
+class HarnessModel(LM):
+    """A language model as the harness asks for one.
+
+    Args:
+        model: the model.
+        observe: for a progress display; it begins again with each kind of request.
+    """
+
+    def __init__(self, model: LanguageModel, observe: Observer | None = None) -> None:
+        super().__init__()
+        self._model, self._observe = model, observe
+
+    def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
+        """Score continuations; each request has a context and a continuation."""
+        pairs = [request.args for request in requests]
+        return [(found.total, found.greedy) for found in self._model.likelihoods(pairs, observe=self._observe)]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
+        """Score whole texts, however long; each request has one."""
+        return self._model.rolling([request.args[0] for request in requests], observe=self._observe)
+
+    def generate_until(self, requests: Sequence[Instance]) -> list[str]:
+        """Continue texts greedily; each request has a context and settings.
+
+        Raises:
+            UserError: the settings ask for sampling.
+        """
+        found = [""] * len(requests)
+        groups: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(number)
+        for numbers in groups.values():
+            settings = requests[numbers[0]].args[1]
+            if settings.get("do_sample") or settings.get("temperature"):
+                raise UserError(
+                    f"task {requests[numbers[0]].task_name} samples its answers ({settings}); here they are generated greedily. Set "
+                    "generation_kwargs without do_sample and temperature in a task file."
+                )
+            until = settings.get("until") or []
+            texts = self._model.generate(
+                [requests[number].args[0] for number in numbers],
+                stop=[until] if isinstance(until, str) else [word for word in until if word],
+                most=int(settings.get("max_gen_toks", MOST_TOKENS)),
+                observe=self._observe,
+            )
+            for number, text in zip(numbers, texts, strict=True):
+                found[number] = text
+        return found
+
+
+@dataclass(frozen=True)
+class HarnessTask:
+    """A task with its data, for its first `limit` documents."""
+
+    name: str
+    task: Task
+    limit: int | None
+    requests: int
+    """Number of its requests."""
+    fingerprint: str
+    """Hash of the requests, the documents and the metrics: all that determines the scores of a given model."""
+
+    def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
+        """Return the metrics, and each document's value of every metric."""
+        # The choice of few-shot examples would go on where the last run, or the fingerprint, has left it.
+        self.task.set_fewshot_seed(seed=SEED)
+        # The harness's own errors are estimated by a bootstrap in processes; intervals are computed from the values.
+        found = evaluate(
+            HarnessModel(model, observe), {"tasks": {self.name: self.task}}, limit=self.limit, bootstrap_iters=0
+        )
+        results, samples = found["results"][self.name], found["samples"][self.name]
+        metrics: dict[str, dict[str, float | int | None]] = {}
+        values: dict[str, list[Any]] = {}
+        for name, value in results.items():
+            metric, comma, chosen = name.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            # A task may read the same answers through several filters; "none" is the harness's name for no filter.
+            label = metric if chosen == "none" else f"{metric}, {chosen}"
+            values[label] = [sample[metric] for sample in samples if sample["filter"] == chosen and metric in sample]
+            metrics[label] = over_examples(float(value), values[label])
+        return Scores(metrics, values)
+
+
+def load_tasks(names: Sequence[str], *, data_root: Path | None = None, limit: int | None = None) -> list[HarnessTask]:
+    """Read tasks and their data; a group of tasks, or a tag, stands for its tasks.
+
+    Args:
+        names: names of the harness's tasks, or YAML files in its format.
+        data_root: folder of local data sets, which stand in for those of the Hub.
+        limit: number of documents of each task to evaluate; None for all.
+
+    Raises:
+        UserError: a task is unknown or wrong, or its data cannot be had.
+    """
+    found: dict[str, HarnessTask] = {}
+    for name in names:
+        for each in _loaded(name, data_root):
+            task = _checked(each, limit)
+            if found.setdefault(task.name, task).fingerprint != task.fingerprint:
+                raise UserError(f"--task {name}: another task is called {task.name} too; rename one of them.")
+    return list(found.values())
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
+    """Yield a task, or those of a group or tag, with their data."""
+    local, data = _is_file(name), [data_root] if data_root else []
+    if local and not Path(name).is_file():
+        raise UserError(f"--task {name}: no such file.")
+    file = Path(name) if local else _file_of(name)
+    manager = _no_index() if file else _index()
+    places = [*places_of(".", file.parent), *data] if file and local else data
+    if file is None:
+        entry = manager.task_index.get(name)
+        if entry is None:
+            raise unknown("task of lm-evaluation-harness", name, _near(name, manager.all_tasks), where="--task")
+        if entry.kind.name == "TAG":
+            for member in sorted(entry.tags):
+                yield from _loaded(member, data_root)
+            return
+        file = entry.yaml_path
+    path: str | None = None
+    spec: Any = name
+    # As the harness does: some tasks shuffle their answers while they are read.
+    random.seed(0)
+    np.random.seed(SEED)
+    try:
+        if file is not None:
+            spec = load_yaml(file)
+            path = "/".join(str(spec[part]) for part in ("dataset_path", "dataset_name") if spec.get(part))
+            if "class" not in spec and "group" not in spec:
+                spec = _local(spec, places)
+        yield from manager.load([spec])["tasks"].values()
+    except UserError:
+        raise
+    except Exception as error:  # the harness and datasets raise all kinds
+        raise _fault(name, path, error) from error
+
+
+def _file_of(name: str) -> Path | None:
+    """Return the file of a task of the harness, if it has the task's name; others need its index."""
+    files = (file for file in Path(lm_eval.tasks.__file__).parent.rglob(f"{glob.escape(name)}.yaml") if file.is_file())
+    return next((file for file in files if load_yaml(file, resolve_func=False).get("task") == name), None)
+
+
+@cache
+def _index() -> TaskManager:
+    """Return the index of all tasks of the harness; reading its thousands of files takes half a minute."""
+    say("reading lm-evaluation-harness's list of tasks")
+    return TaskManager()
+
+
+@cache
+def _no_index() -> TaskManager:
+    return TaskManager(include_defaults=False)
+
+
+def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
+    """Return a task's definition with the local files or the local folder in place of relative names.
+
+    Files are looked up beside the definition, then in the working directory and under `--data`.
+    """
+
+    def there(name: str) -> str:
+        if "://" in name or any(sign in name for sign in "*?["):
+            return name
+        file = first_there([place / name for place in places])
+        if file is None:
+            raise UserError(
+                f"task {spec.get('task')}: data file {name} is not there (looked in {', '.join(map(str, places))})."
+            )
+        return str(file.resolve())
+
+    def all_there(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {split: all_there(each) for split, each in value.items()}
+        return [there(str(each)) for each in value] if isinstance(value, list) else there(str(value))
+
+    path, more = str(spec.get("dataset_path")), dict(spec.get("dataset_kwargs") or {})
+    if path in FILES:
+        if "data_files" in more:
+            more["data_files"] = all_there(more["data_files"])
+        return {**spec, "dataset_kwargs": more}
+    subset = spec.get("dataset_name")
+    folders = [place / path / part for place in places for part in ([str(subset)] if subset else [""])]
+    folder = first_there(folders)
+    return spec if folder is None else {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None}
+
+
+def _near(name: str, names: Sequence[str]) -> list[str]:
+    """Return the names to propose; the harness has thousands."""
+    import difflib
+
+    return difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+
+
+def _fault(name: str, path: str | None, error: Exception) -> UserError:
+    cause = error.__cause__ or error  # datasets wraps what it stumbles over
+    text = f"{type(cause).__name__}: {one_line(cause, 300)}"
+    if not path or path.partition("/")[0] in FILES:
+        return UserError(f"--task {name}: the task cannot be read ({text}).")
+    cache = Path(datasets.config.HF_DATASETS_CACHE) / "___".join(path.split("/")[:2])
+    state = "does not hold all of it" if cache.exists() else "is missing"
+    return UserError(
+        f"--task {name}: its data set {path} cannot be loaded ({text}). Without a network it is taken from the cache {cache}, which {state}. "
+        "Run the command once where the Hub can be reached, and copy that cache; or put the data set's files into "
+        f"FOLDER/{path} and give --data FOLDER; or give a YAML file with dataset_path: parquet and data_files."
+    )
+
+
+def _checked(task: Task, limit: int | None) -> HarnessTask:
+    name = str(task.config.task)
+    for what, wrong in (("needs images or sound", "MULTIMODAL"), ("runs code that a model has written", "UNSAFE_CODE")):
+        if getattr(task, wrong, False):
+            raise UserError(f"--task {name}: it {what}, which is not done here.")
+    if task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=SEED)
+    try:
+        task.build_all_requests(limit=limit)
+    except Exception as error:  # whatever a task's own functions and templates raise
+        raise UserError(
+            f"--task {name}: its requests cannot be built ({type(error).__name__}: {one_line(error, 300)})."
+        ) from error
+    requests = task.instances
+    asked = [[each.request_type, each.args, each.doc_id, each.doc] for each in requests]
+    config = {key: value for key, value in task.dump_config().items() if key not in NAMES}
+    known = json.dumps([asked, config], sort_keys=True, default=_plain)
+    return HarnessTask(name, task, limit, len(requests), stable_hash(known))
+
+
+def _plain(value: object) -> str:
+    """Return what identifies a value that JSON has no form for; an address in memory must not."""
+    text = str(value)
+    return type(value).__qualname__ if " at 0x" in text else text

@@ -1,0 +1,204 @@
+"""Log likelihoods of continuations under causal and masked language models of transformers.
+
+Nothing is padded: only sequences of equal length are computed together. No model sees a padding token, so the batch
+changes a score only in the last bits of floating-point sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mlmclm.errors import UserError
+from mlmclm.evaluation.texts import Pair
+
+TOKENS = 2048
+"""Tokens that are computed together, unless a single sequence has more."""
+
+Observer = Callable[[int, int], None]
+"""Called with the number of sequences that have been computed, and of all."""
+
+
+class Likelihood(NamedTuple):
+    """Natural logarithm of a continuation's probability, and whether each of its tokens was the likeliest one."""
+
+    total: float
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class MaskedReading:
+    """How a masked language model reads a text from left to right (arXiv 2406.04823).
+
+    Each token is predicted from `start`, the context, the true tokens before it, `masks` mask tokens and `end`, at the
+    first mask. More than one mask leaves open how the text goes on.
+
+    Attributes:
+        mask: id of the mask token.
+        start: ids before a text; empty if the model was trained without any.
+        end: ids behind a text.
+        masks: number of mask tokens.
+        earlier: read the prediction one position before the first mask (masked next-token prediction).
+    """
+
+    mask: int
+    start: list[int]
+    end: list[int]
+    masks: int = 3
+    earlier: bool = False
+
+    def room(self, longest: int) -> int:
+        """Return how many tokens of a text fit into a sequence."""
+        return longest - len(self.start) - self.masks - len(self.end)
+
+    def inputs(self, tokens: Sequence[int]) -> list[int]:
+        """Return the ids from which the token behind `tokens` is predicted."""
+        return [*self.start, *tokens, *[self.mask] * self.masks, *self.end]
+
+    def position(self, tokens: int) -> int:
+        """Return the position that predicts the token behind `tokens` tokens of the text."""
+        return len(self.start) + tokens - self.earlier
+
+
+def batches(lengths: Sequence[int], tokens: int = TOKENS) -> Iterator[list[int]]:
+    """Divide sequences, by their numbers, into batches of equal length; the longest come first.
+
+    Args:
+        tokens: most tokens in a batch of more than one sequence.
+    """
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    for length, group in groupby(order, key=lambda number: lengths[number]):
+        same, rows = list(group), max(1, tokens // max(length, 1))
+        yield from (same[first : first + rows] for first in range(0, len(same), rows))
+
+
+def logits_at(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> Tensor:
+    """Compute logits at some positions only; a vocabulary's logits at all of them would take most of the memory.
+
+    Args:
+        ids: [rows, length].
+        positions: [rows, n].
+
+    Returns:
+        [rows, n, vocabulary], fp32.
+    """
+
+    def select(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = inputs[0]  # [rows, length, hidden]
+        return (hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1])),)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(select)
+    try:
+        logits: Tensor = model(input_ids=ids).logits
+    finally:
+        hook.remove()
+    return logits.float()
+
+
+@torch.inference_mode()
+def causal_likelihoods(
+    model: PreTrainedModel,
+    pairs: Sequence[Pair],
+    *,
+    longest: int,
+    tokens: int = TOKENS,
+    observe: Observer | None = None,
+) -> list[Likelihood]:
+    """Score continuations under a causal language model: the sum of log p(token | all tokens before it).
+
+    Args:
+        pairs: contexts, of at least one token each, and continuations. Contexts that are too long lose tokens at
+            their beginning.
+        longest: tokens that the model takes.
+        tokens: as for `batches`.
+
+    Raises:
+        UserError: a continuation is too long for the model.
+    """
+    rows = []
+    for context, continuation in pairs:
+        _check(len(continuation), longest)
+        # The last token is only predicted, so one more than the longest sequence fits.
+        rows.append([*context, *continuation][-(longest + 1) :])
+    found, done = [Likelihood(0.0, True)] * len(pairs), 0
+    for batch in batches([len(row) for row in rows], tokens):
+        ids = torch.tensor([rows[number] for number in batch], device=model.device)  # [rows, length + 1]
+        last = ids.shape[1] - 1
+        kept = max(len(pairs[number].continuation) for number in batch)
+        positions = torch.arange(last - kept, last, device=ids.device).expand(len(batch), -1)
+        logits = logits_at(model, ids[:, :-1], positions)  # [rows, kept, vocabulary]
+        for number, row, predicted in zip(batch, ids, logits, strict=True):
+            count = len(pairs[number].continuation)
+            found[number] = _likelihood(predicted[-count:], row[-count:])
+        done += len(batch)
+        if observe is not None:
+            observe(done, len(rows))
+    return found
+
+
+@torch.inference_mode()
+def masked_likelihoods(
+    model: PreTrainedModel,
+    pairs: Sequence[Pair],
+    reading: MaskedReading,
+    *,
+    longest: int,
+    score_end: bool = True,
+    tokens: int = TOKENS,
+    observe: Observer | None = None,
+) -> list[Likelihood]:
+    """Score continuations under a masked language model, token by token from left to right (`MaskedReading`).
+
+    Args:
+        pairs: contexts and continuations. Contexts that are too long lose tokens at their beginning.
+        longest: tokens that the model takes.
+        score_end: add the end token's log probability behind the continuation. It never counts in `greedy`: a
+            continuation rarely ends its document.
+        tokens: as for `batches`.
+
+    Raises:
+        UserError: a continuation is too long for the model, or its first token has no position to be predicted at.
+    """
+    texts, steps = [], []
+    for number, (context, continuation) in enumerate(pairs):
+        room = reading.room(longest) - len(continuation)
+        _check(len(continuation), reading.room(longest))
+        begin = context[-room:] if room else []
+        if reading.position(len(begin)) < 0:
+            raise UserError("a model that predicts one position earlier cannot predict a text's first token.")
+        texts.append([*begin, *continuation, *(reading.end[:1] if score_end else [])])
+        steps += [(number, place) for place in range(len(begin), len(texts[-1]))]
+    totals, greedy, done = [0.0] * len(pairs), [True] * len(pairs), 0
+    for batch in batches([len(reading.inputs(())) + place for _, place in steps], tokens):
+        chosen = [steps[each] for each in batch]
+        place = chosen[0][1]
+        ids = torch.tensor([reading.inputs(texts[number][:place]) for number, _ in chosen], device=model.device)
+        targets = torch.tensor([texts[number][place] for number, _ in chosen], device=model.device)
+        position = torch.full((len(chosen), 1), reading.position(place), device=model.device)
+        logits = logits_at(model, ids, position)[:, 0]  # [rows, vocabulary]
+        chances = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
+        likeliest = (logits.argmax(-1) == targets).tolist()
+        for (number, _), chance, hit in zip(chosen, chances, likeliest, strict=True):
+            totals[number] += chance
+            at_end = score_end and place == len(texts[number]) - 1
+            greedy[number] &= hit or at_end
+        done += len(batch)
+        if observe is not None:
+            observe(done, len(steps))
+    return [Likelihood(*each) for each in zip(totals, greedy, strict=True)]
+
+
+def _likelihood(logits: Tensor, targets: Tensor) -> Likelihood:
+    chances = logits.log_softmax(-1).gather(1, targets[:, None])
+    return Likelihood(float(chances.double().sum()), bool((logits.argmax(-1) == targets).all()))
+
+
+def _check(length: int, most: int) -> None:
+    if length > most:
+        raise UserError(f"a continuation has {length} tokens, but the model takes {most} at most.")

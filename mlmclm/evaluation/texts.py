@@ -1,0 +1,58 @@
+"""Token ids of texts, and of contexts with continuations, with the special tokens that a model was trained with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from mlmclm.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Pair(NamedTuple):
+    """Token ids of a context and of the continuation to score."""
+
+    context: list[int]
+    continuation: list[int]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A tokenizer, and the special tokens that it puts around a text."""
+
+    tokenizer: PreTrainedTokenizerFast
+    start: list[int]
+    end: list[int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
+        """Read the special tokens from what the tokenizer puts around a letter."""
+        framed = tokenizer("a", return_special_tokens_mask=True)
+        ids, special = framed["input_ids"], framed["special_tokens_mask"]
+        first = special.index(0)
+        return cls(tokenizer, ids[:first], ids[first + special[first:].count(0) :])
+
+    def ids(self, text: str) -> list[int]:
+        """Return a text's tokens, without special ones around it."""
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+    def pair(self, context: str, continuation: str) -> Pair:
+        """Tokenise context and continuation as one text, and divide it where the context alone ends.
+
+        Spaces at the end of the context count as the continuation's, because most tokenizers join a space to the word
+        behind it. lm-evaluation-harness divides a text in the same way.
+
+        Raises:
+            UserError: the continuation has no token of its own.
+        """
+        spaces = context[len(context.rstrip()) :]
+        context, continuation = context.rstrip(), spaces + continuation
+        begin, whole = self.ids(context) if context else [], self.ids(context + continuation)
+        if len(whole) <= len(begin):
+            raise UserError(
+                f"the continuation {continuation[:80]!r} has no token of its own behind {context[-80:]!r}; begin it with a space."
+            )
+        return Pair(begin, whole[len(begin) :])

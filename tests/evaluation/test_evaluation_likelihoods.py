@@ -1,0 +1,260 @@
+"""Log likelihoods equal plain loops, one sequence at a time, and lm-evaluation-harness's own model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+from mlmclm.errors import UserError
+from mlmclm.evaluation.generation import cut
+from mlmclm.evaluation.language_model import LanguageModel, windows
+from mlmclm.evaluation.likelihoods import MaskedReading, batches, causal_likelihoods, masked_likelihoods
+from mlmclm.evaluation.texts import Pair
+from mlmclm.models.export import export_folder
+from small_models import save_framed_model, save_small_decoder, save_small_model
+
+PAIRS = [
+    ("Anna was in Paris", " today"),
+    ("Anna was in Paris", " here again"),
+    ("the film was ", "lovely"),
+    ("", "one of a kind"),
+    ("so very", " dull and cold and stale"),
+    ("one of a kind", " here"),
+]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small_decoder(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder without a start token, which takes 40 tokens."""
+    return save_small_model(tmp_path_factory.mktemp("encoder"), length=40)
+
+
+@pytest.fixture(scope="module")
+def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder whose texts are framed: <bos> a <eos>."""
+    return save_framed_model(tmp_path_factory.mktemp("framed"))
+
+
+def plain_causal(model: Any, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """One forward pass for each token."""
+    total, greedy = 0.0, True
+    for count, token in enumerate(continuation):
+        with torch.no_grad():
+            logits = model(torch.tensor([context + continuation[:count]])).logits[0, -1]
+        total += float(torch.log_softmax(logits.double(), -1)[token])
+        greedy = greedy and int(logits.argmax()) == token
+    return total, greedy
+
+
+def plain_masked(model: Any, start: list[int], context: list[int], continuation: list[int], shift: int) -> float:
+    """One forward pass for each token and the end token; ids of `small_tokenizer`: end 2, mask 3."""
+    total = 0.0
+    for count, token in enumerate([*continuation, 2]):
+        before = start + context + continuation[:count]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*before, 3, 3, 3, 2]])).logits[0, len(before) - shift]
+        total += float(torch.log_softmax(logits.double(), -1)[token])
+    return total
+
+
+def test_causal_likelihoods_equal_a_plain_loop(decoder: Path) -> None:
+    model = LanguageModel.load(decoder, "causal")
+    plain = AutoModelForCausalLM.from_pretrained(decoder).eval()
+    ids = model.texts.ids
+    for (context, continuation), found in zip(PAIRS, model.likelihoods(PAIRS), strict=True):
+        # Spaces go with the word behind them; without a context the text begins after BOS (id 1).
+        head = ids(context.rstrip()) or [1]
+        whole = ids(context + continuation)
+        total, greedy = plain_causal(plain, head, whole[len(ids(context.rstrip())) :])
+        assert found.total == pytest.approx(total, abs=1e-4)
+        assert found.greedy == greedy
+
+
+@pytest.mark.parametrize(("folder", "scoring", "shift"), [
+    ("encoder", "masked", 0), ("encoder", "mntp", 1), ("framed", "masked", 0), ("framed", "mntp", 1),
+])  # fmt: skip
+def test_masked_likelihoods_equal_a_plain_loop(
+    folder: str, scoring: Any, shift: int, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(folder)
+    model = LanguageModel.load(path, scoring)
+    plain = AutoModelForMaskedLM.from_pretrained(path).eval()
+    ids = model.texts.ids
+    start = [1] if folder == "framed" else []
+    for (context, continuation), found in zip(PAIRS, model.likelihoods(PAIRS), strict=True):
+        head = ids(context.rstrip())
+        tail = ids(context + continuation)[len(head) :]
+        if not start and not head and shift:
+            head = [2]  # one position earlier needs a position: the end of the document before
+        assert found.total == pytest.approx(plain_masked(plain, start, head, tail, shift), abs=1e-4)
+
+
+def test_a_batch_changes_no_score(decoder: Path, encoder: Path) -> None:
+    for folder, scoring in ((decoder, "causal"), (encoder, "masked"), (encoder, "mntp")):
+        model = LanguageModel.load(folder, scoring)  # type: ignore[arg-type]
+        together = model.likelihoods(PAIRS * 3)
+        alone = [model.likelihoods([pair])[0] for pair in PAIRS * 3]
+        assert [each.total for each in together] == pytest.approx([each.total for each in alone], abs=1e-5)
+        assert [each.greedy for each in together] == [each.greedy for each in alone]
+
+
+def test_batches_hold_equal_lengths_and_everything_once() -> None:
+    lengths = [5, 3, 5, 9, 3, 5, 40]
+    found = list(batches(lengths, 10))
+    assert sorted(number for batch in found for number in batch) == list(range(len(lengths)))
+    assert all(len({lengths[number] for number in batch}) == 1 for batch in found)
+    assert [len(batch) for batch in found] == [1, 1, 2, 1, 2]
+
+
+def test_the_likeliest_continuation_is_greedy_and_no_other(decoder: Path, encoder: Path) -> None:
+    causal, masked = LanguageModel.load(decoder, "causal"), LanguageModel.load(encoder, "masked")
+    context = causal.texts.ids("Anna was")
+    with torch.no_grad():
+        best = int(causal.model(torch.tensor([context])).logits[0, -1].argmax())
+        first = int(masked.model(torch.tensor([[*context, 3, 3, 3, 2]])).logits[0, len(context)].argmax())
+    assert masked.reading is not None
+    for other in (0, 1):
+        found = causal_likelihoods(causal.model, [Pair(context, [best + other])], longest=causal.longest)
+        assert found[0].greedy == (other == 0)
+        found = masked_likelihoods(masked.model, [Pair(context, [first + other])], masked.reading, longest=40)
+        assert found[0].greedy == (other == 0), "the end token behind a continuation doesn't count"
+
+
+def test_a_context_that_is_too_long_loses_its_beginning(decoder: Path, encoder: Path) -> None:
+    ids, tail = list(range(10, 110)), [20, 21]
+    causal = LanguageModel.load(decoder, "causal")
+    assert causal.longest == 64
+    plain = plain_causal(AutoModelForCausalLM.from_pretrained(decoder).eval(), ids[-63:], tail)
+    found = causal_likelihoods(causal.model, [Pair(ids, tail)], longest=64)
+    assert found[0].total == pytest.approx(plain[0], abs=1e-4)
+    masked = LanguageModel.load(encoder, "masked")
+    assert masked.reading is not None
+    # 40 positions: 34 of context, 2 of continuation, 3 masks, 1 end.
+    alike = [masked_likelihoods(masked.model, [Pair(part, tail)], masked.reading, longest=40) for part in (ids, ids[-34:])]  # fmt: skip
+    assert alike[0] == alike[1]
+    with pytest.raises(UserError, match="a continuation has 70 tokens"):
+        causal_likelihoods(causal.model, [Pair([5], ids[:70])], longest=64)
+
+
+def test_rolling_predicts_each_token_once_with_all_the_context_that_fits(decoder: Path) -> None:
+    tokens = list(range(100, 111))
+    assert list(windows(tokens, 4)) == [
+        ([], [100, 101, 102, 103]),
+        ([103], [104, 105, 106, 107]),
+        ([106, 107], [108, 109, 110]),
+    ]
+    model = LanguageModel.load(decoder, "causal")
+    text = "one of a kind here today " * 2
+    ids = model.texts.ids(text)
+    assert len(ids) < 64
+    total, _ = plain_causal(AutoModelForCausalLM.from_pretrained(decoder).eval(), [1], ids)
+    assert model.rolling([text, ""]) == pytest.approx([total, 0.0], abs=1e-4)
+
+
+def test_rolling_by_masks_is_the_plain_loop_without_the_end(encoder: Path) -> None:
+    model = LanguageModel.load(encoder, "masked")
+    plain = AutoModelForMaskedLM.from_pretrained(encoder).eval()
+    ids = model.texts.ids("so very lovely")
+    with torch.no_grad():
+        expected = sum(
+            float(plain(torch.tensor([[*ids[:n], 3, 3, 3, 2]])).logits[0, n].log_softmax(-1)[token])
+            for n, token in enumerate(ids)
+        )
+    assert model.rolling(["so very lovely"]) == pytest.approx([expected], abs=1e-4)
+
+
+def test_generation_takes_the_likeliest_token_each_time(decoder: Path, encoder: Path) -> None:
+    contexts = ["Anna was in", "the film", "Carl was in"]
+    causal, masked = LanguageModel.load(decoder, "causal"), LanguageModel.load(encoder, "masked")
+    for model, suffix in ((causal, []), (masked, [3, 3, 3, 2])):
+        expected = []
+        for context in contexts:
+            ids, made = model.texts.ids(context), []
+            for _ in range(6):
+                with torch.no_grad():
+                    logits = model.model(torch.tensor([ids + made + suffix])).logits[0]
+                token = int(logits[len(ids + made) - (0 if suffix else 1)].argmax())
+                if token == 2:
+                    break
+                made.append(token)
+            expected.append(model.texts.tokenizer.decode(made, skip_special_tokens=True))
+        assert model.generate(contexts, stop=[], most=6) == expected
+        # A stop string cuts the text where it begins.
+        stop = expected[0][2:4]
+        assert stop
+        assert model.generate(contexts, stop=[stop], most=6) == [cut(text, [stop]) for text in expected]
+
+
+def test_cut_ends_at_the_first_stop_string() -> None:
+    assert cut("one. two\nthree", ["\n", "."]) == "one"
+    assert cut("one", ["\n"]) == "one"
+
+
+def test_generation_says_what_does_not_fit(decoder: Path) -> None:
+    with pytest.raises(UserError, match=r"up to 64 tokens .* takes 64 in all.*max_gen_toks"):
+        LanguageModel.load(decoder, "causal").generate(["a"], stop=[], most=64)
+
+
+def test_a_continuation_without_a_token_is_refused(decoder: Path) -> None:
+    with pytest.raises(UserError, match="has no token of its own"):
+        LanguageModel.load(decoder, "causal").likelihoods([("Anna", "")])
+
+
+def test_masked_reading_in_a_picture() -> None:
+    reading = MaskedReading(mask=9, start=[1], end=[2])
+    assert reading.inputs([5, 6]) == [1, 5, 6, 9, 9, 9, 2]
+    assert reading.position(2) == 3
+    assert MaskedReading(9, [1], [2], earlier=True).position(2) == 2
+    assert reading.room(10) == 5
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder as mlmclm exports it, whose tokenizer adds nothing and has EOS for BOS."""
+    folder = tmp_path_factory.mktemp("exported")
+    model = AutoModelForMaskedLM.from_pretrained(save_framed_model(folder / "model"))
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    export_folder(folder / "of", weights, model.config, folder / "model", card="", decoder=True, objective="clm")
+    return folder / "of" / "decoder"
+
+
+@pytest.mark.parametrize("folder", ["decoder", "exported"])
+def test_causal_scores_equal_the_harness_s_own_model(folder: str, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'mlmclm[evaluation]'")
+    pytest.importorskip("accelerate", reason="the harness's own model needs accelerate")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from mlmclm.evaluation.harness import HarnessModel
+
+    def requests(kind: Any, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        return [Instance(request_type=kind, doc={}, arguments=each, idx=0) for each in arguments]
+
+    decoder = request.getfixturevalue(folder)
+    theirs = HFLM(pretrained=str(decoder), device="cpu", dtype="float32", batch_size=4)
+    ours = HarnessModel(LanguageModel.load(decoder, "causal"))
+    long = "one of a kind here today " * 30
+    for (total, greedy), (their_total, their_greedy) in zip(
+        ours.loglikelihood(requests("loglikelihood", PAIRS)),
+        theirs.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True),
+        strict=True,
+    ):
+        assert total == pytest.approx(their_total, abs=1e-4)
+        assert greedy == their_greedy
+    asked = requests("loglikelihood_rolling", [(long,), ("Anna was in Paris",)])
+    found = ours.loglikelihood_rolling(asked)
+    assert found == pytest.approx(theirs.loglikelihood_rolling(asked, disable_tqdm=True), abs=1e-3)
+    assert all(math.isfinite(each) for each in found)
+    settings = {"until": ["was"], "max_gen_toks": 8, "do_sample": False}
+    asked = requests("generate_until", [("Anna was in", settings), ("the film", settings)])
+    assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)

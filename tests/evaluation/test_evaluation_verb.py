@@ -1,0 +1,284 @@
+"""`mlmclm evaluate`: tasks of local files on both kinds of model, results that are found again, mistakes that are named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+from winogender_files import STATISTICS, TEMPLATES
+
+from mlmclm.cli.main import main
+from mlmclm.errors import UserError
+from mlmclm.evaluation.language_model import LanguageModel, scoring_of
+from mlmclm.models.export import export_folder
+from mlmclm.models.notes import add_notes, read_notes
+from small_models import save_small_decoder, save_small_model, write_table
+
+Run = Callable[..., tuple[int, str, str]]
+ROWS = {
+    "question": ["Anna was in", "the film was", "so very", "Carl was in", "one of a"],
+    "choices": [[" Paris", " Oslo today"], [" lovely", " dull"], [" cold", " warm"], [" Rome", " Lima"], [" kind", " film"]],
+    "answer": [0, 1, 1, 0, 0],
+}  # fmt: skip
+CHOICE = {
+    "task": "cities",
+    "dataset_path": "parquet",
+    "dataset_kwargs": {"data_files": {"test": "rows/test.parquet"}},
+    "output_type": "multiple_choice",
+    "test_split": "test",
+    "doc_to_text": "{{question}}",
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": "answer",
+    "target_delimiter": "",
+    "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+}
+needs_harness = pytest.mark.skipif(
+    find_spec("lm_eval") is None,
+    reason="lm-eval is not installed: pip install 'mlmclm[evaluation]'",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """rows/, three tasks, an encoder and a decoder."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_table(folder / "rows", "test", ROWS)
+    (folder / "cities.yaml").write_text(yaml.safe_dump(CHOICE))
+    mean = {"aggregation": "mean", "higher_is_better": True}
+    last = {
+        **{name: CHOICE[name] for name in ("dataset_path", "dataset_kwargs", "test_split", "target_delimiter")},
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{choices[0]}}",
+    }
+    written = {**last, "task": "written", "output_type": "generate_until", "metric_list": [{"metric": "exact_match", **mean}],
+               "generation_kwargs": {"until": ["."], "max_gen_toks": 4}}  # fmt: skip
+    rolled = {**last, "task": "rolled", "output_type": "loglikelihood_rolling", "doc_to_target": "{{question}}",
+              "metric_list": [{"metric": "word_perplexity"}]}  # fmt: skip
+    for task in (written, rolled):
+        (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(task))
+    save_small_model(folder / "encoder")
+    save_small_decoder(folder / "decoder")
+    return folder
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in ("evaluate", *words, "--store", tmp_path / "store")])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def results(output: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(output)["results"]
+    return found
+
+
+@needs_harness
+def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(place: Path, run: Run) -> None:
+    words = (place / "encoder", place / "decoder", "--task", place / "cities.yaml", "--json")
+    code, output, errors = run(*words)
+    assert code == 0, errors
+    found = results(output)
+    assert [(each["model"], each["scoring"], each["computed"]) for each in found] == [
+        ("encoder", "masked", True),
+        ("decoder", "causal", True),
+    ]
+    for each in found:
+        model = LanguageModel.load(place / each["model"], each["scoring"])
+        right = []
+        for question, choices, answer in zip(*ROWS.values(), strict=True):
+            totals = [model.likelihoods([(question, choice)])[0].total for choice in choices]
+            right.append(float(totals.index(max(totals)) == answer))
+        filed = json.loads(Path(each["file"]).read_text())
+        assert filed["values"]["acc"] == right
+        metric = each["metrics"]["acc"]
+        assert metric["score"] == pytest.approx(sum(right) / 5)
+        assert metric["low"] <= metric["score"] <= metric["high"]
+        assert each["cost"]["seconds"] > 0
+        assert each["cost"]["versions"]["lm-eval"]
+    again = results(run(*words)[1])
+    assert [each.pop("computed") for each in again] == [False, False]
+    assert [each["key"] for each in again] == [each["key"] for each in found]
+    assert again[0]["cost"] == found[0]["cost"]
+    code, output, _ = run(*words[:-1])
+    assert output.count("(was there)") == 2
+    # Fewer documents, another way to score, other data: other results.
+    assert results(run(*words, "--limit", "3")[1])[0]["metrics"]["acc"]["examples"] == 3
+    other = results(run(place / "encoder", "--task", place / "cities.yaml", "--scoring", "mntp", "--json")[1])[0]
+    assert other["computed"]
+    assert other["key"] != found[0]["key"]
+
+
+@needs_harness
+def test_a_key_is_of_the_data_and_not_of_its_place(place: Path, run: Run, tmp_path: Path) -> None:
+    first = results(run(place / "decoder", "--task", place / "cities.yaml", "--json")[1])[0]
+    write_table(tmp_path / "rows", "test", ROWS)
+    (tmp_path / "again.yaml").write_text((place / "cities.yaml").read_text())
+    again = results(run(place / "decoder", "--task", tmp_path / "again.yaml", "--json")[1])[0]
+    assert (again["key"], again["computed"]) == (first["key"], False)
+    write_table(tmp_path / "rows", "test", {**ROWS, "answer": [1, 1, 1, 0, 0]})
+    changed = results(run(place / "decoder", "--task", tmp_path / "again.yaml", "--json")[1])[0]
+    assert changed["key"] != first["key"]
+
+
+@needs_harness
+def test_texts_are_written_and_rolled_over_by_both_kinds(place: Path, run: Run) -> None:
+    tasks = ("--task", place / "written.yaml", "--task", place / "rolled.yaml")
+    code, output, errors = run(place / "encoder", place / "decoder", *tasks, "--json")
+    assert code == 0, errors
+    found = results(output)
+    assert [each["task"] for each in found] == ["written", "rolled"] * 2
+    for each in found[1::2]:
+        model = LanguageModel.load(place / each["model"], each["scoring"])
+        words = sum(len(question.split()) for question in ROWS["question"])
+        perplexity = 2.718281828459045 ** (-sum(model.rolling(ROWS["question"])) / words)  # type: ignore[arg-type]
+        metric = each["metrics"]["word_perplexity"]
+        assert metric["score"] == pytest.approx(perplexity, rel=1e-4)
+        assert metric["low"] is None, "a perplexity is no mean over documents"
+
+
+@needs_harness
+def test_mistakes_are_named(place: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = yaml.safe_load((place / "written.yaml").read_text())
+    task["generation_kwargs"] |= {"do_sample": True, "temperature": 0.7}
+    (place / "sampled.yaml").write_text(yaml.safe_dump(task))
+    (place / "lost.yaml").write_text(
+        yaml.safe_dump({**CHOICE, "dataset_kwargs": {"data_files": {"test": "no.parquet"}}})
+    )
+    (place / "odd.yaml").write_text(yaml.safe_dump({**CHOICE, "num_fewshot": 9, "fewshot_split": "test"}))
+    model = place / "decoder"
+    for words, text in (
+        ((model, "--task", place / "odd.yaml"), "its requests cannot be built (ValueError"),
+        ((model, "--task", place / "sampled.yaml"), "samples its answers"),
+        ((model, "--task", place / "none.yaml"), "no such file"),
+        ((model, "--task", place / "lost.yaml"), "data file no.parquet is not there"),
+        ((model, "--task", place / "cities.yaml", "--scoring", "masked"), "cannot be scored as masked"),
+        ((model, "--task", place / "cities.yaml", "--scoring", "casual"), "Did you mean 'causal'"),
+        ((model,), "nothing to evaluate on"),
+    ):
+        code, _, errors = run(*words)
+        assert code == 2, errors
+        assert text in errors
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub = {name: value for name, value in CHOICE.items() if name != "dataset_kwargs"} | {
+        "dataset_path": "someone/cities"
+    }
+    (place / "hub.yaml").write_text(yaml.safe_dump(hub))
+    code, _, errors = run(model, "--task", place / "hub.yaml")
+    assert code == 2, errors
+    assert "data set someone/cities cannot be loaded" in errors
+    assert "someone___cities, which is missing" in errors
+    # A folder under --data stands in for the Hub.
+    write_table(tmp_path / "data" / "someone" / "cities", "test", ROWS)
+    code, _, errors = run(model, "--task", place / "hub.yaml", "--data", tmp_path / "data", "--json")
+    assert code == 0, errors
+
+
+@needs_harness
+def test_every_model_gets_the_same_examples_before_a_question(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlmclm.evaluation.harness import HarnessModel, load_tasks
+
+    few = {**CHOICE, "task": "few", "num_fewshot": 2, "fewshot_split": "test"}
+    (place / "few.yaml").write_text(yaml.safe_dump(few))
+    asked: list[list[tuple[str, str]]] = []
+
+    def loglikelihood(self: HarnessModel, requests: Any) -> list[tuple[float, bool]]:
+        asked.append([request.args for request in requests])
+        return [(0.0, False) for _ in requests]
+
+    monkeypatch.setattr(HarnessModel, "loglikelihood", loglikelihood)
+    (task,) = load_tasks([str(place / "few.yaml")])
+    built = [instance.args for instance in task.task.instances]
+    for _ in range(2):
+        task.run(None)  # type: ignore[arg-type]  # whose likelihoods are not asked for
+    assert asked == [built, built]
+    assert built[0][0].count("\n\n") == 2, "two examples and the question"
+
+
+@needs_harness
+def test_an_unknown_task_has_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlmclm.evaluation import harness
+
+    class Few:
+        """A manager that needn't read the harness's thousands of files."""
+
+        all_tasks = ("hellaswag", "piqa", "sciq")
+        task_index: ClassVar[dict[str, Any]] = {}
+
+    monkeypatch.setattr(harness, "_index", Few)
+    with pytest.raises(UserError, match=r"unknown task of lm-evaluation-harness 'helaswag'\. Did you mean 'hellaswag'"):
+        harness.load_tasks(["helaswag"])
+
+
+def test_without_the_harness_the_extra_is_named(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlmclm.cli.evaluate.find_spec", lambda name: None)
+    code, _, errors = run(place / "decoder", "--task", place / "cities.yaml")
+    assert code == 2
+    assert "pip install 'mlmclm[evaluation]'" in errors
+
+
+def test_winogender_needs_no_harness(place: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    (tmp_path / "templates.tsv").write_text(TEMPLATES)
+    (tmp_path / "occupations.tsv").write_text(STATISTICS)
+    code, output, errors = run(place / "decoder", "--winogender", tmp_path, "--json")
+    assert code == 0, errors
+    (found,) = results(output)
+    scores = [found["metrics"][name]["score"] for name in ("masculine", "feminine", "neutral")]
+    assert sum(scores) == pytest.approx(1)
+    other = results(run(place / "decoder", "--winogender", tmp_path, "--winogender-rule", "published", "--json")[1])[0]
+    assert other["key"] != found["key"]
+    assert "(was there)" in run(place / "decoder", "--winogender", tmp_path)[1]
+
+
+@pytest.mark.parametrize(("objective", "expected"), [
+    ("mlm40", "masked"), ("mntp15", "mntp"), ("clm", "causal"), ("untrained", "masked"),
+])  # fmt: skip
+def test_an_exported_folder_says_how_it_is_scored(
+    tmp_path: Path, objective: str, expected: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    save_small_model(tmp_path / "model")
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model")
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    target = tmp_path / "exported"
+    export_folder(target, weights, model.config, tmp_path / "model", card="", decoder=objective == "clm", objective=objective)  # fmt: skip
+    assert scoring_of(target) == (target / "decoder" if expected == "causal" else target, expected)
+    loaded = LanguageModel.load(*scoring_of(target))
+    # The exported encoder has no start token and ends with EOS; the decoder adds nothing.
+    assert (loaded.texts.start, loaded.texts.end) == ([], [] if expected == "causal" else [2])
+    notes = read_notes(target)
+    assert notes.pop("objective") == objective
+    if expected == "causal":  # an earlier version's export is known by its decoder
+        (target / "mlmclm.json").write_text(json.dumps(notes))
+        assert scoring_of(target) == (target / "decoder", "causal")
+    assert "noted no objective" not in capfd.readouterr().err
+
+
+def test_an_export_without_an_objective_is_mentioned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = save_small_model(tmp_path / "model")
+    assert scoring_of(folder)[1] == "masked"
+    assert "noted no objective" not in capfd.readouterr().err
+    add_notes(folder, {"context": 32})
+    assert scoring_of(folder)[1] == "masked"
+    assert "noted no objective" in capfd.readouterr().err
+
+
+def test_a_model_without_a_head_for_tokens_is_refused(tmp_path: Path) -> None:
+    folder = save_small_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for names, text in ((["EuroBertModel"], "EuroBertModel"), ([], "of no model")):
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
+        with pytest.raises(UserError, match=text):
+            scoring_of(folder)
