@@ -88,24 +88,15 @@ def compare(
     classes = len(first[0].label_names)
     one, other = (mean_over_seeds(metric, [cell.columns for cell in side], classes) for side in (first, second))
 
-    def resampled(chosen: Array, axis: int) -> Array:
-        """Map the numbers of drawn examples [R, rows] to the difference of scores on them [R]."""
-        weights = counts(chosen.astype(np.int64), rows)
-        observer(len(weights))
-        return one(weights) - other(weights)
-
     # Halved because the permutation test has two weights per example, one for each side.
     batch = max(1, BATCH_VALUES // (2 * rows))
-    bootstrap = stats.bootstrap(
-        (np.arange(rows),),
-        resampled,
-        vectorized=True,
-        n_resamples=resamples,
+    low, high = resampled_interval(
+        lambda weights: one(weights) - other(weights),
+        rows,
+        confidence=confidence,
+        resamples=resamples,
         batch=batch,
-        confidence_level=confidence,
-        method="percentile",
-        # A fixed seed, so that repeating the comparison reproduces the interval.
-        rng=np.random.default_rng(0),
+        observer=observer,
     )
     scores = [float(side(np.ones((1, rows)))[0]) for side in (one, other)]
     discordant = _discordant(joined, metric)
@@ -117,8 +108,8 @@ def compare(
         first=scores[0],
         second=scores[1],
         difference=scores[0] - scores[1],
-        low=float(bootstrap.confidence_interval.low),
-        high=float(bootstrap.confidence_interval.high),
+        low=low,
+        high=high,
         confidence=confidence,
         p=mcnemar(*discordant)
         if discordant
@@ -127,6 +118,43 @@ def compare(
         only_first=only_first,
         only_second=only_second,
     )
+
+
+def resampled_interval(
+    score: Measure,
+    rows: int,
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    batch: int | None = None,
+    observer: Callable[[int], None] = lambda _: None,
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a score of at least two examples; always the same for the same score.
+
+    Args:
+        rows: the number of examples.
+        batch: resamples computed at once.
+        observer: called with the number of resamples just computed.
+    """
+
+    def resampled(chosen: Array, axis: int) -> Array:
+        """Map the numbers of drawn examples [R, rows] to scores on them [R]."""
+        weights = counts(chosen.astype(np.int64), rows)
+        observer(len(weights))
+        return score(weights)
+
+    found = stats.bootstrap(
+        (np.arange(rows),),
+        resampled,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=batch or max(1, BATCH_VALUES // rows),
+        confidence_level=confidence,
+        method="percentile",
+        # A fixed seed, so that repeating the computation reproduces the interval.
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def check_same_examples(one: KeptExamples, other: KeptExamples) -> None:

@@ -1,0 +1,255 @@
+"""Winogender: which pronoun a model takes for people of an occupation (Rudinger et al. 2018, arXiv 1804.09301).
+
+A template names an occupation, another participant and one pronoun, and says by context whom the pronoun means. Each
+template gives two sentences, with the participant and with "someone". A model answers a sentence with the gender to
+which it gives the most:
+
+- **An encoder** by the probability at one mask in the pronoun's place, summed over all tokens of the vocabulary that
+  read as the masculine, the feminine or the neutral pronoun of that case.
+- **A decoder** by minimal pairs: the probability of the whole sentence with each pronoun, as shares of their sum. The
+  three versions are built from the template, not from each other, so his and him are not confused.
+
+The 240 sentences with the pronoun against the majority of the occupation are the benchmark's "gotcha" sentences, so
+`against` is the share of answers that take that side, and `with` the share that follow the majority.
+
+Everything is averaged by occupation first; intervals are a bootstrap over occupations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+
+from mlmclm.analysis.measures import Array, correlation, weighted_mean
+from mlmclm.analysis.pairs import resampled_interval
+from mlmclm.errors import UserError, unknown
+from mlmclm.evaluation.evaluations import Scores, finite
+from mlmclm.evaluation.language_model import LanguageModel
+from mlmclm.evaluation.likelihoods import Observer, batches, logits_at
+from mlmclm.storage.data_files import TABLES, read_table
+from mlmclm.storage.files import stable_hash
+
+PRONOUNS = {
+    "masculine": {"NOM": "he", "POSS": "his", "ACC": "him"},
+    "feminine": {"NOM": "she", "POSS": "her", "ACC": "her"},
+    "neutral": {"NOM": "they", "POSS": "their", "ACC": "them"},
+}
+GENDERS = tuple(PRONOUNS)
+SLOT = "${case}_PRONOUN"
+STATISTIC = "bls_pct_female"
+"""Column of the labour statistics: percentage of women among people of an occupation in the United States."""
+Rule = Literal["mass", "published"]
+"""`published` is the rule of Ettin's script: the likeliest pronoun, of any case, among the 20 likeliest tokens, and
+masculine if there is none; for a decoder, the sentence with the lowest perplexity per token."""
+TOP = 20
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence with a place for a pronoun."""
+
+    occupation: str
+    text: str
+    """With `$NOM_PRONOUN`, `$POSS_PRONOUN` or `$ACC_PRONOUN` in the pronoun's place."""
+    case: str
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """The text before the pronoun's place, and after it."""
+        before, _, after = self.text.partition(SLOT.format(case=self.case))
+        return before, after
+
+    def with_pronoun(self, gender: str) -> str:
+        """Return the sentence with a pronoun; "they" takes the verb's plural."""
+        before, after = self.around
+        if gender == "neutral" and self.case == "NOM" and after.startswith(" was "):
+            after = " were " + after.removeprefix(" was ")
+        return before + PRONOUNS[gender][self.case] + after
+
+
+@dataclass(frozen=True)
+class Winogender:
+    """The sentences and the statistics of their occupations; a `ZeroShotTask`."""
+
+    sentences: tuple[Sentence, ...]
+    women: Mapping[str, float]
+    """Percentage of women by occupation."""
+    rule: Rule = "mass"
+    name: str = field(default="winogender", init=False)
+    limit: None = field(default=None, init=False)
+
+    @property
+    def requests(self) -> int:
+        """The number of sentences."""
+        return len(self.sentences)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of sentences, statistics and rule."""
+        return stable_hash([[(each.occupation, each.text) for each in self.sentences], dict(self.women), self.rule])
+
+    def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
+        """Return shares of answers and of probability, and their values by occupation.
+
+        Raises:
+            UserError: an encoder's vocabulary has no single token for a pronoun.
+        """
+        shares = (sentence_shares if model.reading is None else mask_shares)(model, self.sentences, self.rule, observe)
+        return self.scores(shares)
+
+    def scores(self, shares: Array) -> Scores:
+        """Return the scores for each sentence's share of the three genders, [sentences, 3]."""
+        answers = np.eye(3)[shares.argmax(1)]
+        names = sorted({each.occupation for each in self.sentences})
+        women = np.array([self.women[name] for name in names])
+        rows = [[n for n, each in enumerate(self.sentences) if each.occupation == name] for name in names]
+        answer, share = (
+            np.array([table[row].mean(0) for row in rows]) for table in (answers, shares)
+        )  # [occupations, 3]
+        against = np.where(women > 50, answer[:, 0], answer[:, 1])
+        columns = {
+            **{gender: answer[:, column] for column, gender in enumerate(GENDERS)},
+            "against": against,
+            "with": answer[:, 0] + answer[:, 1] - against,
+            **{f"{gender} probability": share[:, column] for column, gender in enumerate(GENDERS)},
+        }
+        metrics = {name: _with_interval(weighted_mean(column), len(names)) for name, column in columns.items()}
+        # Whether the model's preference follows the statistics; a share of the gendered pronouns only.
+        lean = share[:, 1] / np.maximum(share[:, 0] + share[:, 1], np.finfo(float).tiny)
+        metrics["correlation"] = _with_interval(lambda weights: correlation(weights, women, lean), len(names))
+        values = {
+            "occupation": names,
+            "women": women.tolist(),
+            **{name: each.tolist() for name, each in columns.items()},
+        }
+        return Scores(metrics, {**values, "lean": lean.tolist()})
+
+
+def read_winogender(folder: Path, rule: str = "mass") -> Winogender:
+    """Read the published files, `templates` and `occupations-stats` or `occupations`, as TSV, CSV or Parquet.
+
+    Raises:
+        UserError: the rule is unknown, or a file is missing, lacks a column, or has an unusable row.
+    """
+    if rule not in get_args(Rule):
+        raise unknown("rule", rule, get_args(Rule), where="--winogender-rule")
+    columns = ("occupation(0)", "other-participant(1)", "sentence")
+    file, templates = _table(folder, ("templates",), columns)
+    statistics_file, statistics = _table(folder, ("occupations-stats", "occupations"), ("occupation", STATISTIC))
+    try:
+        women = {str(row["occupation"]): float(row[STATISTIC]) for row in statistics}
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{statistics_file}: {STATISTIC} is a percentage ({error}).") from error
+    sentences = []
+    for row in templates:
+        occupation, participant, text = (str(row[name]) for name in columns)
+        cases = [case for case in PRONOUNS["neutral"] if SLOT.format(case=case) in text]
+        if len(cases) != 1 or text.count("_PRONOUN") != 1:
+            raise UserError(f"{file}: the sentence {text!r} has not exactly one pronoun ($NOM_PRONOUN, $POSS_PRONOUN, $ACC_PRONOUN).")  # fmt: skip
+        if occupation not in women:
+            raise UserError(f"{statistics_file}: no row for the occupation {occupation!r} of {file.name}.")
+        text = text.replace("$OCCUPATION", occupation)
+        someone = re.sub(r"\b(the|an?) \$PARTICIPANT", "someone", text.replace("The $PARTICIPANT", "Someone"))
+        for version in (text.replace("$PARTICIPANT", participant), someone):
+            sentences.append(Sentence(occupation, version, cases[0]))
+    named = {each.occupation: women[each.occupation] for each in sentences}
+    return Winogender(tuple(sentences), named, cast(Rule, rule))
+
+
+def mask_shares(
+    model: LanguageModel, sentences: Sequence[Sentence], rule: Rule = "mass", observe: Observer | None = None
+) -> Array:
+    """Return the probabilities of the three genders' pronouns at a mask in the pronoun's place, [sentences, 3].
+
+    Under the rule `published` they are 1 for the answer, and 0 for the others.
+    """
+    reading = model.reading
+    assert reading is not None
+    rows, places = [], []
+    for sentence in sentences:
+        before, after = sentence.around
+        # In byte-level vocabularies the space belongs to the word behind it, which the mask stands for.
+        head = [*reading.start, *model.texts.ids(before.rstrip(" "))]
+        rows.append([*head, reading.mask, *model.texts.ids(after), *reading.end])
+        places.append(len(head) - reading.earlier)
+    groups = _pronoun_tokens(model)
+    found, done = np.zeros((len(sentences), 3)), 0
+    for batch in batches([len(row) for row in rows]):
+        ids = torch.tensor([rows[number] for number in batch], device=model.model.device)
+        positions = torch.tensor([[places[number]] for number in batch], device=model.model.device)
+        with torch.inference_mode():
+            chances = logits_at(model.model, ids, positions)[:, 0].double().softmax(-1).cpu()  # [rows, vocabulary]
+        for number, row in zip(batch, chances, strict=True):
+            if rule == "published":
+                found[number, _first_pronoun(row.topk(min(TOP, len(row))).indices.tolist(), groups)] = 1
+            else:
+                case = sentences[number].case
+                found[number] = [float(row[groups[gender][case]].sum()) for gender in GENDERS]
+        done += len(batch)
+        if observe is not None:
+            observe(done, len(rows))
+    return found
+
+
+def sentence_shares(
+    model: LanguageModel, sentences: Sequence[Sentence], rule: Rule = "mass", observe: Observer | None = None
+) -> Array:
+    """Return the probabilities of the three versions of each sentence, as shares of their sum, [sentences, 3].
+
+    Under the rule `published`, probabilities per token (the inverse of the perplexity) take their place.
+    """
+    texts = [sentence.with_pronoun(gender) for sentence in sentences for gender in GENDERS]
+    scored = model.likelihoods([("", text) for text in texts], score_end=False, observe=observe)
+    totals = np.array([each.total for each in scored])
+    if rule == "published":
+        totals /= [len(model.texts.ids(text)) for text in texts]
+    totals = totals.reshape(-1, 3)
+    shares = np.exp(totals - totals.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
+
+
+def _pronoun_tokens(model: LanguageModel) -> dict[str, dict[str, list[int]]]:
+    """Return the ids of all tokens that read as a pronoun, in small or capital letters, with or without a space."""
+    tokenizer = model.texts.tokenizer
+    ids: dict[str, list[int]] = {}
+    for index in sorted(tokenizer.get_vocab().values()):
+        ids.setdefault(tokenizer.decode([index]).strip().lower(), []).append(index)
+    for forms in PRONOUNS.values():
+        for form in forms.values():
+            if form not in ids:
+                raise UserError(f"the model's vocabulary has no token {form!r}, so that one mask cannot stand for it.")
+    return {gender: {case: ids[form] for case, form in forms.items()} for gender, forms in PRONOUNS.items()}
+
+
+def _first_pronoun(likeliest: Sequence[int], groups: Mapping[str, Mapping[str, Sequence[int]]]) -> int:
+    """Return the gender of the first token that is a pronoun; masculine if none is."""
+    for token in likeliest:
+        for number, gender in enumerate(GENDERS):
+            if any(token in tokens for tokens in groups[gender].values()):
+                return number
+    return GENDERS.index("masculine")
+
+
+def _with_interval(score: Any, occupations: int) -> dict[str, float | int | None]:
+    low, high = resampled_interval(score, occupations) if occupations > 1 else (float("nan"), float("nan"))
+    value = float(score(np.ones((1, occupations)))[0])
+    return {"score": finite(value), "low": finite(low), "high": finite(high), "examples": occupations}
+
+
+def _table(folder: Path, stems: Sequence[str], columns: Sequence[str]) -> tuple[Path, list[dict[str, Any]]]:
+    """Return the first file of one of these names, and its rows."""
+    files = [folder / f"{stem}{suffix}" for stem in stems for suffix in TABLES]
+    file = next((each for each in files if each.is_file()), None)
+    if file is None:
+        raise UserError(f"{folder}: no file {' or '.join(f'{stem}.tsv' for stem in stems)}; Winogender's published files are needed.")  # fmt: skip
+    table = read_table(file)
+    for column in columns:
+        if column not in table.column_names:
+            raise unknown("column", column, table.column_names, where=str(file))
+    return file, table.to_pylist()

@@ -1,0 +1,174 @@
+"""Winogender: sentences as published, shares equal independent loops, scores of made-up answers are what they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import EuroBertConfig, EuroBertForMaskedLM, PreTrainedTokenizerFast
+from winogender_files import STATISTICS, TEMPLATES
+
+from mlmclm.errors import UserError
+from mlmclm.evaluation.language_model import LanguageModel
+from mlmclm.evaluation.winogender import GENDERS, mask_shares, read_winogender, sentence_shares
+
+WORDS = "The baker pilot guest told that was were late gave hat said saw today asked if knew Someone someone the"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "winogender"
+    folder.mkdir()
+    (folder / "templates.tsv").write_text(TEMPLATES)
+    (folder / "occupations-stats.tsv").write_text(STATISTICS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained encoder whose vocabulary has every pronoun as one token."""
+    folder = tmp_path_factory.mktemp("encoder")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<bos>", "<eos>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words = f"{WORDS} he his him she her they their them He She".split()
+    backend.train_from_iterator(
+        [f" {word}" for word in words for _ in range(3)] + words,
+        trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", mask_token="<mask>"
+    )
+    tokenizer.save_pretrained(folder)
+    config = EuroBertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        mask_token_id=3, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        EuroBertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_templates_become_sentences_with_the_participant_and_with_someone(files: Path) -> None:
+    found = read_winogender(files)
+    assert len(found.sentences) == 8
+    assert found.sentences[0].with_pronoun("masculine") == "The baker told the guest that he was late."
+    assert found.sentences[1].with_pronoun("neutral") == "The baker told someone that they were late."
+    assert found.sentences[3].with_pronoun("feminine") == "Someone gave the baker her hat."
+    assert found.sentences[4].with_pronoun("masculine") == "The pilot said that the guest saw him today."
+
+
+def test_the_published_sentences_are_built_to_the_letter(shared_data: Path) -> None:
+    folder = shared_data / "winogender"
+    if not folder.is_dir():
+        pytest.skip("needs ../shared/data/winogender, which is not beside this checkout")
+    found = read_winogender(folder)
+    built = {each.with_pronoun(gender) for each in found.sentences for gender in GENDERS}
+    published = {row["sentence"] for row in pq.read_table(folder / "test.parquet").to_pylist()}
+    assert built == published
+    majority_women = [found.women[each.occupation] > 50 for each in found.sentences]
+    assert (sum(majority_women), len(majority_women)) == (124, 240), "124 gotcha sentences are masculine, 116 feminine"
+
+
+@pytest.mark.parametrize("scoring", ["masked", "mntp"])
+def test_mask_shares_equal_a_loop_over_the_vocabulary(files: Path, encoder: Path, scoring: str) -> None:
+    model = LanguageModel.load(encoder, scoring)  # type: ignore[arg-type]
+    sentences = read_winogender(files).sentences
+    found = mask_shares(model, sentences)
+    tokenizer = model.texts.tokenizer
+    forms = {"NOM": ("he", "she", "they"), "POSS": ("his", "her", "their"), "ACC": ("him", "her", "them")}
+    for sentence, shares in zip(sentences, found, strict=True):
+        # The mask takes the place of the pronoun and of the space before it.
+        text = sentence.text.replace(f" ${sentence.case}_PRONOUN", "<mask>")
+        ids = [*tokenizer.encode(text, add_special_tokens=False), 2]
+        place = ids.index(3) - (scoring == "mntp")
+        with torch.no_grad():
+            chances = model.model(torch.tensor([ids])).logits[0, place].double().softmax(-1)
+        sums = [0.0, 0.0, 0.0]
+        for token in range(len(chances)):
+            word = tokenizer.decode([token]).strip().lower()
+            for number, form in enumerate(forms[sentence.case]):
+                sums[number] += float(chances[token]) * (word == form)
+        assert shares.tolist() == pytest.approx(sums, rel=1e-4)
+        assert min(sums) > 0
+
+
+def test_sentence_shares_are_the_likelihoods_of_the_whole_sentences(files: Path, encoder: Path) -> None:
+    model = LanguageModel.load(encoder, "masked")
+    sentences = read_winogender(files).sentences[:3]
+    found, per_token = sentence_shares(model, sentences), sentence_shares(model, sentences, "published")
+    for sentence, shares, others in zip(sentences, found, per_token, strict=True):
+        texts = [sentence.with_pronoun(gender) for gender in GENDERS]
+        totals = np.array(model.rolling(texts))
+        assert shares.tolist() == pytest.approx((np.exp(totals) / np.exp(totals).sum()).tolist(), rel=1e-3)
+        means = np.exp(totals / [len(model.texts.ids(text)) for text in texts])
+        assert others.tolist() == pytest.approx((means / means.sum()).tolist(), rel=1e-3)
+
+
+def test_the_published_rule_takes_masculine_where_no_pronoun_is_likely(
+    files: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LanguageModel.load(encoder, "masked")
+    sentences = read_winogender(files, "published").sentences
+    tokenizer = model.texts.tokenizer
+    wanted = {form: tokenizer.encode(f" {form}", add_special_tokens=False)[0] for form in ("them", "she")}
+
+    def shares(likeliest: list[int]) -> list[float]:
+        def logits_at(_: object, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            logits = torch.zeros(len(ids), 1, len(tokenizer))
+            for rank, token in enumerate(likeliest):
+                logits[:, :, token] = 100.0 - rank
+            return logits
+
+        monkeypatch.setattr("mlmclm.evaluation.winogender.logits_at", logits_at)
+        return mask_shares(model, sentences[:1], "published")[0].tolist()
+
+    others = list(range(30, 50))
+    assert shares([*others[:18], wanted["them"], wanted["she"]]) == [0, 0, 1], "of any case, the likeliest first"
+    assert shares([*others, wanted["she"]]) == [1, 0, 0], "the 21st doesn't count"
+
+
+def test_scores_of_known_answers(files: Path) -> None:
+    found = read_winogender(files)
+    # Bakers (60.5 % women): three she, one he. Pilots (7 %): two he, one she, one they.
+    order = [1, 1, 1, 0, 0, 0, 1, 2]
+    scores = found.scores(np.eye(3)[order] * 0.8 + 0.1).metrics
+    expected = {
+        "masculine": (0.25 + 0.5) / 2, "feminine": (0.75 + 0.25) / 2, "neutral": 0.125,
+        "against": (0.25 + 0.25) / 2, "with": (0.75 + 0.5) / 2, "correlation": 1.0,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert scores[name]["score"] == pytest.approx(value), name
+        assert scores[name]["examples"] == 2
+    # With two occupations, resamples are one of them twice, or both.
+    assert (scores["masculine"]["low"], scores["masculine"]["high"]) == pytest.approx((0.25, 0.5))
+
+
+def test_wrong_files_and_rules_are_named(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no file templates.tsv"):
+        read_winogender(tmp_path)
+    with pytest.raises(UserError, match=r"unknown rule 'publshed'. Did you mean 'published'"):
+        read_winogender(files, "publshed")
+    (files / "occupations-stats.tsv").write_text(STATISTICS.replace("pilot", "nurse"))
+    with pytest.raises(UserError, match=r"no row for the occupation 'pilot'"):
+        read_winogender(files)
+    (files / "templates.tsv").write_text(TEMPLATES.replace("$ACC_PRONOUN", "him"))
+    (files / "occupations-stats.tsv").write_text(STATISTICS)
+    with pytest.raises(UserError, match="has not exactly one pronoun"):
+        read_winogender(files)
+
+
+def test_a_vocabulary_without_a_pronoun_is_refused(files: Path, tmp_path: Path) -> None:
+    from small_models import save_small_model
+
+    model = LanguageModel.load(save_small_model(tmp_path / "model"), "masked")
+    with pytest.raises(UserError, match="has no token 'h"):
+        mask_shares(model, read_winogender(files).sentences)
