@@ -32,8 +32,11 @@ class Revision:
 
     @property
     def tag(self) -> str:
-        """The name by which `from_pretrained(..., revision=TAG)` finds it."""
-        return f"step{self.state.step}"
+        """The name by which `from_pretrained(..., revision=TAG)` finds it: `step1000`, or `ext200` in a later phase."""
+        phase = self.state.legs[-1].phase if self.state.legs else None
+        if phase is None or phase.start == 0:
+            return f"step{self.state.step}"
+        return f"{phase.name}{self.state.step - phase.start}"
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,11 @@ class _Writer:
             UserError: its weights in the store are damaged.
         """
         from mlmclm.models.export import export_folder
+        from mlmclm.models.notes import UNTRAINED
         from mlmclm.pretraining.checkpoints import read_tensors
 
-        weights, recipe = cast(Path, revision.folder), self.found.recipe
+        weights, recipe = cast(Path, revision.folder), revision.state.settled(self.found.recipe)
+        objective = str(revision.state.legs[-1].objective) if revision.state.legs else UNTRAINED
         damage = states.damage(weights)
         if damage is not None:
             raise UserError(
@@ -143,12 +148,13 @@ class _Writer:
             export_folder(
                 folder,
                 dict(read_tensors(weights).weights),
-                first_config(self.found.name.size, self.initial, self.corpus.tokenizer, recipe.block_length),
+                first_config(self.found.name.size, self.initial, self.corpus.tokenizer, recipe),
                 self.corpus.tokenizer,
                 card=cards[-1],
                 decoder=self.causal,
                 context=recipe.block_length,
                 state=self._key(revision),
+                objective=objective,
             )
             parts = [folder / "decoder", folder] if self.causal else [folder]
             for repository, part, card in zip(self.repositories, parts, cards, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.seen import seen
+from mlmclm.study.exports import find_state
 from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.pretrain import pretrain
+from mlmclm.study.revisions import export_revisions
 from mlmclm.study.study_file import load_study
 from small_models import save_small_model
 from small_study import write_study
@@ -62,7 +65,7 @@ def prepared(study_path: Path, store: Path, models: tuple[str, ...] = MODELS, **
         update={
             "models": models,
             "baseline": None,
-            "recipe": Recipe.model_validate(values | {"micro_batch": 2} | recipe),
+            "recipe": Recipe.model_validate(values | {"micro_batch": 2, "revisions_every": 4} | recipe),
         }
     )
     return prepare(made, Place(store, study_path.parent / "data"))
@@ -136,9 +139,16 @@ def test_three_phases_are_a_plain_loop_of_transformers_and_torch_s_adamw(trained
     assert sum(tokens) == trained.target(name).tokens(recipe)
 
 
-def test_workers_killed_in_each_phase_leave_no_trace(
-    trained: PreparedStudy, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("killed", [(14,), pytest.param((0, 8, 14), marks=pytest.mark.slow)])
+def test_workers_killed_in_a_phase_leave_no_trace(
+    trained: PreparedStudy, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: tuple[int, ...]
 ) -> None:
+    """The phases before the first in which workers are killed are taken from the other store."""
+    store = tmp_path / "store"
+    if killed[0]:
+        shutil.copytree(trained.place.store, store, symlinks=True)
+        shutil.rmtree(states.state_folder(store, trained.target(parse(MODELS[-1])).key(trained.fingerprint)))
+
     def die_in_each(config: dict[str, Any]) -> None:
         import os
         import signal
@@ -161,12 +171,25 @@ def test_workers_killed_in_each_phase_leave_no_trace(
         run_in_worker(config)
 
     monkeypatch.setattr(launch, "run_in_worker", die_in_each)
-    disturbed = prepared(study_path, tmp_path, checkpoint_every=2)
+    disturbed = prepared(study_path, store, checkpoint_every=2)
     pretrain(disturbed)
-    assert sorted(path.name for path in tmp_path.glob("killed-*")) == ["killed-0", "killed-14", "killed-8"]
+    assert {int(path.name.partition("-")[2]) for path in store.glob("killed-*")} == set(killed)
     for model in MODELS:
         found, expected = weights(disturbed, model), weights(trained, model)
         assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
+    name = parse(MODELS[-1])
+    found = find_state(trained.place.store, name)
+    done = export_revisions(found, trained.place.store, tmp_path, "me/small", 4, {})
+    assert done.tags == ("step0", "step4", "step8", "ext4", "cross2", "cross5") and not done.missing
+    for tag, length, base in (("step8", 16, 10_000), ("ext4", 64, 160_000), ("cross5", 64, 160_000)):
+        model = AutoModelForMaskedLM.from_pretrained("me/small-encoder", revision=tag, cache_dir=tmp_path)
+        assert (model.config.max_position_embeddings, model.config.rope_parameters["rope_theta"]) == (length, base)
+    last = dict(model.named_parameters())
+    expected = weights(trained, MODELS[-1])
+    assert all(torch.equal(last[parameter], value) for parameter, value in expected.items())
 
 
 def test_exported_models_have_the_positions_and_the_context_of_their_phase(trained: PreparedStudy) -> None:
