@@ -44,12 +44,13 @@ class StableAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take one step with the gradients that there are."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+        given = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
+        # All weights take their steps together. Reading the count of each would wait for a GPU as often.
+        done = next((int(self.state[each]["step"]) for each, _ in given if self.state[each]), 0)
+        for parameter, group in given:
+            self._update(parameter, parameter.grad, group, done + 1)
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], step: int) -> None:
         state = self.state[parameter]
         if not state:
             state |= {
@@ -58,7 +59,7 @@ class StableAdamW(torch.optim.Optimizer):
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
         state["step"] += 1
-        step, first, second = int(state["step"]), state["exp_avg"], state["exp_avg_sq"]
+        first, second = state["exp_avg"], state["exp_avg_sq"]
         beta1, beta2 = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in group["betas"])
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
