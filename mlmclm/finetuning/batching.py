@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from mlmclm.tasks.family import Lists
+
 Array = np.ndarray[Any, Any]
 
 
@@ -21,7 +23,7 @@ def stream(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1  # 63 bits, so that the seed also fits a signed 64-bit integer
 
 
-def training_rows(examples: int, batch_size: int, seed: int) -> Iterator[Array]:
+def training_rows(examples: int, batch_size: int, seed: int, distinct: Lists | None = None) -> Iterator[Array]:
     """Yield the row numbers of each step's batch, int64 [batch_size], for ever.
 
     Each pass over the examples has its own permutation. A batch may span two passes, so no example is dropped and every
@@ -29,16 +31,40 @@ def training_rows(examples: int, batch_size: int, seed: int) -> Iterator[Array]:
 
     Args:
         seed: seed of the stream `order`.
+        distinct: numbers of each example's texts. An example that shares one with its batch waits for the next batch
+            without it, unless a whole pass has none that fits.
     """
     epoch = 0
     left = np.empty(0, dtype=np.int64)
     while True:
-        while len(left) < batch_size:  # a loop: a batch may be larger than the whole training split
+        chosen = _first_distinct(left, batch_size, distinct)
+        while len(chosen) < batch_size:  # a loop: a batch may be larger than the whole training split
             generator = torch.Generator().manual_seed(stream(seed, f"epoch {epoch}"))
             left = np.concatenate((left, torch.randperm(examples, generator=generator).numpy()))
             epoch += 1
-        yield left[:batch_size]
-        left = left[batch_size:]
+            found = _first_distinct(left, batch_size, distinct)
+            if len(found) == len(chosen) and len(left) >= batch_size:
+                others = np.delete(np.arange(len(left)), found)
+                found = np.concatenate((found, others[: batch_size - len(found)]))
+            chosen = found
+        yield left[chosen]
+        left = np.delete(left, chosen)
+
+
+def _first_distinct(rows: Array, most: int, distinct: Lists | None) -> Array:
+    """Return the positions of the first `most` rows, or of those that share no text with an earlier one of them."""
+    if distinct is None:
+        return np.arange(min(most, len(rows)))
+    chosen: list[int] = []
+    seen: set[int] = set()
+    for position, row in enumerate(rows):
+        if len(chosen) == most:
+            break
+        texts = distinct[row].tolist()
+        if seen.isdisjoint(texts):
+            seen.update(texts)
+            chosen.append(position)
+    return np.array(chosen, dtype=np.int64)
 
 
 def batches_by_length(lengths: Array, budget: int) -> Iterator[Array]:

@@ -64,7 +64,7 @@ def train(
     encoder.train()
     head.train()
     optimizer = optimizer_for(encoder, head, protocol, learning_rate, steps)
-    rows = training_rows(family.train_size, protocol.batch_size, order)
+    rows = training_rows(family.train_size, protocol.batch_size, order, family.distinct)
     curve: list[list[float]] = []
     since: list[float] = []
     every = max(1, steps // CURVE_POINTS)

@@ -88,6 +88,13 @@ class Splits(Frozen):
         return self
 
 
+class Negatives(Frozen):
+    """Mining of hard negatives for the training pairs of a retrieval task."""
+
+    bm25: int = Field(ge=1)
+    """Largest number of negatives per pair: the best documents by BM25 that are no positive of the query."""
+
+
 class Task(Frozen):
     """The declaration of one task."""
 
@@ -112,6 +119,8 @@ class Task(Frozen):
     """Names of the classes or tags, by number; None to find them in the data."""
     pair_template: str | None = None
     """Template that joins two texts, with `{text}` and `{text_pair}`."""
+    negatives: Negatives | None = None
+    """Retrieval: hard negatives to mine, for a task without a column `negative`."""
     unanswerable: bool = False
     """Question answering: some questions have no answer, and the empty answer is then correct (SQuAD v2)."""
     metric: str
@@ -140,6 +149,14 @@ class Task(Frozen):
             raise ValueError("pair_template must contain {text} and {text_pair}, each once")
         if self.unanswerable and not family.unanswerable:
             raise ValueError("only question answering has 'unanswerable' questions")
+        if self.negatives is not None and "negative" not in known:
+            raise ValueError("only retrieval has 'negatives'")
+        if "negative" in self.columns and self.negatives is not None:
+            raise ValueError("give either the column 'negative' or 'negatives', which mines them")
+        if "negative" in self.columns and isinstance(self.splits.train, Judged):
+            raise ValueError(
+                "splits.train {queries, corpus, qrels} has no column 'negative'; 'negatives' can mine them"
+            )
         if self.source == "local" and not self.folder:
             raise ValueError("a task whose source is 'local' needs a 'folder'")
         if isinstance(self.splits.train, Judged) and not family.judged:

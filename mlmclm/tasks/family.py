@@ -62,8 +62,10 @@ class Lists:
 
     @staticmethod
     def of(table: pa.Table, column: str) -> Lists:
-        """Return a list column of a single-batch table without copying."""
+        """Return a list column of a single-batch table without copying; of lists of lists, the inner lists."""
         array = table[column].combine_chunks()
+        while pa.types.is_list(array.type.value_type):
+            array = array.flatten()
         return Lists(array.values.to_numpy(), array.offsets.to_numpy())
 
     def __len__(self) -> int:
@@ -245,6 +247,11 @@ class Family(ABC):
     def train_size(self) -> int:
         """Number of training rows, from which `batch` takes its rows."""
         return len(self.sequences["train"])
+
+    @property
+    def distinct(self) -> Lists | None:
+        """Numbers of each training row's texts, of which a batch should hold none twice; None if it may."""
+        return None
 
     @abstractmethod
     def batch(self, rows: Array) -> Batch:

@@ -111,7 +111,9 @@ def _held(task: Task, table: pa.Table) -> Array:
 def _fingerprint(task: Task, names: tuple[str, ...], tables: list[pa.Table]) -> str:
     """Return the SHA-256 of everything that examples and scores are computed from."""
     # "unanswerable" is left out when False, so that tasks that never declared it keep their fingerprints.
-    kind = [task.family, task.pair_template, list(names), *(["unanswerable"] if task.unanswerable else [])]
+    kind: list[Any] = [task.family, task.pair_template, list(names), *(["unanswerable"] if task.unanswerable else [])]
+    # Mined from the training table when it is tokenised (`tasks.negatives`).
+    kind += [{"bm25": task.negatives.bm25}] if task.negatives else []
     digest = hashlib.sha256(canonical_json(kind).encode())
     for table in tables:
         digest.update(canonical_json([table.num_rows, table.column_names]).encode())

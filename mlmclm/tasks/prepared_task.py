@@ -60,7 +60,7 @@ class PreparedTask:
         """Number of rows and of tokens of each table that has tokens."""
         sizes: dict[str, tuple[int, int]] = {}
         for name, ids in self.token_ids():
-            rows, tokens = len(ids), len(pa.compute.list_flatten(ids))
+            rows, tokens = len(ids), len(pa.compute.list_flatten(ids, recursive=True))
             sizes[name] = rows, sizes.get(name, (rows, 0))[1] + tokens
         return sizes
 
@@ -150,7 +150,7 @@ def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
     config = tokenizer_folder / "config.json"
     known = read_json(config).get("vocab_size") if config.is_file() else None
     for _, ids in prepared.token_ids():
-        largest = None if known is None else pa.compute.max(pa.compute.list_flatten(ids)).as_py()
+        largest = None if known is None else pa.compute.max(pa.compute.list_flatten(ids, recursive=True)).as_py()
         if largest is not None and largest >= known:
             raise UserError(
                 f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "

@@ -50,6 +50,9 @@ class TaskSettings(Frozen):
     """Retrieval: divisor of the cosines (a scale of 20, as in sentence-transformers)."""
     symmetric: bool = False
     """Retrieval: average the loss with that of finding the query from the document."""
+    distinct_batches: bool = False
+    """Retrieval: no text twice in a batch, where another row's positive would be a false negative. A task with hard
+    negatives always has such batches. Otherwise the loss leaves out only a second copy of a positive."""
 
     @model_validator(mode="after")
     def _form_fits(self) -> TaskSettings:

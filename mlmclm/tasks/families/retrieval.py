@@ -1,4 +1,4 @@
-"""Retrieval: embed queries and documents in one space, trained with in-batch negatives."""
+"""Retrieval: embed queries and documents in one space, trained with in-batch and hard negatives."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from mlmclm.tasks.family import (
     objects,
     subset,
 )
+from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.splits import Raw
 from mlmclm.tasks.texts import encode_texts
 
@@ -123,6 +124,8 @@ def study_ndcg_at_10(
 class Retrieval(Family):
     """Retrieval, trained with cross-entropy over cosines divided by a temperature.
 
+    Each query is to find its document among those of the whole batch, and their hard negatives if the task has any.
+
     Scored by NDCG@10 over the corpus, which `max_evaluation_documents` may limit, and by the study's NDCG@10, which
     searches the judged documents only.
     """
@@ -131,12 +134,13 @@ class Retrieval(Family):
     title = "Retrieval"
     columns: ClassVar = {"query": pa.string(), "positive": pa.string()}
     # A document's `title`, if the task declares it, is put before its text.
-    more_columns = ("id", "title", "text", "query_id", "corpus_id", "score")
+    # A pair's hard negatives, if the task declares the column `negative`: one text, or a list of texts.
+    more_columns = ("negative", "id", "title", "text", "query_id", "corpus_id", "score")
     metrics: ClassVar = {"ndcg@10": "NDCG@10", "study.ndcg@10": "study's NDCG@10"}
     study_metric = "study.ndcg@10"
     judged = True
     framed = True
-    token_columns = ("input_ids", "query", "positive")
+    token_columns = ("input_ids", "query", "positive", "negative")
     in_chunks = True
 
     @classmethod
@@ -147,6 +151,21 @@ class Retrieval(Family):
     @classmethod
     def evaluation(cls, task: Task, split: str, source: Any, read: Read, names: tuple[str, ...]) -> RetrievalSet:
         return _judged(task, split, source, read)
+
+    @classmethod
+    def table(cls, columns: Columns, names: tuple[str, ...]) -> pa.Table:
+        table = super().table(columns, names)
+        if "negative" not in columns.task.columns:
+            return table
+        one = not pa.types.is_nested(columns.plain("negative").type)
+        found = columns.typed("negative", pa.string() if one else pa.list_(pa.string()))
+        texts = [[text] for text in found.to_pylist()] if one else found.to_pylist()
+        for row, (positive, negatives) in enumerate(zip(table["positive"].to_pylist(), texts, strict=True)):
+            if negatives is None or None in negatives:
+                raise UserError(f"{columns.where}: row {row}: negative is null.")
+            if positive in negatives:
+                raise UserError(f"{columns.where}: row {row}: the positive is among the negatives: {positive[:80]!r}.")
+        return table.append_column("negative", pa.array(texts, pa.list_(pa.string())))
 
     @classmethod
     def held_out(cls, table: pa.Table) -> RetrievalSet:
@@ -181,7 +200,8 @@ class Retrieval(Family):
 
     @classmethod
     def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
-        return {side: text(row[side]) for side in ("query", "positive")}
+        pair = {side: text(row[side]) for side in ("query", "positive")}
+        return {**pair, **({"negative": [text(ids) for ids in row["negative"]]} if "negative" in row else {})}
 
     @classmethod
     def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
@@ -197,15 +217,21 @@ class Retrieval(Family):
             return encode_texts(texts, None, None, tokenizer, settings)["input_ids"]
 
         train = limited(data.train, settings.max_train_examples)
-        tables = {
-            "train": pa.table(
-                {
-                    "query": ids(settings.query_prefix, train["query"]),
-                    "positive": ids(settings.document_prefix, train["positive"]),
-                    "document": train["positive"].combine_chunks().dictionary_encode().indices.cast(pa.int64()),
-                }
-            )
+        columns = {
+            "query": ids(settings.query_prefix, train["query"]),
+            "positive": ids(settings.document_prefix, train["positive"]),
+            "document": train["positive"].combine_chunks().dictionary_encode().indices.cast(pa.int64()),
         }
+        if data.task.negatives is not None:
+            where = f"task {data.task.name}, train"
+            mined = mine_negatives(where, train["query"], data.train, data.task.negatives.bm25)
+            train = train.append_column("negative", pa.array(mined, pa.list_(pa.string())))
+        if "negative" in train.column_names:
+            negatives = train["negative"].combine_chunks()
+            inner = ids(settings.document_prefix, pa.chunked_array([negatives.flatten()]))
+            ends = np.concatenate(([0], np.cumsum(pa.compute.list_value_length(negatives).to_numpy())))
+            columns["negative"] = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner)
+        tables = {"train": pa.table(columns)}
         for split, judged in (("validation", data.validation), ("test", data.test)):
             kept = _limit(judged, settings)
             sequences = pa.concat_arrays(
@@ -221,6 +247,38 @@ class Retrieval(Family):
     def _train(self) -> tuple[Lists, Lists, Array]:
         table = self.prepared.table("train")
         return Lists.of(table, "query"), Lists.of(table, "positive"), table["document"].to_numpy()
+
+    @cached_property
+    def _negatives(self) -> tuple[Lists, Array] | None:
+        """All rows' hard negatives end to end, and the number of those before each row, int [rows + 1]."""
+        table = self.prepared.table("train")
+        if "negative" not in table.column_names:
+            return None
+        return Lists.of(table, "negative"), table["negative"].combine_chunks().offsets.to_numpy()
+
+    @cached_property
+    def _texts(self) -> Lists:
+        """The numbers of each row's texts: query, positive, hard negatives. Texts with the same tokens have the same."""
+        numbers: dict[bytes, int] = {}
+
+        def number(lists: Lists) -> Array:
+            return np.array(
+                [numbers.setdefault(ids.tobytes(), len(numbers)) for ids in map(lists.__getitem__, range(len(lists)))],
+                dtype=np.int64,
+            )
+
+        queries, positives, _ = self._train
+        pairs = np.stack((number(queries), number(positives)), axis=1).ravel()
+        if self._negatives is None:
+            return Lists(pairs, np.arange(0, len(pairs) + 1, 2))
+        negatives, ends = self._negatives
+        values = np.insert(number(negatives), np.repeat(ends[:-1], 2), pairs)
+        return Lists(values, ends + 2 * np.arange(len(ends)))
+
+    @property
+    def distinct(self) -> Lists | None:
+        wanted = self.settings.distinct_batches or self._negatives is not None
+        return self._texts if wanted else None
 
     @cached_property
     def sequences(self) -> dict[str, Lists]:
@@ -246,7 +304,13 @@ class Retrieval(Family):
     def batch(self, rows: Array) -> Batch:
         queries, positives, documents = self._train
         sequences = [queries[row] for row in rows] + [positives[row] for row in rows]
-        return Batch(sequences, {"documents": documents[rows]})
+        if self._negatives is None:
+            return Batch(sequences, {"documents": documents[rows]})
+        negatives, ends = self._negatives
+        sequences += [negatives[number] for row in rows for number in range(ends[row], ends[row + 1])]
+        texts = [self._texts[row] for row in rows]
+        own = [np.array([row[1] for row in texts]), *(row[2:] for row in texts)]
+        return Batch(sequences, {"documents": np.concatenate(own), "queries": np.array([row[0] for row in texts])})
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
         """Return an identity: retrieval has no parameters beyond the encoder's."""
@@ -270,24 +334,31 @@ class Retrieval(Family):
         """Compute the contrastive loss of a batch's embeddings.
 
         Args:
-            vectors: embeddings of all queries, followed by those of their documents.
+            vectors: embeddings of all queries, followed by those of their documents and of all hard negatives.
+            targets: `documents`, numbers of the documents' and negatives' texts; with negatives also `queries`.
         """
         import torch
         import torch.nn.functional as functional
 
         from mlmclm.backends.choice import without_autocast
 
-        queries, documents = vectors.chunk(2)  # [B, hidden] each
+        candidates = targets["documents"]
+        size = len(vectors) - len(candidates)
+        queries, documents = vectors[:size], vectors[size:]  # [B, hidden], [B + negatives, hidden]
         # The division by a small temperature would magnify bfloat16's rounding of the cosines.
         with without_autocast(vectors.device):
-            cosines = queries @ documents.t() / self.settings.temperature  # [B, B]
+            cosines = queries @ documents.t() / self.settings.temperature  # [B, B + negatives]
         # A document that occurs twice in the batch must not be a negative of its own query.
-        same = torch.from_numpy(targets["documents"][:, None] == targets["documents"][None, :]).to(cosines.device)
-        cosines = cosines.masked_fill(same & ~torch.eye(len(same), dtype=torch.bool, device=same.device), float("-inf"))
-        wanted = torch.arange(len(same), device=same.device)
+        positive = candidates[:size, None] == candidates[None, :]
+        asked = targets.get("queries", np.arange(size))
+        if len(np.unique(asked)) < size:  # nor must another positive of a query that occurs twice
+            positive |= (asked[:, None] == asked[None, :]) @ positive
+        np.fill_diagonal(positive, False)
+        cosines = cosines.masked_fill(torch.from_numpy(positive).to(cosines.device), float("-inf"))
+        wanted = torch.arange(size, device=cosines.device)
         loss = functional.cross_entropy(cosines, wanted)
         if self.settings.symmetric:
-            loss = (loss + functional.cross_entropy(cosines.t(), wanted)) / 2
+            loss = (loss + functional.cross_entropy(cosines[:, :size].t(), wanted)) / 2
         return loss
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:

@@ -1,0 +1,71 @@
+"""Mining of hard negatives: for each query of a training table, the documents that BM25 ranks highest and that do not
+answer it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+
+from mlmclm.errors import UserError
+from mlmclm.progress import bars
+
+EVERY = 256
+"""Number of queries between two reports of progress."""
+WORD = re.compile(r"\w+")
+
+
+def mine_negatives(where: str, queries: pa.ChunkedArray, table: pa.Table, most: int) -> list[list[str]]:
+    """Return for each query the best `most` documents by BM25 that are no positive of it, best first.
+
+    Documents are the distinct texts of the table's column `positive`, and a query's own are those of all rows with its
+    text. A query has fewer where fewer documents share a word with it. Documents of equal score are in the table's order.
+
+    Args:
+        where: beginning of each message.
+        queries: queries of `table`, or some of them.
+
+    Raises:
+        UserError: bm25s is not installed, or no query has a negative.
+    """
+    try:
+        from bm25s import BM25
+    except ImportError as error:
+        raise UserError(
+            f"{where}: `negatives: {{bm25: {most}}}` needs bm25s; install it: pip install 'mlmclm[evaluation]'."
+        ) from error
+    encoded = table["positive"].combine_chunks().dictionary_encode()
+    documents: list[str] = encoded.dictionary.to_pylist()
+    own: dict[str, set[int]] = {}
+    for query, number in zip(table["query"].to_pylist(), encoded.indices.to_pylist(), strict=True):
+        own.setdefault(query, set()).add(number)
+    index = BM25()
+    index.index([_words(text) for text in documents], show_progress=False)
+    found: dict[str, list[str]] = {}
+    with bars() as progress:
+        for done, query in enumerate(queries.to_pylist(), 1):
+            if query not in found:
+                words = _words(query)
+                scores = index.get_scores(words) if words else np.zeros(len(documents), np.float32)
+                found[query] = [documents[number] for number in _best(scores, own[query], most)]
+            if done % EVERY == 0:
+                progress("mining negatives", done, len(queries))
+    if not any(found.values()):
+        raise UserError(f"{where}: BM25 finds no document that shares a word with a query and isn't its own positive.")
+    return [found[query] for query in queries.to_pylist()]
+
+
+def _words(text: str) -> list[str]:
+    return WORD.findall(text.lower())
+
+
+def _best(scores: np.ndarray[tuple[int], np.dtype[np.float32]], own: set[int], most: int) -> list[int]:
+    """Return the numbers of the best documents with a score above 0, without a query's own; ties by number."""
+    scores = scores.copy()
+    scores[list(own)] = 0
+    # The score of place `most` is the same on every machine; which of its equals a partial sort returns is not.
+    least = np.partition(scores, -most)[-most] if most < len(scores) else 0
+    good = np.flatnonzero((scores >= least) & (scores > 0))
+    order = np.argsort(-scores[good], kind="stable")[:most]
+    return [int(number) for number in good[order]]
