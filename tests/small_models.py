@@ -65,6 +65,33 @@ def save_small_model(
     return folder
 
 
+def save_pronoun_model(folder: Path, words: str = "") -> Path:
+    """An untrained encoder whose vocabulary has every pronoun, and these words, as one token each."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<bos>", "<eos>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    every = f"{words} he his him she her they their them He She".split()
+    backend.train_from_iterator(
+        [f" {word}" for word in every for _ in range(3)] + every,
+        trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", mask_token="<mask>"
+    )
+    tokenizer.save_pretrained(folder)
+    config = EuroBertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        mask_token_id=3, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        EuroBertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
 def save_framed_model(folder: Path) -> Path:
     """The same model, whose tokenizer puts `<bos> a <eos>` and `<bos> a <eos> b <eos>` around texts."""
     save_small_model(folder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
-from importlib.util import find_spec
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,6 @@ from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
     from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask
-    from mlmclm.study.place import Place
 
 
 def register(app: typer.Typer) -> None:
@@ -80,6 +79,7 @@ def evaluate(
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
+    from mlmclm.evaluation.config import read_tasks
     from mlmclm.evaluation.evaluations import Evaluations, Subject
     from mlmclm.evaluation.language_model import scoring_of
     from mlmclm.sweeps.find_model import find_model
@@ -89,11 +89,7 @@ def evaluate(
     place = options.place(store, data)
     found = [find_model(model, place.store, data_root=place.data_root) for model in models]
     chosen = [scoring_of(each.folder, scoring) for each in found]
-    tasks = _tasks(task or (), place, limit)
-    if winogender is not None:
-        from mlmclm.evaluation.winogender import read_winogender
-
-        tasks.append(read_winogender(winogender, winogender_rule))
+    tasks = read_tasks(task or (), winogender, winogender_rule, data_root=place.data_root, limit=limit)
     shared = [each.name for each in found]
     # Folders of several models may have one name.
     names = [name if shared.count(name) == 1 else given for name, given in zip(shared, models, strict=True)]
@@ -108,53 +104,20 @@ def evaluate(
         _show(results)
 
 
-def _tasks(names: Sequence[str], place: Place, limit: int | None) -> list[ZeroShotTask]:
-    """Return the harness's tasks of these names.
-
-    Raises:
-        UserError: the harness is not installed. Besides, whatever `load_tasks` raises.
-    """
-    if not names:
-        return []
-    if find_spec("lm_eval") is None:
-        raise UserError("--task: the tasks are lm-evaluation-harness's: pip install 'mlmclm[evaluation]'.")
-    from mlmclm.evaluation.harness import load_tasks
-
-    return list(load_tasks(names, data_root=place.data_root, limit=limit))
-
-
 def _results(subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations) -> list[dict[str, Any]]:
     """Return a model's results, computing those that are missing; the model is loaded only if one is."""
-    from mlmclm.evaluation.evaluations import compute, evaluation_key
+    from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
     from mlmclm.evaluation.language_model import LanguageModel, device_name
     from mlmclm.progress import Bar
 
-    model: LanguageModel | None = None
+    load = cache(lambda: LanguageModel.load(subject.folder, subject.scoring, device=device_name()))
     results = []
     for task in tasks:
-        key, title = evaluation_key(subject, task), f"{subject.name} on {task.name}"
-        with ledger.claimed(key, partial(_waiting, title)):
-            result = ledger.find(key)
-            computed = result is None
-            if result is None:
-                with Bar(title, unit="sequences") as bar:
-                    model = model or LanguageModel.load(subject.folder, subject.scoring, device=device_name())
-                    try:
-                        ledger.write(compute(subject, task, model, bar.update))
-                    except UserError as error:
-                        raise UserError(f"{title}: {error}") from error
-                result = ledger.find(key)
-        assert result is not None
-        # The file may have been written under another name of the same model or task.
-        named = {"model": subject.name, "task": task.name, "computed": computed, "file": str(ledger.path(key))}
-        results.append({**result, **named})
+        key = evaluation_key(subject, task)
+        with nullcontext() if ledger.find(key) else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
+            result, computed = find_or_compute(subject, task, ledger, load, bar.update if bar else None)
+        results.append({**result, "computed": computed, "file": str(ledger.path(key))})
     return results
-
-
-def _waiting(title: str, other: str) -> None:
-    from mlmclm.progress import say
-
-    say(f"{title}: waiting for {other}, which computes it")
 
 
 def _show(results: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from mlmclm.cli import options
 
 if TYPE_CHECKING:
     from mlmclm.study.exports import Found
+    from mlmclm.study.place import Place
     from mlmclm.study.study_file import StudyFile
 
 
@@ -41,6 +42,13 @@ def export(
             "--repository", metavar="OWNER/NAME", help="With --revisions: the repository's name (mlmclm/MODEL)."
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="A retrieval task of the study or sweep: write the best fine-tuned encoder on it, for sentence-transformers.",
+        ),
+    ] = None,
     push_to_hub: Annotated[
         str | None,
         typer.Option(
@@ -54,6 +62,7 @@ def export(
     ] = False,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
+    task_dir: options.TaskDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Writes a model as a Hugging Face folder: an encoder and, after a causal step, a decoder.
@@ -64,18 +73,26 @@ def export(
 
     With --revisions, transformers then loads any of them without a network:
     from_pretrained("mlmclm/1m-clm-1k", revision="step500", cache_dir="exported").
+
+    With --task, the best cell of the model on a retrieval task is trained again, and SentenceTransformer("exported") gives
+    its vectors: that of the best learning rate, and of its seeds the one with the best validation score.
     """
     from mlmclm.cli.output import print_json, show
     from mlmclm.errors import UserError
     from mlmclm.plans.names import parse
     from mlmclm.progress import say
     from mlmclm.study.exports import export_state, find_state, sizes_in
-    from mlmclm.study.facts import study_card
+    from mlmclm.study.facts import reported_scores, study_card
     from mlmclm.study.prepare import find_prepared
     from mlmclm.study.study_file import load_study
 
     if dry_run and push_to_hub is None:
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")
+    if task is not None:
+        if revisions or step is not None or push_to_hub is not None:
+            raise UserError("--task writes a fine-tuned encoder; leave out --revisions, --step and --push-to-hub.")
+        _fine_tuned(source, model, task, to, options.place(store, data, task_dir), as_json=as_json)
+        return
     if revisions and (step is not None or push_to_hub is not None):
         raise UserError("--revisions writes all steps to a folder; leave out --step and --push-to-hub.")
     if repository is not None and not revisions:
@@ -106,12 +123,14 @@ def export(
     if revisions:
         step = name.steps  # a model that is still trained has no `main` yet
     found = find_state(place.store, name, step=step, fingerprint=fingerprint, initial=initial)
-    about = {} if study is None else study_card(study, name)
+    about: dict[str, Any] = {} if study is None else study_card(study, name)
     if revisions:
         _revisions(found, place.store, to, repository or f"mlmclm/{name}", study, source, about, as_json=as_json)
         return
     if step is None and found.state.step < name.steps:
         say(f"{name} has come to step {found.state.step:,} of {name.steps:,}; that is exported.")
+    if study is not None:
+        about["scores"] = reported_scores(place.study_folder(study), str(found.name))
     export_state(found, place.store, to, about)
     uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else None
     if not as_json:
@@ -120,6 +139,35 @@ def export(
             show(f"uploaded: {uploaded['commit']}")
     else:
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
+
+
+def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, as_json: bool) -> None:
+    from mlmclm.cli.output import print_json, show
+    from mlmclm.cli.results_of import results_of
+    from mlmclm.errors import UserError
+    from mlmclm.finetuning.cell import cell_key
+    from mlmclm.finetuning.sentence_encoder import export_sentence_encoder
+    from mlmclm.progress import say
+    from mlmclm.sweeps.cells import cell_name
+
+    if source.is_dir():
+        raise UserError(f"{source}: --task needs the file of the study or sweep, which says what is best.")
+    found = results_of(source, place, None)
+    cell = found.best_cell(model, task)
+    result = export_sentence_encoder(cell, to, store=place.store, data_root=place.data_root)
+    kept = next(each["scores"] for each in found.results if each["key"] == cell_key(cell))
+    if kept != result["scores"]:
+        say(
+            f"{cell_name(cell)}: trained again, it does not score exactly as before; another machine or version computed "
+            f"the {found.verb}. Before: {kept}"
+        )
+    if as_json:
+        print_json(
+            {"model": cell.model, "task": task, "cell": cell_key(cell), "folder": str(to), "scores": result["scores"]}
+        )
+        return
+    scores = ", ".join(f"{split} {values[cell.declared.metric]:.4f}" for split, values in result["scores"].items())
+    show(f"{cell_name(cell)} ({cell.declared.metric}: {scores}): {to}")
 
 
 def _revisions(

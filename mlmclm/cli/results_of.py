@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.cli import options
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.finetuning.cell import Cell
     from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.study.place import Place
     from mlmclm.study.prepared_study import PreparedStudy
@@ -37,12 +38,35 @@ class Results:
     results: list[dict[str, Any]]
     verb: str
     facts: Callable[[str], StudyFacts]
+    cells: list[Cell]
 
     def analyse(self) -> Analysis:
         """Return all tables; cells without a result count as missing."""
         from mlmclm.study.sweep import analyse_sweep
 
         return analyse_sweep(tuple(self.file.models), self.file.baseline, self.space, self.results)
+
+    def best_cell(self, model: str, task: str) -> Cell:
+        """Return the cell of a model and task with the best validation score among the seeds of the best learning rate.
+
+        Raises:
+            UserError: the model or task is not in the file, or none of its cells has a score.
+        """
+        from mlmclm.analysis.results import place_of, records
+        from mlmclm.finetuning.cell import cell_key
+
+        model = self.file.model_of(model, where=self.file.name)
+        if task not in self.space.tasks:
+            raise unknown("task", task, self.space.tasks, where=self.file.name)
+        analysis = self.analyse()
+        chosen = [row for row in records(analysis.chosen) if (row["model"], row["task"]) == (model, task)]
+        if not chosen:
+            raise UserError(
+                f"{self.file.name}: no cell of {model} on {task} has a score; `mlmclm {self.verb}` computes them."
+            )
+        best = place_of(max(chosen, key=lambda row: row["validation"]))
+        key = next(row["key"] for row in records(analysis.cells) if place_of(row) == best)
+        return next(cell for cell in self.cells if cell_key(cell) == key and cell.model == model)
 
 
 def results_of(file: Path, place: Place, rule: str | None) -> Results:
@@ -69,7 +93,7 @@ def _of_study(file: Path, place: Place, rule: str | None) -> Results:
     space = options.by_rule(study_space(study, place.task_dirs), rule)
     stored = open_study(study, place, space, file)
     facts = partial(study_facts, stored.prepared, space, stored.tasks, stored.results)
-    return Results(study, stored.prepared, space, stored.results, "study", facts)
+    return Results(study, stored.prepared, space, stored.results, "study", facts, stored.cells)
 
 
 def _of_sweep(file: Path, place: Place, rule: str | None) -> Results:
@@ -81,8 +105,9 @@ def _of_sweep(file: Path, place: Place, rule: str | None) -> Results:
     made = open_sweep(sweep, place, prepare=False)
     made = replace(made, space=options.by_rule(made.space, rule))
     made.check_prepared()
-    results = Ledger(place.store).results(made.plan().cells)
+    cells = made.plan().cells
+    results = Ledger(place.store).results(cells)
     if not results:
         raise UserError(f"sweep {sweep.name!r} has no results yet: run `mlmclm sweep {file}` first.")
     facts = partial(given_facts, made, results)
-    return Results(sweep, None, made.space, results, "sweep", facts)
+    return Results(sweep, None, made.space, results, "sweep", facts, cells)

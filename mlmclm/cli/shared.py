@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlmclm.study.study_file import StudyFile
     from mlmclm.study.sweep_file import SweepFile
     from mlmclm.study.tracking import StudyTracking
+    from mlmclm.study.zero_shot import Evaluations
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepared_task import PreparedTask
@@ -48,21 +49,40 @@ class Work:
         return models
 
     def sweep(
-        self, space: Space, models: list[SweepModel], tasks: dict[str, PreparedTask], *, command: str, as_json: bool
+        self,
+        space: Space,
+        models: list[SweepModel],
+        tasks: dict[str, PreparedTask],
+        evaluations: Evaluations | None,
+        *,
+        command: str,
+        as_json: bool,
     ) -> None:
-        """Fine-tune the models over the search space, and write the report.
+        """Evaluate the models as they are, fine-tune them over the search space, and write the report.
 
         Args:
+            evaluations: the zero-shot tasks, if the study has any.
             command: the command that computes the study again, which the report shows.
         """
         from mlmclm.cli.study_report import write_study_report
         from mlmclm.study.facts import study_facts
         from mlmclm.study.last_grid import remember
         from mlmclm.study.sweep import analyse_sweep, plan_sweep, study_grid, sweep
+        from mlmclm.study.zero_shot import evaluate, zero_shot_results
 
         prepared, place = self.prepared, self.prepared.place
         remember(place.study_folder(prepared.study), study_grid(prepared.study, space))
         self.tracking.sweep_begins(space)
+        failure = evaluate(
+            prepared.study,
+            place,
+            evaluations,
+            models,
+            device=prepared.study.recipe.device,
+            cpus=space.cpus_per_cell,
+            session=self.session,
+        )
+        self.tracking.evaluated(zero_shot_results(prepared.study, place))
         # A function, because a sweep plans again once the results that choose starting weights are there.
         plan = partial(plan_sweep, space, models, tasks, place)
         outcome = sweep(prepared, space, plan, session=self.session, on_result=self.tracking.cell)
@@ -76,6 +96,8 @@ class Work:
             folder=place.study_folder(study),
             as_json=as_json,
         )
+        if failure is not None:
+            raise failure
 
 
 @contextmanager
@@ -117,6 +139,7 @@ def sweep_given(
     from mlmclm.study.last_grid import check_last, remember
     from mlmclm.study.sweep import analyse_sweep, run_plan
     from mlmclm.study.tracking import StudyTracking
+    from mlmclm.study.zero_shot import evaluate, zero_shot_results, zero_shot_tasks
 
     folder = place.study_folder(file)
     if (folder / "models").is_dir():
@@ -129,10 +152,21 @@ def sweep_given(
             made = find_sweep(file, place)
             check_last(folder, made.grid(), replace=replace)
             made = with_tasks(made, prepare=True)
+            evaluations = zero_shot_tasks(file, place)
             remember(folder, made.grid())
             # For `mlmclm report` of a sweep that was given by options.
             write_atomic(folder / "sweep.yaml", made.as_file())
             tracking.sweep_begins(made.space)
+            failure = evaluate(
+                file,
+                place,
+                evaluations,
+                [each.model for each in made.models],
+                device=file.device,
+                cpus=made.space.cpus_per_cell,
+                session=session,
+            )
+            tracking.evaluated(zero_shot_results(file, place))
             outcome = run_plan(
                 file.name,
                 place,
@@ -151,6 +185,8 @@ def sweep_given(
                 folder=folder,
                 as_json=as_json,
             )
+            if failure is not None:
+                raise failure
 
 
 @contextmanager

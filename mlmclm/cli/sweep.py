@@ -126,14 +126,15 @@ def _sweep_study(
     from mlmclm.study.model_folders import export_models
     from mlmclm.study.study_file import load_study
     from mlmclm.study.sweep import prepare_tasks, study_grid, study_space
+    from mlmclm.study.zero_shot import zero_shot_tasks
 
     study = load_study(file)
     if dry_run is not None:
         show_dry_run(study, place, dry_run, as_json=as_json)
         return
-    space = study_space(study, place.task_dirs)
+    space, evaluations = study_space(study, place.task_dirs), zero_shot_tasks(study, place)
     check_last(place.study_folder(study), study_grid(study, space), replace=replace)
     with work_on(study, place, ray) as work:
         models = export_models(work.prepared)
         tasks = prepare_tasks(work.prepared, space)
-        work.sweep(space, models, tasks, command=command, as_json=as_json)
+        work.sweep(space, models, tasks, evaluations, command=command, as_json=as_json)

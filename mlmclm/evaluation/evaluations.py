@@ -9,16 +9,19 @@ import math
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scipy import stats
 
 from mlmclm.analysis.intervals import mean, student, within
+from mlmclm.errors import UserError
 from mlmclm.models.folder import tokenizer_hash, weights_hash
+from mlmclm.progress import say
 from mlmclm.storage.files import hash_file, stable_hash
 from mlmclm.sweeps.ledger import Ledger
 
@@ -30,6 +33,8 @@ SCHEMA = 1
 ENGINE_VERSION = "1"
 """Version of the computation, part of every key. Increment it whenever a change alters a score."""
 CONFIDENCE = 0.95
+MAIN_METRICS = ("acc_norm", "acc", "exact_match", "f1", "against")
+"""Metrics that stand for a task where there is room for one only; the first that a task has."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,46 @@ def compute(
             **software(),
         },
     }
+
+
+def find_or_compute(
+    subject: Subject,
+    task: ZeroShotTask,
+    ledger: Evaluations,
+    load: Callable[[], LanguageModel],
+    observe: Observer | None = None,
+) -> tuple[dict[str, Any], bool]:
+    """Return a model's result on a task, and whether it was computed now; it is filed then.
+
+    Args:
+        load: called for the model if the result isn't there.
+    """
+    key, title = evaluation_key(subject, task), f"{subject.name} on {task.name}"
+    with ledger.claimed(key, partial(_waiting, title)):
+        result = ledger.find(key)
+        computed = result is None
+        if result is None:
+            try:
+                ledger.write(compute(subject, task, load(), observe))
+            except UserError as error:
+                raise UserError(f"{title}: {error}") from error
+            result = ledger.find(key)
+    assert result is not None
+    return named(result, subject.name, task.name), computed
+
+
+def named(result: Mapping[str, Any], model: str, task: str) -> dict[str, Any]:
+    """Return a result under these names, with its `main` metric; its file may have been written under other names."""
+    return {**result, "model": model, "task": task, "main": main_metric(result["metrics"])}
+
+
+def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name of the metric that stands for the task."""
+    return next((name for name in MAIN_METRICS if name in metrics), next(iter(metrics), ""))
+
+
+def _waiting(title: str, other: str) -> None:
+    say(f"{title}: waiting for {other}, which computes it")
 
 
 def over_examples(value: float, values: Sequence[Any]) -> dict[str, float | int | None]:

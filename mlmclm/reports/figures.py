@@ -112,7 +112,8 @@ def _hover(model: str, words: str) -> str:
     return f"<b>{html.escape(model)}</b><br>{words}<extra></extra>"
 
 
-def _spec(traces: list[Any], **layout: Any) -> dict[str, Any]:
+def plotted(traces: list[Any], **layout: Any) -> dict[str, Any]:
+    """Return the specification of a figure in the page's style."""
     # Built with Plotly's own classes, so that a wrong property fails here and not silently in a reader's browser.
     return go.Figure(data=traces, layout=_layout(**layout)).to_plotly_json()
 
@@ -169,7 +170,7 @@ def _panel(
     """Build a task's figure against the learning rates of `rows`; `shown` names the quantity for the description."""
     about = f"Line chart: {task.title}, {shown} against learning rate for each model; the same numbers are in the table below."
     rates = sorted({row["learning_rate"] for row in rows})
-    return Figure(name, task.title, about, _spec(traces, xaxis=_rate_axis(rates), yaxis=axis), **more)
+    return Figure(name, task.title, about, plotted(traces, xaxis=_rate_axis(rates), yaxis=axis), **more)
 
 
 def _scatter(model: str, rows: Sequence[Record], column: str, **look: Any) -> Any:
@@ -266,7 +267,7 @@ def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None
     for row in rows:
         hover = f"{text.points(row['mean'])} {text.interval(row['low'], row['high'])}"
         traces.append(_whisker(row["model"], [row["mean"], row["low"], row["high"]], looks[row["model"]], hover))
-    spec = _spec(
+    spec = plotted(
         traces,
         xaxis={"title": {"text": "mean over tasks, points", "standoff": 8}},
         yaxis={"type": "category", "showgrid": False, "tickfont": {"size": 12.5, "color": INK[0]}},
@@ -321,7 +322,7 @@ def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
             value, low, high = -own[model]["difference"], -own[model]["high"], -own[model]["low"]
             hover = f"{text.difference(value)} {text.interval(low, high, sign=True)}"
             traces.append(_whisker(model, [value, low, high], looks[model], hover))
-        spec = _spec(
+        spec = plotted(
             traces,
             shapes=[_upright(0, color=FAINT[0], width=1.5)],
             xaxis={"title": {"text": "points over the baseline", "standoff": 8}, "rangemode": "tozero"},
@@ -361,7 +362,7 @@ def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[
             )
             marks += [_upright(step, color=look.light, width=1.2, dash="dot") for step in model.switches]
         if traces:
-            spec = _spec(
+            spec = plotted(
                 traces,
                 shapes=marks,
                 xaxis={"title": {"text": "step", "standoff": 8}},

@@ -24,6 +24,9 @@ UNMASKED = ("qwen2", "qwen3")
 Their encoder is the causal model with `is_causal` set to false.
 """
 
+HUB_TASKS = {"sequence-classification": "text-classification", "sequence-regression": "sentence-similarity"}
+"""The Hub's names of task families, where they differ from ours."""
+
 
 def model_card(facts: Mapping[str, Any]) -> str:
     """Return the card as Markdown with YAML front matter; a pure function of the facts.
@@ -42,6 +45,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
                 the Hub. siblings: names of models of the same study.
             repository: OWNER/NAME, if the card is that of a repository with revisions, which is either a decoder or an
                 encoder (`decoder`). revision: its tag; None for `main`. revisions, missing: tags of all revisions.
+            scores: the model's rows of the report's `best.csv`: test scores after fine-tuning.
             languages: ISO codes. tags: further tags. command: the command that reproduces the model.
 
     Raises:
@@ -61,6 +65,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
     parts += _section("Recipe", _table(facts.get("recipe") or {}))
     parts += _section("Data", _table(facts.get("corpus") or {}))
     parts += _section("Loss", _table(_losses(facts)))
+    parts += _section("Scores after fine-tuning", _table(_scores(facts.get("scores") or ())))
     parts += _section("Cost", _table(_cost(facts)))
     if facts.get("siblings"):
         parts += _section("Related models", _siblings(facts["siblings"]))
@@ -93,6 +98,8 @@ def _front(facts: Mapping[str, Any]) -> str:
         fields["base_model"] = facts["base_model"]
     kind = objective or ("untrained" if not facts.get("initial") else None)
     fields["tags"] = ["mlmclm", family, _form(facts), *([kind] if kind else []), *(facts.get("tags") or ())]
+    if facts.get("scores"):
+        fields["model-index"] = _model_index(str(facts["name"]), facts["scores"])
     # No licence by default: it depends on the licence of the corpus, which only the user knows.
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
 
@@ -210,6 +217,41 @@ def _revisions(facts: Mapping[str, Any]) -> str:
 def _siblings(names: Sequence[str]) -> str:
     listed = "\n".join(f"- {_line(name)}" for name in names)
     return f"They have the same data, recipe and tokenizer, and other plans or sizes:\n\n{listed}"
+
+
+def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the test score of each task, in points, with what it is."""
+    return {
+        str(row["task"]): f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])} "
+        f"({_what(row)}, at learning rate {row['learning_rates']})"
+        for row in rows
+    }
+
+
+def _what(row: Mapping[str, Any]) -> str:
+    return f"{text.metric(row['metric'])}, mean of {text.plural(int(row['n']), 'seed')} and 95 % interval"
+
+
+def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the scores in the form that the Hub shows beside the card."""
+    from huggingface_hub import EvalResult
+    from huggingface_hub.repocard_data import eval_results_to_model_index
+
+    return eval_results_to_model_index(
+        name,
+        [
+            EvalResult(
+                task_type=HUB_TASKS.get(row["family"], row["family"]),
+                dataset_type=row["task"],
+                dataset_name=row["task"],
+                dataset_split="test",
+                metric_type=row["metric"],
+                metric_value=row["test_mean"],
+                metric_name=f"{_what(row)} {text.interval(row['test_low'], row['test_high'])}".rstrip(),
+            )
+            for row in rows
+        ],
+    )
 
 
 def _losses(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -17,8 +17,9 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from mlmclm.analysis.analyse import Analysis
+from mlmclm.reports.pairs import COLUMNS, ZERO_SHOT_COLUMNS, pair_rows, pairs, zero_shot_rows
 from mlmclm.reports.study_facts import StudyFacts
-from mlmclm.reports.view import page
+from mlmclm.reports.view import ordered_tasks, page
 from mlmclm.storage.files import canonical_json, write_atomic
 
 CSV_TABLES = {
@@ -71,7 +72,8 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
 
     Returns:
         The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables
-            "results", "best", "curves", "stability", "comparisons", "overall", "claims" and "coverage".
+            "results", "best", "curves", "stability", "comparisons", "overall", "claims" and "coverage"; "zero_shot"
+            and "pairs" where there are such results.
 
     Raises:
         EnvironmentFault: the folder cannot be written or the disk is full.
@@ -84,6 +86,14 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         paths[name] = folder / f"{name}.csv"
         frame: pd.DataFrame = getattr(analysis, attribute)
         write_atomic(paths[name], frame.to_csv(index=False, lineterminator="\n"))
+    more = {
+        "zero_shot": pd.DataFrame(zero_shot_rows(facts), columns=ZERO_SHOT_COLUMNS),
+        "pairs": pd.DataFrame(pair_rows(pairs(analysis, facts, ordered_tasks(analysis, facts))), columns=COLUMNS),
+    }
+    for name, frame in more.items():
+        if len(frame):
+            paths[name] = folder / f"{name}.csv"
+            write_atomic(paths[name], frame.to_csv(index=False, lineterminator="\n"))
     # Last, so that once the page exists, its tables do too.
     write_atomic(paths["report"], render_report(analysis, facts))
     return paths

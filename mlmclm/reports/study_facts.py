@@ -34,6 +34,8 @@ class ModelFacts:
         curve: training loss as (step, nats per predicted token), with steps counted over all stages.
         validation_curve: validation loss in the same form.
         switches: steps at which the objective changes; losses before and after are not comparable.
+        size: the word for its architecture with which its name begins.
+        made: how it was made as one of a pair (`pairs.MADE`), or "" if it is none.
     """
 
     name: str
@@ -48,6 +50,8 @@ class ModelFacts:
     curve: tuple[tuple[int, float], ...] = ()
     validation_curve: tuple[tuple[int, float], ...] = ()
     switches: tuple[int, ...] = ()
+    size: str = ""
+    made: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,26 @@ class TaskFacts:
 
 
 @dataclass(frozen=True)
+class ZeroShotFacts:
+    """The result of a model on a task that it answers without training.
+
+    Attributes:
+        model, task: their names.
+        scoring: how tokens are predicted (docs/evaluation.md).
+        main: the metric that stands for the task.
+        metrics: `score`, `low`, `high` and `examples` of every metric; the ends may be None.
+        values: the main metric's value of each example, in the same order for all models; empty if there are none.
+    """
+
+    model: str
+    task: str
+    scoring: str
+    main: str
+    metrics: Mapping[str, Mapping[str, float | None]]
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class StudyFacts:
     """A study.
 
@@ -87,6 +111,7 @@ class StudyFacts:
         protocol: fine-tuning settings, in the same form.
         provenance: when, on what, with which software and data, and at what cost (`reports.provenance`).
         question: what the study asks, as one sentence below the title.
+        zero_shot: results without training, by model and then by task, in display order.
     """
 
     name: str
@@ -101,3 +126,4 @@ class StudyFacts:
     protocol: Mapping[str, Value] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
     question: str = "How should this text encoder be pretrained, and how surely do we know?"
+    zero_shot: tuple[ZeroShotFacts, ...] = ()

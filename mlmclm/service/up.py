@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.progress import say
 from mlmclm.service.mlflow_server import running_server
 from mlmclm.service.ray_cluster import TEMPORARY_PREFIX, left_behind, ray_session, short_root, token_path
@@ -206,8 +206,12 @@ def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
             if mlflow.poll() is not None:
                 say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")
                 server.close()
-                del named[mlflow.pid]
-                _, mlflow = server.enter_context(running_server(store, port=port))
+                named.pop(mlflow.pid, None)
+                try:
+                    _, mlflow = server.enter_context(running_server(store, port=port))
+                except MlmclmError as error:  # such as its port, which what is left of it may hold for a moment
+                    say(str(error))
+                    continue
                 named[mlflow.pid] = "MLflow"
                 state = _record(store, state, addresses, named)
 

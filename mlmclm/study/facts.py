@@ -23,10 +23,12 @@ from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.reports.provenance import Work, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
+from mlmclm.reports.pairs import made
 from mlmclm.study.prepared_study import PreparedStudy
 
 if TYPE_CHECKING:
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
+from mlmclm.study.zero_shot import zero_shot_facts
     from mlmclm.study.study_file import StudyFile
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepared_task import PreparedTask
@@ -60,6 +62,22 @@ def state_facts(
     name: ModelName,
     state: State,
     recipe: Recipe,
+def reported_scores(folder: Path, model: str) -> list[dict[str, Any]]:
+    """Return a model's rows of the last report's `best.csv` that have a score; none if there is no report.
+
+    Args:
+        folder: the study's folder.
+    """
+    import pandas as pd
+
+    from mlmclm.analysis.results import records
+
+    file = folder / "best.csv"
+    if not file.is_file():
+        return []
+    return [row for row in records(pd.read_csv(file)) if row["model"] == model and row["n"] > 0]
+
+
     corpus: PreparedCorpus,
     source: str,
     trained: list[dict[str, Any]],
@@ -212,6 +230,7 @@ def sweep_facts(
     declared = {name: get_task(name, task_dirs).measured_by(space.metrics) for name in space.tasks}
     return {
         "tasks": tuple(
+        zero_shot=zero_shot_facts(study, prepared.place),
             TaskFacts(name, task.title, task.family, task.metric, _rows(tasks[name]), _source(task))
             for name, task in declared.items()
         ),
@@ -277,3 +296,6 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         validation_curve=validation,
         switches=tuple(until for until in phases[:-1] if until < state.step),
     )
+        size=name.size,
+        # How a given model was made is not known.
+        made=made(name) if initial is None else "",

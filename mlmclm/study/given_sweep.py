@@ -264,6 +264,7 @@ def given_facts(made: GivenSweep, results: Sequence[dict[str, Any]], command: st
     """Return the facts that the report shows beside the results; arguments as in `facts.study_facts`."""
     from mlmclm.reports.study_facts import ModelFacts, StudyFacts
     from mlmclm.study.facts import sweep_facts
+    from mlmclm.study.zero_shot import zero_shot_facts
 
     facts = sweep_facts(made.space, made.models[0].tasks, made.place.task_dirs, results)
     given = made.space.protocol
@@ -286,5 +287,6 @@ def given_facts(made: GivenSweep, results: Sequence[dict[str, Any]], command: st
         ),
         baseline=made.file.baseline,
         question=QUESTION,
+        zero_shot=zero_shot_facts(made.file, made.place),
         **facts,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, PrivateAttr
 
 from mlmclm.configuration import Frozen
+from mlmclm.evaluation.config import ZeroShot
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.protocols import Changes
 
@@ -27,6 +28,9 @@ class InFolder(Frozen):
     """Task -> settings of the protocol to change for it; they take precedence over the search space's."""
     per_model: dict[str, Changes] = Field(default_factory=dict)
     """Model -> settings of the protocol to change for it; they take precedence over the search space's and the tasks'."""
+
+    zero_shot: ZeroShot | None = None
+    """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
 
     _folder: Path | None = PrivateAttr(default=None)
 

@@ -16,6 +16,7 @@ from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep import plan_sweep
 
 if TYPE_CHECKING:
+    from mlmclm.finetuning.cell import Cell
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepared_task import PreparedTask
@@ -31,6 +32,7 @@ class Stored:
     tasks: dict[str, PreparedTask]
     results: list[dict[str, Any]]
     """Results of the cells that have one; never empty."""
+    cells: list[Cell]
 
 
 def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stored:
@@ -50,10 +52,11 @@ def open_study(study: StudyFile, place: Place, space: Space, file: Path) -> Stor
         raise UserError(f"study {study.name!r} is not prepared in {place.store}: run {command} first.")
     models = _all_there(find_models(prepared), f"is not trained and exported yet: run {command} first.", "model")
     tasks = _all_there(find_tasks(prepared, space), f"is not prepared yet: run {command} first.", "task")
-    results = Ledger(place.store).results(plan_sweep(space, list(models.values()), tasks, place).cells)
+    cells = plan_sweep(space, list(models.values()), tasks, place).cells
+    results = Ledger(place.store).results(cells)
     if not results:
         raise UserError(f"study {study.name!r} has no results yet: run {command} first.")
-    return Stored(prepared, tasks, results)
+    return Stored(prepared, tasks, results, cells)
 
 
 def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:

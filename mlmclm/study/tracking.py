@@ -20,6 +20,7 @@ from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep_file import SweepFile
+from mlmclm.study.zero_shot import zero_shot_results
 from mlmclm.tracking.process import TrackingProcess
 from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.summaries import Group
@@ -121,6 +122,12 @@ class StudyTracking:
             self._tracker.put(group_record(self.study.name, model, task, about=about, status="RUNNING"))
         self._tracker.groups({pair: Group(about, cells[pair[1]]) for pair, about in self._about.items()}, space.rule)
 
+    def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
+        """Record the results of zero-shot tasks; `sweep_begins` comes before."""
+        for result in results:
+            about = next((facts for (model, _), facts in self._about.items() if model == result["model"]), {})
+            self._tracker.put(zero_shot_record(self.study.name, result, about=about))
+
     def cell(self, result: dict[str, Any]) -> None:
         """Record a cell's result."""
         self._results[result["model"], result["task"]].append(result)
@@ -131,6 +138,7 @@ class StudyTracking:
         if prepared is not None:
             self.pretrained(prepared)
         self.sweep_begins(space)
+        self.evaluated(zero_shot_results(self.study, self._place))
         for result in results:
             self.cell(result)
 

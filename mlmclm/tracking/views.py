@@ -242,6 +242,40 @@ def group_record(
     )
 
 
+def zero_shot_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, str]) -> RunRecord:
+    """Build the run of a model's result on a zero-shot task, beside the summaries of the tasks that are fine-tuned on.
+
+    `score` is the metric that stands for the task; all metrics have their own names too.
+
+    Args:
+        about: as for `group_record`, of which `family` is replaced.
+    """
+    model, task, main = str(result["model"]), str(result["task"]), str(result["main"])
+    score = result["metrics"][main]
+    named = {"score": score["score"], "score_low": score["low"], "score_high": score["high"]}
+    # MLflow allows no comma in a name, which separates a metric from its filter.
+    named |= {name.replace(",", ""): entry["score"] for name, entry in result["metrics"].items()}
+    finished, commit = finished_ms(result), result["cost"].get("commit")
+    return RunRecord(
+        # A task that is fine-tuned on may have the same name.
+        key=stable_hash(["zero-shot", study, model, task]),
+        name=f"{model} {task} zero-shot",
+        parent_key=sweep_key(study),
+        params={**about, "model": model, "task": task, "family": "zero-shot", "scoring": str(result["scoring"])},
+        tags={
+            KIND_TAG: "group",
+            "study": study,
+            "mlmclm.metric": main,
+            "mlmclm.evaluation": str(result["key"]),
+            **({COMMIT_TAG: str(commit)} if commit else {}),
+        },
+        metrics=_single_points({name: value for name, value in named.items() if value is not None}, finished),
+        inputs=[DataSet(task, str(result["task_data"]), f"zero-shot task {task}", "evaluation")],
+        start_ms=finished - round(1000 * float(result["cost"]["seconds"])),
+        end_ms=finished,
+    )
+
+
 def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
     """Build the run of one cell from its result's JSON: scores, a thinned curve, and cost.
 

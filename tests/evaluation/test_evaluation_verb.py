@@ -221,7 +221,7 @@ def test_an_unknown_task_has_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_the_harness_the_extra_is_named(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlmclm.cli.evaluate.find_spec", lambda name: None)
+    monkeypatch.setattr("mlmclm.evaluation.config.find_spec", lambda name: None)
     code, _, errors = run(place / "decoder", "--task", place / "cities.yaml")
     assert code == 2
     assert "pip install 'mlmclm[evaluation]'" in errors

@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import EuroBertConfig, EuroBertForMaskedLM, PreTrainedTokenizerFast
 from winogender_files import STATISTICS, TEMPLATES
 
 from mlmclm.errors import UserError
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.winogender import GENDERS, mask_shares, read_winogender, sentence_shares
+from small_models import save_pronoun_model
 
 WORDS = "The baker pilot guest told that was were late gave hat said saw today asked if knew Someone someone the"
 
@@ -31,30 +30,7 @@ def files(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained encoder whose vocabulary has every pronoun as one token."""
-    folder = tmp_path_factory.mktemp("encoder")
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = ["<pad>", "<bos>", "<eos>", "<mask>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    words = f"{WORDS} he his him she her they their them He She".split()
-    backend.train_from_iterator(
-        [f" {word}" for word in words for _ in range(3)] + words,
-        trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet),
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", mask_token="<mask>"
-    )
-    tokenizer.save_pretrained(folder)
-    config = EuroBertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        mask_token_id=3, initializer_range=0.3,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        EuroBertForMaskedLM(config).save_pretrained(folder)
-    return folder
+    return save_pronoun_model(tmp_path_factory.mktemp("encoder"), WORDS)
 
 
 def test_templates_become_sentences_with_the_participant_and_with_someone(files: Path) -> None:

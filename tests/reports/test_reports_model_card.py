@@ -137,3 +137,18 @@ def test_the_card_is_the_same_every_time_and_leaves_out_what_is_unknown() -> Non
 def test_a_card_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match="no name"):
         model_card({"objective": "mlm40"})
+
+
+def test_scores_are_a_table_and_what_the_hub_reads_as_results() -> None:
+    from huggingface_hub import ModelCardData
+
+    row = {"task": "sst2", "family": "sequence-classification", "metric": "accuracy", "learning_rates": "1e-3", "n": 3,
+           "test_mean": 0.8125, "test_low": 0.79, "test_high": 0.83}  # fmt: skip
+    card = model_card(FACTS | {"scores": [row, row | {"task": "sick_relatedness", "family": "sequence-regression"}]})
+    first, second = ModelCardData(**front(card)).eval_results or []
+    assert (first.task_type, first.dataset_type, first.metric_type) == ("text-classification", "sst2", "accuracy")
+    assert first.metric_value == 0.8125
+    assert "3 seeds" in (first.metric_name or "") and "[79.00, 83.00]" in (first.metric_name or "")
+    assert second.task_type == "sentence-similarity"
+    assert "| sst2 | 81.25 [79.00, 83.00]" in card
+    assert "model-index" not in front(model_card(FACTS))

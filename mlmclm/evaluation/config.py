@@ -1,0 +1,88 @@
+"""The zero-shot evaluations of a study, as its file gives them, and their reading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mlmclm.configuration import Frozen
+from mlmclm.errors import UserError
+from mlmclm.storage.files import first_there, places_of
+
+if TYPE_CHECKING:
+    from mlmclm.evaluation.evaluations import ZeroShotTask
+
+
+class ZeroShot(Frozen):
+    """The tasks that every model answers without training."""
+
+    tasks: tuple[str, ...] = ()
+    """Tasks of lm-evaluation-harness by name, or YAML files in its format."""
+    winogender: str | None = None
+    """Folder with Winogender's files."""
+    winogender_rule: Literal["mass", "published"] = "mass"
+    limit: int | None = Field(None, ge=1)
+    """Evaluate on the first documents of each task of the harness only."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.tasks and self.winogender is None:
+            raise ValueError("nothing to evaluate on: give tasks, or winogender")
+        return self
+
+    def found(self, folder: Path | None, data_root: Path | None) -> Self:
+        """Return the same with files in place of relative names.
+
+        Args:
+            folder: the folder of the file that gives them, where they are looked up first.
+
+        Raises:
+            UserError: a file is not there.
+        """
+
+        def there(name: str, key: str) -> str:
+            places = places_of(name, folder, data_root)
+            path = first_there(places)
+            if path is None:
+                raise UserError(f"zero_shot.{key}: {name} is not there (looked for {', '.join(map(str, places))}).")
+            return str(path.resolve())
+
+        tasks = tuple(there(name, "tasks") if name.endswith((".yaml", ".yml")) else name for name in self.tasks)
+        winogender = None if self.winogender is None else there(self.winogender, "winogender")
+        return self.model_copy(update={"tasks": tasks, "winogender": winogender})
+
+
+def read_tasks(
+    names: Sequence[str],
+    winogender: Path | None = None,
+    rule: str = "mass",
+    *,
+    data_root: Path | None = None,
+    limit: int | None = None,
+) -> list[ZeroShotTask]:
+    """Return tasks with their data.
+
+    Args:
+        names: tasks of the harness, as `harness.load_tasks` takes them.
+        winogender: folder with Winogender's files, if it is asked for.
+        rule: how its answers are read (`winogender.Rule`).
+
+    Raises:
+        UserError: the harness is needed and not installed, or something is wrong with a task.
+    """
+    tasks: list[ZeroShotTask] = []
+    if names:
+        if find_spec("lm_eval") is None:
+            raise UserError("these tasks are lm-evaluation-harness's: pip install 'mlmclm[evaluation]'.")
+        from mlmclm.evaluation.harness import load_tasks
+
+        tasks += load_tasks(names, data_root=data_root, limit=limit)
+    if winogender is not None:
+        from mlmclm.evaluation.winogender import read_winogender
+
+        tasks.append(read_winogender(winogender, rule))
+    return tasks

@@ -1,0 +1,128 @@
+"""Zero-shot evaluation of several models on a Ray cluster, one task of Ray for each missing result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.errors import MlmclmError, one_line
+from mlmclm.evaluation.config import ZeroShot, read_tasks
+from mlmclm.evaluation.evaluations import Evaluations, Subject, evaluation_key, find_or_compute
+from mlmclm.service.placement import Choice, cell_bundle, check_place
+
+if TYPE_CHECKING:
+    from mlmclm.evaluation.evaluations import ZeroShotTask
+    from mlmclm.evaluation.language_model import LanguageModel
+
+ATTEMPTS_AGAIN = 3
+"""How often Ray runs an evaluation again whose worker has died."""
+
+
+def evaluate_models(
+    subjects: Sequence[Subject],
+    zero_shot: ZeroShot,
+    tasks: Sequence[ZeroShotTask],
+    *,
+    store: Path,
+    data_root: Path | None,
+    device: Choice,
+    cpus: float,
+    session: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Compute and file the missing results of all models on all tasks; open a Ray session only if there are any.
+
+    Args:
+        zero_shot: what `tasks` were read from; its files must be visible to all nodes.
+        cpus: CPUs that an evaluation reserves. It has a GPU too if `device` chooses GPUs.
+
+    Raises:
+        MlmclmError: some evaluations failed; the results of all others are filed.
+    """
+    ledger = Evaluations(store)
+    missing = [
+        (subject, task) for subject in subjects for task in tasks if ledger.find(evaluation_key(subject, task)) is None
+    ]
+    if missing:
+        with session():
+            _compute(missing, zero_shot, store.resolve(), data_root, device, cpus)
+
+
+def _compute(
+    missing: Sequence[tuple[Subject, ZeroShotTask]],
+    zero_shot: ZeroShot,
+    store: Path,
+    data_root: Path | None,
+    device: Choice,
+    cpus: float,
+) -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    from mlmclm.progress import Bar
+    from mlmclm.service.cluster import cluster_view, wait_for_a_place
+
+    view = cluster_view()
+    bundle = cell_bundle(cpus, None, device, view())
+    check_place("An evaluation", bundle, view(), remedy="Change the space's cpus_per_cell, or add nodes.")
+    wait_for_a_place("zero-shot evaluation", bundle, view)
+    remote = ray.remote(_evaluate)
+    root = data_root.resolve() if data_root else None
+    waiting = {
+        remote.options(
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            max_retries=ATTEMPTS_AGAIN,
+            name=f"{subject.name}/{task.name}",
+        ).remote(subject, task.name, zero_shot, store, root): f"{subject.name} on {task.name}"
+        for subject, task in missing
+    }
+    failures = []
+    with Bar("zero-shot evaluation", len(missing), unit="evaluations") as bar:
+        while waiting:
+            for done in ray.wait(list(waiting), num_returns=1)[0]:
+                title = waiting.pop(done)
+                try:
+                    failure = ray.get(done)
+                except RayError as error:
+                    failure = f"{title}: {type(error).__name__}: {one_line(error, 300)}"
+                if failure:
+                    failures.append(failure)
+                bar.update(bar.done + 1)
+        bar.complete = not failures
+    if failures:
+        raise MlmclmError(
+            "\n".join([f"{len(failures)} of {len(missing)} evaluations failed; all other results are kept.", *failures])
+        )
+
+
+def _evaluate(subject: Subject, task: str, zero_shot: ZeroShot, store: Path, data_root: Path | None) -> str | None:
+    """Compute and file a result (a Ray task); return the message of an error that would recur."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
+    try:
+        chosen = _tasks(zero_shot, data_root)[task]
+        find_or_compute(subject, chosen, Evaluations(store), lambda: _model(subject))
+    except MlmclmError as error:
+        return str(error)
+    return None
+
+
+@lru_cache(maxsize=1)
+def _tasks(zero_shot: ZeroShot, data_root: Path | None) -> dict[str, ZeroShotTask]:
+    """Return a worker process's tasks by name, read once."""
+    winogender = Path(zero_shot.winogender) if zero_shot.winogender else None
+    found = read_tasks(
+        zero_shot.tasks, winogender, zero_shot.winogender_rule, data_root=data_root, limit=zero_shot.limit
+    )
+    return {task.name: task for task in found}
+
+
+@lru_cache(maxsize=1)
+def _model(subject: Subject) -> LanguageModel:
+    """Return a worker process's model, loaded once for all its tasks."""
+    from mlmclm.evaluation.language_model import LanguageModel, device_name
+
+    return LanguageModel.load(subject.folder, subject.scoring, device=device_name())

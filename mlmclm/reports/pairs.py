@@ -1,0 +1,268 @@
+"""Zero-shot results and paired models in the report: encoder, decoder, and each made from the other, side by side.
+
+The comparison is Ettin's (arXiv 2507.11412): the models of a size are shown by how they were made, on every task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import plotly.graph_objects as go
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import against
+from mlmclm.analysis.intervals import student
+from mlmclm.analysis.results import Record, records
+from mlmclm.plans.names import ModelName
+from mlmclm.reports import figures, text
+from mlmclm.reports.figures import Figure
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
+
+ENCODER, DECODER = "encoder", "decoder"
+MADE = (ENCODER, DECODER, "encoder from decoder", "decoder from encoder")
+"""How a model was made: by masked objectives, by causal ones, by causal ones first, or by masked ones first."""
+COLUMNS = ("size", "task", "kind", "metric", "made", "model", "score", "low", "high")
+ZERO_SHOT_COLUMNS = ("model", "task", "scoring", "metric", "score", "low", "high", "examples")
+PRONOUNS = ("masculine", "neutral", "feminine")
+NAN = math.nan
+
+
+def made(name: ModelName) -> str:
+    """Return how a model was made, one of `MADE`; "" if its objectives change more often, or there are none."""
+    starts = (0, *(phase.until for phase in name.phases))
+    kinds = [phase.objective.causal for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
+    runs = tuple(causal for causal, _ in groupby(kinds))
+    words = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
+    return words.get(runs, "")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score with its interval; unknown ends are NaN."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, entry: Mapping[str, float | None]) -> Score:
+        """Return a zero-shot metric's score."""
+        value, low, high = (
+            NAN if entry[name] is None else float(entry[name] or 0) for name in ("score", "low", "high")
+        )
+        return cls(value, low, high)
+
+    @property
+    def share(self) -> bool:
+        """Whether it can be shown in points out of 100; a perplexity can't."""
+        return abs(self.value) <= 1
+
+    def __str__(self) -> str:
+        if math.isnan(self.value):
+            return text.NONE
+        return text.points(self.value) if self.share else f"{self.value:,.4g}"
+
+    @property
+    def interval(self) -> str:
+        """The interval in the score's unit, in brackets; "" if there is none."""
+        if math.isnan(self.low) or math.isnan(self.high):
+            return ""
+        return text.interval(self.low, self.high) if self.share else f"[{self.low:,.4g}, {self.high:,.4g}]"
+
+
+def zero_shot_tables(facts: StudyFacts) -> list[dict[str, Any]]:
+    """Return a table of models and metrics for each task, as the template needs them."""
+    tables = []
+    for task in dict.fromkeys(each.task for each in facts.zero_shot):
+        own = [each for each in facts.zero_shot if each.task == task]
+        metrics = list(dict.fromkeys(name for each in own for name in each.metrics))
+        rows = []
+        for each in own:
+            entries = (each.metrics.get(name) for name in metrics)
+            cells = [None if entry is None else Score.of(entry) for entry in entries]
+            rows.append({"model": each.model, "scoring": each.scoring, "cells": cells})
+        examples = max((int(entry["examples"] or 0) for each in own for entry in each.metrics.values()), default=0)
+        unit = "occupation" if set(PRONOUNS) <= set(metrics) else "example"
+        tables.append({"task": task, "metrics": metrics, "rows": rows, "size": text.plural(examples, unit)})
+    return tables
+
+
+def zero_shot_rows(facts: StudyFacts) -> list[tuple[Any, ...]]:
+    """Return the rows of `zero_shot.csv`, whose columns are `ZERO_SHOT_COLUMNS`."""
+    return [
+        (each.model, each.task, each.scoring, name, *(entry[part] for part in ("score", "low", "high", "examples")))
+        for each in facts.zero_shot
+        for name, entry in each.metrics.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task in the comparison of a pair."""
+
+    title: str
+    kind: str
+    """`fine-tuned` or `zero-shot`."""
+    metric: str
+    scores: Mapping[str, Score]
+    """By how the model was made."""
+    difference: Score | None
+    """Decoder minus encoder."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The models of one size by how they were made, and their scores on every task."""
+
+    size: str
+    models: Mapping[str, str]
+    rows: tuple[Row, ...]
+
+
+def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> list[Pair]:
+    """Return the comparison for each size that has an encoder and a decoder.
+
+    Of several models of a size that were made alike, the one that has seen the most tokens counts. There is none in a
+    study without zero-shot tasks and without all four ways, whose tables of scores say the same.
+    """
+    best = {(row["model"], row["task"]): row for row in records(analysis.best)}
+    zero_shot = {(each.model, each.task): each for each in facts.zero_shot}
+    found = []
+    for size in dict.fromkeys(model.size for model in facts.models):
+        models = _models([model for model in facts.models if model.size == size])
+        if ENCODER in models and DECODER in models and (zero_shot or len(models) == len(MADE)):
+            compared = against(analysis.comparisons, models[DECODER])
+            rows = [_fine_tuned(task, models, best, compared) for task in tasks]
+            rows += [_zero_shot(task, models, zero_shot) for task in dict.fromkeys(task for _, task in zero_shot)]
+            found.append(Pair(size, models, tuple(row for row in rows if row.scores)))
+    return found
+
+
+def _models(models: Sequence[ModelFacts]) -> dict[str, str]:
+    longest: dict[str, ModelFacts] = {}
+    for model in models:
+        if model.made and (model.tokens or 0) >= (longest[model.made].tokens or 0 if model.made in longest else 0):
+            longest[model.made] = model
+    return {way: longest[way].name for way in MADE if way in longest}
+
+
+def _fine_tuned(
+    task: TaskFacts,
+    models: Mapping[str, str],
+    best: Mapping[tuple[str, str], Record],
+    compared: Sequence[Record],
+) -> Row:
+    known = {way: best[name, task.name] for way, name in models.items() if (name, task.name) in best}
+    scores = {way: Score(*(row[f"test_{part}"] for part in ("mean", "low", "high"))) for way, row in known.items()}
+    own = (
+        row for row in compared if (row["kind"], row["scope"], row["model_b"]) == ("task", task.name, models[ENCODER])
+    )
+    row = next(own, None)
+    difference = None if row is None else Score(row["difference"], row["low"], row["high"])
+    return Row(task.title, "fine-tuned", text.metric(task.metric), scores, difference)
+
+
+def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str, str], ZeroShotFacts]) -> Row:
+    known = {way: results[name, task] for way, name in models.items() if (name, task) in results}
+    scores = {way: Score.of(each.metrics[each.main]) for way, each in known.items()}
+    main = next((each.main for each in known.values()), "")
+    both = [known[way].values for way in (DECODER, ENCODER) if way in known]
+    difference = None
+    if len(both) == 2 and len(both[0]) == len(both[1]) > 1:
+        # Both answer the same examples, so the interval is that of paired differences.
+        estimate = student([ours - theirs for ours, theirs in zip(*both, strict=True)])
+        # Equal answers show no spread, from which no interval follows.
+        low, high = (estimate.low, estimate.high) if estimate.error else (NAN, NAN)
+        difference = Score(estimate.value, low, high)
+    return Row(task, "zero-shot", main, scores, difference)
+
+
+def pair_rows(found: Sequence[Pair]) -> list[tuple[Any, ...]]:
+    """Return the rows of `pairs.csv`, whose columns are `COLUMNS`."""
+    return [
+        (pair.size, row.title, row.kind, row.metric, way, pair.models[way], score.value, score.low, score.high)
+        for pair in found
+        for row in pair.rows
+        for way, score in row.scores.items()
+    ]
+
+
+def pair_figures(found: Sequence[Pair]) -> list[Figure]:
+    """Draw each size's models on all tasks whose scores are shares."""
+    drawn = []
+    for number, pair in enumerate(found):
+        rows = [row for row in pair.rows if all(score.share for score in row.scores.values())]
+        traces = []
+        for colour, way in zip(figures.PALETTE, pair.models, strict=False):
+            own = [(row, row.scores[way]) for row in rows if way in row.scores]
+            ends = [(_width(score.high - score.value), _width(score.value - score.low)) for _, score in own]
+            traces.append(
+                go.Bar(
+                    x=[f"{row.title}<br>{row.kind}" for row, _ in own],
+                    y=[score.value * 100 for _, score in own],
+                    name=way,
+                    marker={"color": colour[0]},
+                    error_y={
+                        "type": "data",
+                        "symmetric": False,
+                        "array": [high for high, _ in ends],
+                        "arrayminus": [low for _, low in ends],
+                        "thickness": 1.5,
+                        "width": 3,
+                        "color": figures.INK[0],
+                    },
+                    customdata=[[f"{score} {score.interval}"] for _, score in own],
+                    hovertemplate=f"<b>{way}</b><br>%{{x}}: %{{customdata[0]}}<extra></extra>",
+                )
+            )
+        spec = figures.plotted(
+            traces,
+            barmode="group",
+            showlegend=True,
+            legend={"orientation": "h", "y": 1.12, "x": 0},
+            yaxis={"title": {"text": "score, points", "standoff": 8}, "rangemode": "tozero"},
+            margin={"l": 46, "r": 12, "t": 36, "b": 56},
+        )
+        alt = (
+            "Bar chart: scores by task of the models of one size, by how they were made; the numbers are in the table."
+        )
+        drawn.append(Figure(f"pairs{number}", f"Pairs of size {pair.size}", alt, spec, 360))
+    return drawn
+
+
+def _width(value: float) -> float:
+    return 0.0 if math.isnan(value) else max(0.0, value * 100)
+
+
+def pronoun_figure(facts: StudyFacts) -> Figure | None:
+    """Draw the shares of the pronouns that each model takes in Winogender's sentences, as stacked bars."""
+    known = [each for each in facts.zero_shot if all(name in each.metrics for name in PRONOUNS)]
+    if not known:
+        return None
+    known.reverse()  # Plotly draws categories from the bottom up
+    traces = [
+        go.Bar(
+            y=[each.model for each in known],
+            x=[100 * Score.of(each.metrics[name]).value for each in known],
+            orientation="h",
+            name=name,
+            marker={"color": colour[0]},
+            hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
+        )
+        for name, colour in zip(PRONOUNS, (figures.PALETTE[0], figures.BASELINE, figures.PALETTE[1]), strict=True)
+    ]
+    spec = figures.plotted(
+        traces,
+        barmode="stack",
+        showlegend=True,
+        legend={"orientation": "h", "y": 1.15, "x": 0},
+        xaxis={"title": {"text": "share of answers, %", "standoff": 8}, "range": [0, 100]},
+        yaxis={"type": "category", "showgrid": False},
+        margin={"l": 20, "r": 16, "t": 36, "b": 42},
+    )
+    alt = "Stacked bars: the share of masculine, neutral and feminine pronouns that each model takes."
+    return Figure("pronouns", "Which pronoun do the models take?", alt, spec, 110 + 34 * len(known))

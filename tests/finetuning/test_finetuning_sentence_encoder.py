@@ -1,0 +1,130 @@
+"""Folders for sentence-transformers give the vectors that the cell was scored with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mlmclm.backends.packing import Packing
+from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
+from mlmclm.finetuning.sentence_encoder import export_sentence_encoder
+from mlmclm.models.encoder import encode, pack_ids
+from mlmclm.models.folder import weights_hash
+from mlmclm.tasks.families.retrieval import Retrieval
+from mlmclm.tasks.prepare_task import prepare_task
+from small_models import save_framed_model, write_retrieval, write_sentiment
+
+TASK = "reqa_squad"
+
+
+def cell_of(place: Path, task: str = TASK, **changes: Any) -> Cell:
+    write_retrieval(place / "data")
+    save_framed_model(place / "model")
+    settings = {"max_steps": 6, "max_length": 12, "stride": 3, "batch_size": 16, "precision": "fp32", **changes}
+    protocol = Protocol.model_validate(settings)
+    model = place / "model"
+    prepared = prepare_task(task, model, protocol, place / "store", place / "data")
+    return Cell("m", model, weights_hash(model), task, prepared.task_data, protocol, 1e-3, 0)
+
+
+def own_vectors(cell: Cell, place: Path) -> tuple[np.ndarray[Any, Any], int]:
+    """Unit vectors of the test split, queries first, by the trained encoder; and the number of queries."""
+    prepared = prepare_task(cell.task, cell.model_folder, cell.protocol, place / "store", place / "data")
+    family, kept = Retrieval(prepared, cell.protocol), []
+
+    def keep(encoder: Any, result: dict[str, Any]) -> None:
+        sequences = family.evaluation_sequences("test")
+        rows = [sequences[row] for row in range(len(sequences))]
+        packing = Packing.of(sequences.lengths)
+        with torch.no_grad():
+            hidden = encode(encoder, pack_ids(rows, packing), packing, causal=False)
+            kept.append(family.embeddings(hidden, packing).numpy())
+
+    run_cell(cell, store=place / "store", data_root=place / "data", on_end=keep)
+    return kept[0], int(prepared.table("test")["is_query"].to_numpy().sum())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"pooling": "last", "special_tokens": "tokenizer", "query_prefix": "ask: "}],
+    ids=["mean, end", "last, tokenizer"],
+)
+def test_vectors_of_sentence_transformers_are_those_of_the_cell(tmp_path: Path, changes: dict[str, Any]) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[dev]'")
+    import pyarrow.parquet as pq
+
+    cell = cell_of(tmp_path, **changes)
+    wanted, queries = own_vectors(cell, tmp_path)
+    export_sentence_encoder(cell, tmp_path / "out", store=tmp_path / "store", data_root=tmp_path / "data")
+    model = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert model.max_seq_length == 12
+    assert model.prompts["query"] == cell.protocol.query_prefix
+    texts = [
+        pq.read_table(tmp_path / "data" / TASK / f"{part}.parquet")["text"].to_pylist()
+        for part in ("queries", "corpus")
+    ]
+    found = np.concatenate([model.encode_query(texts[0]), model.encode_document(texts[1])])
+    assert len(texts[0]) == queries and found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    # The check could fail: another prompt gives other vectors.
+    assert np.abs(model.encode(texts[0]) - wanted[:queries]).max() > 1e-3
+
+
+def test_ndcg_at_10_is_mteb_s_of_the_exported_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MTEB_CACHE", str(tmp_path / "mteb"))
+    mteb = pytest.importorskip("mteb", reason="pip install mteb")
+    library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[dev]'")
+    import pyarrow.parquet as pq
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    cell = cell_of(tmp_path)
+    result = export_sentence_encoder(cell, tmp_path / "out", store=tmp_path / "store", data_root=tmp_path / "data")
+
+    def rows(part: str) -> list[dict[str, Any]]:
+        return list(pq.read_table(tmp_path / "data" / TASK / f"{part}.parquet").to_pylist())
+
+    judged: dict[str, dict[str, int]] = {}
+    for row in rows("qrels"):
+        judged.setdefault(row["query-id"], {})[row["corpus-id"]] = int(row["score"])
+    texts = {
+        part: Dataset.from_list([{"id": row["_id"], "text": row["text"]} for row in rows(part)])
+        for part in ("queries", "corpus")
+    }
+
+    class Local(AbsTaskRetrieval):  # type: ignore[misc]
+        metadata = mteb.TaskMetadata(
+            name="Local", description="local", reference=None, dataset={"path": "local", "revision": "1"},
+            type="Retrieval", category="t2t", modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10", date=None, domains=None, task_subtypes=None, license=None,
+            annotations_creators=None, dialect=None, sample_creation=None, bibtex_citation=None,
+        )  # fmt: skip
+
+        def load_data(self, *_: Any, **__: Any) -> None:
+            split = {**texts, "relevant_docs": judged, "top_ranked": None}
+            self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+    model = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    found = mteb.evaluate(model, Local(), cache=None, show_progress_bar=False)
+    score = found.task_results[0].scores["test"][0]["ndcg_at_10"]
+    assert 0.1 < score < 1
+    assert score == pytest.approx(result["scores"]["test"]["ndcg@10"], abs=1e-5)
+
+
+def test_only_a_retrieval_cell_that_sees_both_sides_is_exported_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    places: dict[str, Any] = {"store": tmp_path / "store", "data_root": tmp_path / "data"}
+    with pytest.raises(UserError, match="attention: causal"):
+        export_sentence_encoder(cell_of(tmp_path, attention="causal"), tmp_path / "out", **places)
+    with pytest.raises(UserError, match="there is something already"):
+        export_sentence_encoder(cell_of(tmp_path), tmp_path / "data", **places)
+    write_sentiment(tmp_path / "data")
+    with pytest.raises(UserError, match="sst2 is sequence-classification: only a retrieval cell"):
+        export_sentence_encoder(cell_of(tmp_path, task="sst2"), tmp_path / "out", **places)
+    assert not (tmp_path / "out").exists()
