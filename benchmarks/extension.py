@@ -1,4 +1,4 @@
-"""What an extension of the context gives:  python -m benchmarks.extension --data FOLDER [--steps N]
+"""The effect of a longer context:  python -m benchmarks.extension --data FOLDER [--steps N] [--store FOLDER]
 
 Models are pretrained on blocks of 128 tokens and extended to 1,024, with the RoPE base of their pretraining and with Ettin's
 larger one (arXiv 2507.11412). FOLDER holds enwiki2015/ as Parquet. The exported models are loaded by transformers; their
@@ -50,6 +50,7 @@ def study(folder: Path, name: str, base: int | None, steps: int) -> tuple[Path, 
         "models": models,
         "corpus": {"source": "enwiki2015", "max_tokens": (steps + longer) * BATCH * SHORT + 2**18},
         "tokenizer": {"train_vocab_size": 4096},
+        "space": "english",  # pretraining uses no task of it
         "recipe": {
             "block_length": SHORT, "batch": BATCH, "peak_learning_rate": 3e-3, "adam_eps": 1e-8, "workers": 2, "device": "cpu",
             "phases": [pretraining, extension if base is None else {**extension, "rope_base": base}],
@@ -89,11 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=2000, help="steps of 32 x 128 tokens before the extension")
+    parser.add_argument("--store", type=Path, help="folder to keep the models in; a second run takes them from there")
     options = parser.parse_args()
     rows, steps = [], options.steps
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        store = place / "store"
+        store = options.store or place / "store"
         folders: dict[tuple[str, str], Path] = {}
         for number, (title, base) in enumerate(BASES.items()):
             file, models = study(place, f"extension{number}", base, steps)

@@ -50,8 +50,9 @@ def data(
     """
     from rich.table import Column
 
-    from mlmclm.cli.output import print_json, show, show_table
+    from mlmclm.cli.output import print_json, show_table
     from mlmclm.cli.shared import prepared_for
+    from mlmclm.corpora.mixed_corpus import PreparedSources
     from mlmclm.corpora.prepared_corpus import describe
     from mlmclm.storage.files import read_json
     from mlmclm.study.study_file import load_study
@@ -61,7 +62,10 @@ def data(
     place = options.place(store, data, task_dir)
     space = study_space(study, place.task_dirs)
     with prepared_for(study, place, ray) as (prepared, _):
-        corpus = describe(prepared.corpus)
+        corpus = prepared.corpus
+        # A single corpus has no name.
+        sources = corpus.sources if isinstance(corpus, PreparedSources) else {"": corpus}
+        corpora = {name: describe(source) for name, source in sources.items()}
     tasks = prepare_tasks(prepared, space)
     described = {
         name: {
@@ -73,17 +77,10 @@ def data(
         for name, task in tasks.items()
     }
     if as_json:
-        print_json({"corpus": corpus, "tasks": described})
+        print_json({**({"corpus": corpora[""]} if "" in corpora else {"corpora": corpora}), "tasks": described})
         return
-    facts: list[tuple[str, str]] = []
-    for key, value in corpus.items():
-        if isinstance(value, dict):
-            facts.append((key, ", ".join(f"{count:,} {name}" for name, count in value.items())))
-        elif value is not None and not isinstance(value, list):
-            facts.append((key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)))
-    show_table(("corpus", Column(study.corpus.source)), facts)
-    for text in corpus.get("examples", []):
-        show(" ".join(str(text).split())[:160], style="dim")
+    for name, corpus_facts in corpora.items():
+        _show_corpus(name, corpus_facts)
     rows = [
         (
             name,
@@ -94,3 +91,20 @@ def data(
         for name, task in described.items()
     ]
     show_table(("task", "family", Column("rows"), Column("labels")), rows, drop=("family",))
+
+
+def _show_corpus(name: str, described: dict[str, Any]) -> None:
+    """Print what `describe` says of a corpus, and the beginnings of its example blocks."""
+    from rich.table import Column
+
+    from mlmclm.cli.output import show, show_table
+
+    facts: list[tuple[str, str]] = []
+    for key, value in described.items():
+        if isinstance(value, dict):
+            facts.append((key, ", ".join(f"{count:,} {part}" for part, count in value.items())))
+        elif value is not None and not isinstance(value, list):
+            facts.append((key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)))
+    show_table((f"corpus {name}".rstrip(), Column(described["source"])), facts)
+    for text in described.get("examples", []):
+        show(" ".join(str(text).split())[:160], style="dim")

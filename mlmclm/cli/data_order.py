@@ -24,13 +24,18 @@ _SHOWN_TOKENS = 32
 
 def order(
     file: options.Study,
-    steps: Annotated[str, typer.Option("--steps", help="a:b, from step a up to but not including b, counted from 0.")],
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            "--steps", help="a:b, from step a up to but not including b, counted from 0; all with --export FOLDER."
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="Show what this model was given: its masks, and labels.")
     ] = None,
     labels: Annotated[bool, typer.Option("--labels", help="With the labels; needs --model.")] = False,
     to: Annotated[
-        Path | None, typer.Option("--export", help="Write a .parquet or .jsonl file instead of printing.")
+        Path | None, typer.Option("--export", help="Write a .parquet or .jsonl file, or a folder, instead of printing.")
     ] = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
@@ -42,11 +47,14 @@ def order(
     before or after. Without `--model` the tokens are those of the blocks, the same for all models of the study. Step s is the one
     whose loss the metrics give as step s + 1. `--json` prints one object a row, and with `--export` one about the file.
 
+    `--export` with a folder's name makes a data set that `datasets.load_dataset(FOLDER)` reads: rows of `input_ids`, before anything is
+    hidden, and `step`, in a Parquet file for each interval between revisions (`recipe.revisions_every`, else `checkpoint_every`).
+
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
     from mlmclm.cli.output import print_json, show
     from mlmclm.errors import UserError
-    from mlmclm.pretraining.seen import FORMATS, export
+    from mlmclm.pretraining.seen import FORMATS, export, export_data_set
     from mlmclm.progress import spoken
     from mlmclm.study.prepare import prepare
     from mlmclm.study.study_file import load_study
@@ -55,17 +63,29 @@ def order(
     model = study.model_of(model, where=str(file)) if model is not None else None
     if labels and model is None:
         raise UserError("--labels: labels belong to an objective; name a model of the study with --model.")
-    if to is not None and to.suffix not in FORMATS:
-        raise UserError(f"--export {to}: the end of the name says the format; allowed: {', '.join(FORMATS)}.")
+    as_folder = to is not None and not to.suffix
+    if to is not None and not as_folder and to.suffix not in FORMATS:
+        raise UserError(
+            f"--export {to}: the end of the name says the format; allowed: {', '.join(FORMATS)}, or none for a folder."
+        )
+    if steps is None and not as_folder:
+        raise UserError("--steps: it is missing; give a:b, such as 0:10.")
+    if as_folder and labels:
+        raise UserError("--labels: a folder has the tokens before anything is hidden; export to a file for the labels.")
     if model is None and study.recipe.has_phases:
         raise UserError("--model: the study's recipe has phases, in which models may differ; name one of them.")
     wanted = _range(steps, study, model)
     prepared = prepare(study, options.place(store, data))
-    batches = _batches(prepared, wanted, model, labels)
+    batches = _batches(prepared, wanted, model, labels, masked=not as_folder)
     spoken()  # from here on there is output, so the line about slow start-up is no longer due
     if to is not None:
         counts: Counter[str] = Counter()
-        export(_counted(batches, counts), to)
+        if as_folder:
+            export_data_set(
+                _counted(batches, counts), study.recipe.revisions_every or study.recipe.checkpoint_every, to
+            )
+        else:
+            export(_counted(batches, counts), to)
         rows, tokens = counts["rows"], counts["tokens"]
         if as_json:
             print_json(
@@ -86,30 +106,31 @@ def order(
         _print(prepared, batches)
 
 
-def _range(text: str, study: StudyFile, model: str | None) -> range:
-    """Parse `--steps`.
+def _range(text: str | None, study: StudyFile, model: str | None) -> range:
+    """Parse `--steps`; None stands for all.
 
     Raises:
         UserError: the range is malformed, or goes beyond the model's last step.
     """
     from mlmclm.errors import UserError
 
+    last = max(name.steps for name in study.parsed if model in (None, str(name)))
+    text = f"0:{last}" if text is None else text
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):
         raise UserError(f"--steps {text!r}: expected a:b with a < b, such as 0:10.")
-    last = max(name.steps for name in study.parsed if model in (None, str(name)))
     if int(match[2]) > last:
         whose = f"model {model!r} takes" if model is not None else "the longest model of the study takes"
         raise UserError(f"--steps {text!r}: {whose} {last:,} steps; allowed: within 0:{last}.")
     return range(int(match[1]), int(match[2]))
 
 
-def _batches(prepared: PreparedStudy, steps: range, model: str | None, labels: bool) -> Iterator[Seen]:
+def _batches(prepared: PreparedStudy, steps: range, model: str | None, labels: bool, *, masked: bool) -> Iterator[Seen]:
     from mlmclm.pretraining.seen import seen
 
     corpus, study = prepared.corpus, prepared.study
     name = next((name for name in study.parsed if str(name) == model), None)
-    for batch in seen(corpus.train, study.recipe, steps, model=name, tokenizer=corpus.tokenizer):
+    for batch in seen(corpus.train, study.recipe, steps, model=name, tokenizer=corpus.tokenizer, masked=masked):
         yield batch if labels else replace(batch, labels=None)
 
 

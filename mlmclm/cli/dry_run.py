@@ -75,7 +75,7 @@ def show_dry_run(
         print_json(found)
         return
     show(f"study {study.name}: nothing is computed now (--dry-run)")
-    show(f"corpus {study.corpus.source}: {found['corpus']}")
+    show(f"corpus {study.source}: {found['corpus']}")
     for size, source in study.initial.items():
         show(f"models {size}: continue from {source}")
     for stage in stages:

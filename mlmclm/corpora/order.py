@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.hashing import UInt64, fold
+from mlmclm.corpora.mixed_blocks import MixedBlocks
+from mlmclm.corpora.mixes import MixedSamples
+
+Samples = range | MixedSamples
 
 _ROUNDS = 6
 _PURPOSE = 1
@@ -34,23 +38,44 @@ def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[
 
 def sample_rows(n_blocks: int, samples: range, seed: int) -> NDArray[np.int64]:
     """Return the blocks of some samples of the sequence that `batch_rows` describes, int64 [len(samples)]."""
-    epochs, positions = np.divmod(np.arange(samples.start, samples.stop, dtype=np.int64), n_blocks)
-    rows = np.empty(len(samples), dtype=np.int64)
+    return _rows_at(np.arange(samples.start, samples.stop, dtype=np.int64), n_blocks, seed)
+
+
+def _rows_at(numbers: NDArray[np.int64], n_blocks: int, seed: int) -> NDArray[np.int64]:
+    """Return the blocks of the samples with these numbers (int64 [n], in any order), int64 [n]."""
+    epochs, positions = np.divmod(numbers, n_blocks)
+    rows = np.empty(len(numbers), dtype=np.int64)
     for epoch in np.unique(epochs):
         here = epochs == epoch
         rows[here] = permute(positions[here], n_blocks, seed=seed, epoch=int(epoch))
     return rows
 
 
+def rows_of(blocks: Blocks | MixedBlocks, samples: Samples, seed: int) -> NDArray[np.int64]:
+    """Return the block numbers of a step's samples, int64 [len(samples)].
+
+    Each source of a mix has a sequence of its own, which doesn't depend on the other sources.
+    """
+    if isinstance(samples, range):
+        return sample_rows(len(blocks), samples, seed)
+    assert isinstance(blocks, MixedBlocks)
+    sources, numbers = samples.of_sources()
+    rows = np.empty(len(samples), dtype=np.int64)
+    for index, (name, _) in enumerate(samples.mix):
+        here = sources == index
+        rows[here] = blocks.first[name] + _rows_at(numbers[here], len(blocks.sources[name]), seed)
+    return rows
+
+
 def step_tokens(
-    blocks: Blocks, samples: range, seed: int, rows: NDArray[np.int64]
+    blocks: Blocks | MixedBlocks, samples: Samples, seed: int, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Read some rows (int64 [n]) of the global batch that has these samples (`sample_rows`).
+    """Read some rows (int64 [n]) of the global batch that has these samples (`rows_of`).
 
     Returns:
         The rows' block numbers [n], and their tokens [n, length].
     """
-    chosen = sample_rows(len(blocks), samples, seed)[rows]
+    chosen = rows_of(blocks, samples, seed)[rows]
     return chosen, blocks.take(chosen)
 
 

@@ -185,7 +185,7 @@ def _locate(
         raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
     source = open_source(corpus, store=store, data_root=data_root, beside=beside, workers=workers, progress=report)
     origin = source.fingerprint()
-    own_key = tokenizer_key(tokenizer, _text_key(corpus, origin))
+    own_key = tokenizer_key(tokenizer, text_key(corpus, origin))
     # The key depends on the text, not on where it is stored.
     facts = [CORPUS_VERSION, corpus.identity(), origin, own_key, block_length]
     key = stable_hash(facts)[:16]
@@ -201,7 +201,7 @@ def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
     return Shelf(f"{corpus.cache or CACHE}/{key}", f"{corpus.shards.rstrip('/')}/{key}")
 
 
-def _text_key(corpus: CorpusConfig, origin: str) -> str:
+def text_key(corpus: CorpusConfig, origin: str) -> str:
     """Return a key of the text that a tokenizer is trained on: the whole training text, however much is packed."""
     return stable_hash([origin, corpus.validation_split, corpus.validation_fraction, corpus.streaming, corpus.seed])
 
@@ -210,25 +210,36 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
     """Make the tokenizer; one that is to be trained sees a fixed sample of the training text."""
 
     def texts() -> Iterator[str]:
-        corpus, training = place.corpus, _training(place)
-        if corpus.streaming:
-            chosen = list(head(training, characters=TRAINING_CHARACTERS))
-        else:
-            chosen = sample(training, characters=TRAINING_CHARACTERS, purpose="tokenizer", seed=corpus.seed)
-        if not chosen:
-            raise no_text(corpus)
+        chosen = tokenizer_sample(place.corpus, place.source, place.below, characters=TRAINING_CHARACTERS)
         place.report("training the tokenizer", 0, None)
-        yield from map(plain, chosen)
+        yield from chosen
 
-    prepare_tokenizer(config, store=place.store, corpus_key=_text_key(place.corpus, place.origin), texts=texts())
+    prepare_tokenizer(config, store=place.store, corpus_key=text_key(place.corpus, place.origin), texts=texts())
     place.report("tokenizer ready", 1, 1)
 
 
-def _training(place: _Place) -> Iterator[str]:
-    """Yield the documents to train on, in the source's order, without empty ones."""
-    for text in place.source.train():
-        if text.strip() and (place.below is None or not held_out(text, below=place.below, seed=place.corpus.seed)):
-            yield text
+def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *, characters: int) -> list[str]:
+    """Return a fixed sample of a source's training text, for a tokenizer.
+
+    Args:
+        below: the hash below which a document is held out (`divide_source`).
+
+    Raises:
+        UserError: there is no text.
+    """
+    # In the source's order, without empty documents.
+    training = (
+        text
+        for text in source.train()
+        if text.strip() and (below is None or not held_out(text, below=below, seed=corpus.seed))
+    )
+    if corpus.streaming:
+        chosen = list(head(training, characters=characters))
+    else:
+        chosen = sample(training, characters=characters, purpose="tokenizer", seed=corpus.seed)
+    if not chosen:
+        raise no_text(corpus)
+    return list(map(plain, chosen))
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
+from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import unknown
 from mlmclm.plans.schedules import LAWS
 
-CARRIED = ("block_length", "batch", "peak_learning_rate", "weight_decay", "rope_base", "local_rope_base")
+CARRIED = ("block_length", "batch", "peak_learning_rate", "weight_decay", "rope_base", "local_rope_base", "mix")
 """Settings that a phase takes from the one before it, or from the recipe, unless it says them."""
 
 
@@ -60,6 +61,8 @@ class TrainingPhase(Frozen):
     """Base of the rotary position embedding; of layers with global attention, where there are others."""
     local_rope_base: float | None = Field(None, gt=1)
     """The same for layers with local attention."""
+    mix: Mix | None = None
+    """Sources with their weights, as the recipe's `mix`; the name of a source stands for that source alone."""
     moments: Literal["keep", "new"] = "keep"
     """Whether the optimizer keeps its moments or starts with zero moments, as if only the weights had been loaded."""
 
@@ -105,6 +108,7 @@ class SettledPhase(Frozen):
     final_share: float
     rope_base: float | None
     local_rope_base: float | None
+    mix: Mix | None = None
     moments: Literal["keep", "new"]
 
     def batch_at(self, step: int) -> int:

@@ -8,11 +8,13 @@ undecayed state at step 150, from which another model can branch off.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from mlmclm.corpora.mixes import Mix, MixedSamples, counts
 from mlmclm.errors import UserError
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.names import ModelName
@@ -91,20 +93,45 @@ def leg_at(legs: Sequence[Leg], step: int) -> Leg:
     return next(leg for leg in legs if leg.start <= step < leg.stop)
 
 
-def samples_of(legs: Sequence[Leg], step: int, recipe: Recipe) -> range:
+def samples_of(legs: Sequence[Leg], step: int, recipe: Recipe) -> range | MixedSamples:
     """Return the samples of a step's global batch, as numbers in the endless sequence of blocks of its length.
 
     Each length has an order of its own. Phases of the same length go on where the one before stopped, so that none of
-    the text is seen again before all of it has been seen.
+    the text is seen again before all of it has been seen. In a mix, this is true of each of its sources.
 
     Args:
         legs: the history that contains the step.
         step: the step, counted from 0.
     """
     here = leg_at(legs, step)
-    length = recipe.during(here.phase).block_length
-    first = sum(leg.samples(step, recipe) for leg in legs if recipe.during(leg.phase).block_length == length)
-    return range(first, first + (recipe.batch if here.phase is None else here.phase.batch_at(step)))
+    own = recipe.during(here.phase)
+    seen = {mix: count for (length, mix), count in _seen(legs, step, recipe).items() if length == own.block_length}
+    first = seen.pop(own.mix)
+    numbers = range(first, first + (recipe.batch if here.phase is None else here.phase.batch_at(step)))
+    if own.mix is None:
+        return numbers
+    before = Counter[str]()
+    for mix, count in seen.items():
+        before.update(counts(mix or (), count))
+    return MixedSamples(numbers, own.mix, tuple(sorted(before.items())))
+
+
+def source_tokens(legs: Sequence[Leg], recipe: Recipe) -> dict[str, int]:
+    """Return the tokens of each source that training on mixes sees; empty without mixes."""
+    found = Counter[str]()
+    for (length, mix), samples in _seen(legs, legs[-1].stop if legs else 0, recipe).items():
+        if mix is not None:
+            found.update({name: count * length for name, count in counts(mix, samples).items()})
+    return dict(found)
+
+
+def _seen(legs: Sequence[Leg], step: int, recipe: Recipe) -> Counter[tuple[int, Mix | None]]:
+    """Return the samples before a step, by their length and mix."""
+    found = Counter[tuple[int, Mix | None]]()
+    for leg in legs:
+        own = recipe.during(leg.phase)
+        found[own.block_length, own.mix] += leg.samples(step, recipe)
+    return found
 
 
 @dataclass(frozen=True)

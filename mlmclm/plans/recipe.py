@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
+from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import unknown
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.objective import Objective
@@ -92,6 +93,8 @@ class Recipe(Frozen):
     """Base of the rotary position embedding; None for the architecture's or the given model's."""
     local_rope_base: float | None = Field(None, gt=1)
     """The same for layers with local attention, in an architecture that has them."""
+    mix: Mix | None = None
+    """Sources of the study's `corpora` with their weights: the shares of the blocks, and so of the tokens."""
     phases: tuple[TrainingPhase, ...] = ()
     """Phases of training. They replace `warmup_steps`, `decay_steps` and `decay`."""
     phases_by_size: dict[str, tuple[TrainingPhase, ...]] = Field(default_factory=dict)
@@ -242,6 +245,11 @@ class Recipe(Frozen):
         found = {phase.block_length for size in sizes for phase in self.phases_of(size)}
         return found or {self.block_length}
 
+    def mixes(self, sizes: Iterable[str]) -> list[Mix | None]:
+        """Return the mixes that models of these sizes are trained on, in order; None where there is none."""
+        found = [phase.mix for size in sizes for phase in self.phases_of(size)]
+        return list(dict.fromkeys([self.mix, *found]))
+
     def identity(self) -> dict[str, Any]:
         """Return the fields that determine the resulting weights, up to the order of floating-point sums."""
         fields = {
@@ -250,7 +258,7 @@ class Recipe(Frozen):
         }  # fmt: skip
         # Fields added later are left out at their default, so that the keys of older states stay valid.
         optional = (
-            "corruption", "decay", "loss_weights", "isolate_documents", "rope_base", "local_rope_base", "optimizer",
+            "corruption", "decay", "loss_weights", "isolate_documents", "rope_base", "local_rope_base", "optimizer", "mix",
         )  # fmt: skip
         fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
         return self.model_dump(mode="json", include=fields)

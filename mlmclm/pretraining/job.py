@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks
+from mlmclm.corpora.order import Samples
 from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
 from mlmclm.objectives.objective import Objective
@@ -34,8 +36,8 @@ class StageJob:
     """The model that the stage is for (the first if there are several), used as a label of metrics."""
     corpus: str
     """Key of the prepared corpus."""
-    train: Blocks
-    validation: Blocks
+    train: Blocks | MixedBlocks
+    validation: Blocks | InTurns
     tokenizer: str
     """Folder of the prepared tokenizer."""
     legs: tuple[Leg, ...]
@@ -67,7 +69,7 @@ class StageJob:
         """Return the learning rate of a step, counted from 1."""
         return leg_at(self.legs, step - 1).rate(step - 1, self.recipe)
 
-    def samples(self, step: int) -> range:
+    def samples(self, step: int) -> Samples:
         """Return the samples of the global batch of a step, counted from 0 (`plans.plan.samples_of`)."""
         return samples_of(self.legs, step, self.whole_recipe)
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.corpora.order import sample_rows
+from mlmclm.corpora.mixed_blocks import in_turns
+from mlmclm.corpora.order import rows_of
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.models.warm_up import prepare
 from mlmclm.plans.plan import Stage, State
@@ -25,6 +26,7 @@ from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import read_json
 
 if TYPE_CHECKING:
+    from mlmclm.corpora.mixed_corpus import PreparedSources
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
 
 Observer = Callable[[list[dict[str, Any]]], None]
@@ -54,7 +56,7 @@ def run_stage(
     stage: Stage,
     *,
     store: Path,
-    corpus: PreparedCorpus,
+    corpus: PreparedCorpus | PreparedSources,
     recipe: Recipe,
     fingerprint: str,
     device: Device,
@@ -99,7 +101,7 @@ def run_stage(
             model=stage.models[0] if stage.models else stage.title,
             corpus=corpus.key,
             train=corpus.train.at_length(settled.block_length),
-            validation=corpus.validation.at_length(settled.block_length),
+            validation=in_turns(corpus.validation.at_length(settled.block_length), settled.mix),
             tokenizer=str(corpus.tokenizer),
             legs=stage.end.legs,
             start=start.step,
@@ -168,7 +170,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
         # Batches are functions of the step, so the one at which the stage diverged can be named after the fact.
-        blocks = sample_rows(len(job.train), job.samples(stopped["step"] - 1), recipe.seed).tolist()
+        blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seed).tolist()
         raise failures.not_finite(stopped, blocks, title=job.title, folder=folder, recipe=recipe)
 
 

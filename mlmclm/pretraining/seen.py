@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mlmclm.corpora.blocks import Blocks
-from mlmclm.corpora.order import step_tokens
+from mlmclm.corpora.mixed_blocks import MixedBlocks
+from mlmclm.corpora.mixes import MixedSamples
+from mlmclm.corpora.order import Samples, step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
+from mlmclm.errors import UserError
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.plan import history, leg_at, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.labelling import Labelling, separator
-from mlmclm.storage.files import whole_file
+from mlmclm.storage.files import whole_file, whole_folder
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,7 +39,7 @@ class Seen:
     step: int
     """Optimiser steps taken before this one."""
     blocks: npt.NDArray[np.int64]
-    """Indices of its blocks in the corpus's training split, [batch]."""
+    """Indices of its blocks in the corpus's training split, [batch]. Those of sources are counted through, by name."""
     input_ids: npt.NDArray[np.int64]
     """[batch, length]."""
     labels: npt.NDArray[np.int64] | None
@@ -49,25 +52,36 @@ class Seen:
             yield record if self.labels is None else record | {"labels": self.labels[row].tolist()}
 
 
-def seen(blocks: Blocks, recipe: Recipe, steps: range, *, model: ModelName | None, tokenizer: Path) -> Iterator[Seen]:
+def seen(
+    blocks: Blocks | MixedBlocks,
+    recipe: Recipe,
+    steps: range,
+    *,
+    model: ModelName | None,
+    tokenizer: Path,
+    masked: bool = True,
+) -> Iterator[Seen]:
     """Yield the global batches of some steps, one at a time.
 
     Args:
         model: the model whose inputs and labels to yield; None yields the unmasked tokens, which are the same for all
             models of a study.
         tokenizer: folder of the prepared tokenizer.
+        masked: whether to yield a model's inputs and labels; else the tokens before anything is hidden.
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     legs = history(model, recipe).legs if model is not None else ()
     for step in steps:
+        samples: Samples
         if not legs:
-            samples, leg = range(step * recipe.batch, (step + 1) * recipe.batch), None
+            numbers, leg = range(step * recipe.batch, (step + 1) * recipe.batch), None
+            samples = numbers if recipe.mix is None else MixedSamples(numbers, recipe.mix)
         else:
             samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
         length = recipe.during(leg.phase if leg is not None else None).block_length
         rows = np.arange(len(samples))
         chosen, tokens = step_tokens(blocks.at_length(length), samples, recipe.seed, rows)
-        if leg is None:
+        if leg is None or not masked:
             yield Seen(step, chosen, tokens, None)
         else:
             label = Labelling(leg.objective, tokens_of, recipe.corruption, recipe.seed, end)
@@ -99,6 +113,33 @@ def export(batches: Iterable[Seen], path: Path) -> None:
         with ParquetWriter(handle, first.schema, compression="zstd") as writer:
             for table in chain([first], tables):
                 writer.write_table(table)
+
+
+def export_data_set(batches: Iterable[Seen], every: int, folder: Path) -> int:
+    """Write batches as a data set with a Parquet file for each `every` steps; return the number of files.
+
+    Its columns are `input_ids` and `step`. The names of the files begin with `train` and sort by their steps. The folder
+    appears when it is whole.
+
+    Raises:
+        UserError: there is such a folder.
+        EnvironmentFault: the disk is full or not writable.
+    """
+    from pyarrow.parquet import ParquetWriter
+
+    if folder.exists():
+        raise UserError(f"--export {folder}: there is something already; name a folder that isn't there.")
+    files = 0
+    with whole_folder(folder) as temporary:
+        for interval, own in groupby(batches, key=lambda batch: batch.step // every):
+            tables = (table.select(["input_ids", "step"]) for table in _tables(own))
+            first = next(tables)
+            name = f"train-{interval * every:09}-{(interval + 1) * every:09}.parquet"
+            with ParquetWriter(temporary / name, first.schema, compression="zstd") as writer:
+                for table in chain([first], tables):
+                    writer.write_table(table)
+            files += 1
+    return files
 
 
 def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:

@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mlmclm.backends.choice import backend_of, give_up
 from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.mixed_blocks import InTurns
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
@@ -204,7 +205,7 @@ def _micro_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -
 
 
 def _validation_batches(
-    blocks: Blocks, recipe: Recipe, engine: Engine, label: Labelling
+    blocks: Blocks | InTurns, recipe: Recipe, engine: Engine, label: Labelling
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this worker's share of the validation blocks, as (input_ids, labels).
 

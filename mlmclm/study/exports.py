@@ -126,7 +126,7 @@ def export_state(found: Found, store: Path, target: Path, about: Mapping[str, An
     Raises:
         UserError: the target folder is not empty, or the state's corpus is not in the store.
     """
-    from mlmclm.corpora.prepared_corpus import open_corpus
+    from mlmclm.corpora.mixed_corpus import open_stored
     from mlmclm.models.export import export_folder
     from mlmclm.pretraining.checkpoints import read_weights
     from mlmclm.reports.model_card import model_card
@@ -134,11 +134,11 @@ def export_state(found: Found, store: Path, target: Path, about: Mapping[str, An
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
-    corpus, made_from = open_corpus(store, found.corpus)
+    corpus, made_from = open_stored(store, found.corpus)
     curve = states.folder_curve(store, found.folder)
     initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
     settled = found.state.settled(found.recipe)
-    facts = state_facts(found.name, found.state, found.recipe, corpus, made_from.source, curve, initial)
+    facts = state_facts(found.name, found.state, found.recipe, corpus, made_from, curve, initial)
     export_folder(
         target,
         read_weights(found.folder),

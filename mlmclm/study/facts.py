@@ -12,23 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.corpora.mixed_blocks import in_turns
+from mlmclm.corpora.mixed_corpus import PreparedSources
+from mlmclm.corpora.mixes import words
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.plans.costs import leg_flops
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import State, history
+from mlmclm.plans.plan import State, history, source_tokens
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.initial import InitialModel, shape
+from mlmclm.reports.pairs import made
 from mlmclm.reports.provenance import Work, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
-from mlmclm.reports.pairs import made
 from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.zero_shot import zero_shot_facts
 
 if TYPE_CHECKING:
+    from mlmclm.corpora.config import CorpusConfig
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
-from mlmclm.study.zero_shot import zero_shot_facts
     from mlmclm.study.study_file import StudyFile
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepared_task import PreparedTask
@@ -45,7 +49,7 @@ def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
         prepared.target(name),
         study.recipe,
         prepared.corpus,
-        study.corpus.source,
+        study.sources,
         prepared.curve(name),
         prepared.initial.get(name.size),
     )
@@ -58,10 +62,6 @@ def study_card(study: StudyFile, name: ModelName) -> dict[str, Any]:
     return {**study.card.model_dump(), "siblings": siblings}
 
 
-def state_facts(
-    name: ModelName,
-    state: State,
-    recipe: Recipe,
 def reported_scores(folder: Path, model: str) -> list[dict[str, Any]]:
     """Return a model's rows of the last report's `best.csv` that have a score; none if there is no report.
 
@@ -78,15 +78,19 @@ def reported_scores(folder: Path, model: str) -> list[dict[str, Any]]:
     return [row for row in records(pd.read_csv(file)) if row["model"] == model and row["n"] > 0]
 
 
-    corpus: PreparedCorpus,
-    source: str,
+def state_facts(
+    name: ModelName,
+    state: State,
+    recipe: Recipe,
+    corpus: PreparedCorpus | PreparedSources,
+    sources: Mapping[str, CorpusConfig],
     trained: list[dict[str, Any]],
     initial: InitialModel | None = None,
 ) -> dict[str, Any]:
     """Return the facts for the card of any state, as `card_facts` does for a study's model.
 
     Args:
-        source: where the corpus comes from.
+        sources: what the corpus is made from, by the name of the source ("" for a single corpus).
         trained: the state's metrics from the first step on.
         initial: the given model that the state continues from, if any.
     """
@@ -117,7 +121,7 @@ def reported_scores(folder: Path, model: str) -> list[dict[str, Any]]:
         "flops": flops(state, recipe, size, vocabulary, corpus),
         "recipe": recipe.identity(),
         "corpus": {
-            "source": source,
+            **_sources(corpus, sources, recipe, source_tokens(state.legs, recipe)),
             "documents": corpus.documents,
             "tokens": corpus.tokens,
             "vocabulary": corpus.vocabulary,
@@ -125,6 +129,30 @@ def reported_scores(folder: Path, model: str) -> list[dict[str, Any]]:
         "validation_loss": validation[-1] if validation else None,
         "curve": [(record["step"], record["loss"]) for record in trained if "loss" in record],
     }
+
+
+def _sources(
+    corpus: PreparedCorpus | PreparedSources,
+    made_from: Mapping[str, CorpusConfig],
+    recipe: Recipe,
+    seen: Mapping[str, int],
+) -> dict[str, str]:
+    """Return where a corpus comes from; of a mix, what is known of each source.
+
+    Args:
+        seen: tokens of each source that were trained on.
+    """
+    if "" in made_from:
+        return {"source": made_from[""].source}
+    assert isinstance(corpus, PreparedSources)
+    rows = {"mix": words(recipe.mix or ())}
+    for name, of_source in corpus.sources.items():
+        tokens = seen.get(name, 0)
+        rows[f"source {name}"] = (
+            f"{made_from[name].source}: {of_source.documents:,} documents, {of_source.tokens:,} tokens; {tokens:,} tokens seen "
+            f"({tokens / of_source.tokens:.3g} times)"
+        )
+    return rows
 
 
 def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
@@ -151,25 +179,27 @@ def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
         phase = leg.phase
         assert phase is not None
         law = f", decaying to {phase.final_share:.0%}" if phase.decay_steps else ""
+        mix = f", of {words(phase.mix)}" if phase.mix is not None else ""
         yield (
             f"steps {leg.start} to {leg.stop} ({phase.name}): {leg.objective.words}, in blocks of {phase.block_length:,} tokens, "
-            f"peak rate {phase.peak_learning_rate:g}{law}"
+            f"peak rate {phase.peak_learning_rate:g}{law}{mix}"
         )
 
 
-def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: PreparedCorpus) -> int:
+def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: PreparedCorpus | PreparedSources) -> int:
     """Return the model FLOPs of all legs of a state (`plans.costs.leg_flops`).
 
     The earlier training of a model that it continues from is not included.
     """
-    documents = _some_documents(corpus) if recipe.isolate_documents else None
+    documents = _some_documents(corpus, recipe) if recipe.isolate_documents else None
     return sum(leg_flops(size, leg, recipe, vocabulary, documents) for leg in state.legs)
 
 
-def _some_documents(corpus: PreparedCorpus) -> NDArray[np.int64]:
+def _some_documents(corpus: PreparedCorpus | PreparedSources, recipe: Recipe) -> NDArray[np.int64]:
     """Return the lengths of the documents in blocks sampled evenly from the training part."""
-    rows = np.linspace(0, len(corpus.train) - 1, min(len(corpus.train), SAMPLED_BLOCKS)).astype(np.int64)
-    return document_lengths(corpus.train.take(rows), special_ids(corpus.tokenizer)["eos"])
+    blocks = in_turns(corpus.train, recipe.mix)
+    rows = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
+    return document_lengths(blocks.take(rows), special_ids(corpus.tokenizer)["eos"])
 
 
 def study_facts(
@@ -186,19 +216,21 @@ def study_facts(
         command: the command that computes the study again.
     """
     study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
+    longest = max(prepared.plan.targets, key=lambda state: state.tokens(recipe))
     return StudyFacts(
         name=study.name,
         command=command,
         models=tuple(_model_facts(prepared, name) for name in prepared.plan.models),
         baseline=study.baseline,
         corpus={
-            "source": study.corpus.source,
+            **_sources(corpus, study.sources, recipe, source_tokens(longest.legs, recipe)),
             "documents": corpus.documents,
             "training tokens": len(corpus.train) * recipe.block_length,
             "validation tokens": len(corpus.validation) * recipe.block_length,
             "vocabulary": prepared.corpus.vocabulary,
         },
         recipe={key: _plain(value) for key, value in recipe.identity().items()},
+        zero_shot=zero_shot_facts(study, prepared.place),
         **sweep_facts(
             space,
             tasks,
@@ -230,7 +262,6 @@ def sweep_facts(
     declared = {name: get_task(name, task_dirs).measured_by(space.metrics) for name in space.tasks}
     return {
         "tasks": tuple(
-        zero_shot=zero_shot_facts(study, prepared.place),
             TaskFacts(name, task.title, task.family, task.metric, _rows(tasks[name]), _source(task))
             for name, task in declared.items()
         ),
@@ -295,7 +326,7 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),
         validation_curve=validation,
         switches=tuple(until for until in phases[:-1] if until < state.step),
-    )
         size=name.size,
         # How a given model was made is not known.
         made=made(name) if initial is None else "",
+    )

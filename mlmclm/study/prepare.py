@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import product
 from typing import Any
 
-from mlmclm.corpora.config import TokenizerConfig
+from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.mixed_corpus import PreparedSources, find_sources, prepare_sources
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
+from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError
 from mlmclm.plans.plan import Plan, fingerprint, make_plan
@@ -43,39 +46,53 @@ def prepare(
     plan = make_plan(study.parsed, study.recipe)  # first, so that a wrong name fails before any work
     beginning = prepare_initial(_wanted(study, place))
     with bars() as progress:
-        corpus = prepare_corpus(
-            study.corpus,
-            beginning.tokenizer,
-            block_length=study.recipe.block_length,
-            store=place.store,
-            data_root=place.data_root,
-            beside=study.folder,
-            progress=progress,
-            session=session if session is not None or study.corpus.workers != "ray" else partial(_own_session, place),
-        )
+        corpus = _corpus(study, place, beginning.tokenizer, progress, session)
     check_special(corpus.tokenizer, masked=_masks(plan))
     _check_lengths(study, corpus)
     needed = study.recipe.batch * study.recipe.block_length
     if corpus.tokens < needed:
         raise UserError(
-            f"corpus {study.corpus.source!r} has {corpus.tokens:,} tokens, fewer than the {needed:,} of one step (recipe.batch {study.recipe.batch:,} x "
+            f"corpus {study.source!r} has {corpus.tokens:,} tokens, fewer than the {needed:,} of one step (recipe.batch {study.recipe.batch:,} x "
             f"recipe.block_length {study.recipe.block_length:,}); use more text, a smaller batch or a shorter block_length."
         )
     return _prepared(study, place, corpus, beginning.models)
 
 
-def _check_lengths(study: StudyFile, corpus: PreparedCorpus) -> None:
+def _corpus(
+    study: StudyFile,
+    place: Place,
+    tokenizer: TokenizerConfig,
+    progress: Progress,
+    session: Callable[[], AbstractContextManager[Any]] | None,
+) -> PreparedCorpus | PreparedSources:
+    def session_for(corpus: CorpusConfig) -> Callable[[], AbstractContextManager[Any]] | None:
+        return session if session is not None or corpus.workers != "ray" else partial(_own_session, place)
+
+    where: dict[str, Any] = {
+        "block_length": study.recipe.block_length,
+        "store": place.store,
+        "data_root": place.data_root,
+        "beside": study.folder,
+        "progress": progress,
+    }
+    if study.corpus is not None:
+        return prepare_corpus(study.corpus, tokenizer, **where, session=session_for(study.corpus))
+    return prepare_sources(study.sources, study.recipe.mix or (), tokenizer, **where, session=session_for)
+
+
+def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -> None:
     """Refuse phases whose blocks are longer than the corpus's shards.
 
     Raises:
         UserError: a part of the corpus has no block of such a length.
     """
-    for length in sorted(_lengths(study)):
-        for part, blocks in (("training", corpus.train), ("validation", corpus.validation)):
+    sources = corpus.sources if isinstance(corpus, PreparedSources) else {"": corpus}
+    for length, (name, source) in product(sorted(_lengths(study)), sources.items()):
+        for part, blocks in (("training", source.train), ("validation", source.validation)):
             if not len(blocks.at_length(length)):
                 raise UserError(
-                    f"recipe.phases: blocks of {length:,} tokens are longer than each shard of the corpus's {part} part; use more text, "
-                    "or larger shards (corpus.shard_mib)."
+                    f"recipe.phases: blocks of {length:,} tokens are longer than each shard of the {name or 'corpus'}'s {part} part; use more "
+                    "text, or larger shards (corpus.shard_mib)."
                 )
 
 
@@ -103,7 +120,7 @@ def _masks(plan: Plan) -> bool:
     return any(stage.objective.masks for stage in plan.stages)
 
 
-def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | None:
+def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | PreparedSources | None:
     """Return a study's prepared corpus, even if files are missing or truncated; None if it isn't prepared."""
     return _find(study, place, damaged=True)[1]
 
@@ -134,24 +151,26 @@ def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
     return tokenizer.model_copy(update={"path": str(found)})
 
 
-def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, PreparedCorpus | None]:
+def _find(
+    study: StudyFile, place: Place, *, damaged: bool
+) -> tuple[Beginning | None, PreparedCorpus | PreparedSources | None]:
     beginning = find_initial(_wanted(study, place))
     if beginning is None:
         return None, None
-    corpus = find_corpus(
-        study.corpus,
-        beginning.tokenizer,
-        block_length=study.recipe.block_length,
-        store=place.store,
-        data_root=place.data_root,
-        beside=study.folder,
-        damaged=damaged,
-    )
-    return beginning, corpus
+    where: dict[str, Any] = {
+        "block_length": study.recipe.block_length,
+        "store": place.store,
+        "data_root": place.data_root,
+        "beside": study.folder,
+        "damaged": damaged,
+    }
+    if study.corpus is not None:
+        return beginning, find_corpus(study.corpus, beginning.tokenizer, **where)
+    return beginning, find_sources(study.sources, study.recipe.mix or (), beginning.tokenizer, **where)
 
 
 def _prepared(
-    study: StudyFile, place: Place, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]
+    study: StudyFile, place: Place, corpus: PreparedCorpus | PreparedSources, initial: Mapping[str, InitialModel]
 ) -> PreparedStudy:
     # The keys of given models, known only now, are part of the keys of the states that continue from them.
     plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()})
@@ -161,7 +180,9 @@ def _prepared(
     return PreparedStudy(study, place, corpus, plan, key, initial)
 
 
-def _padded_with_eos(study: StudyFile, corpus: PreparedCorpus, initial: Mapping[str, InitialModel]) -> bool:
+def _padded_with_eos(
+    study: StudyFile, corpus: PreparedCorpus | PreparedSources, initial: Mapping[str, InitialModel]
+) -> bool:
     """Return whether any of the study's models uses EOS as its pad token."""
     ids = special_ids(corpus.tokenizer)
     begun = [initial.get(size) for size in {name.size for name in study.parsed}]

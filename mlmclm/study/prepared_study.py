@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlmclm.corpora.mixed_corpus import PreparedSources
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.plan import Plan, Stage, State
@@ -23,7 +24,7 @@ class PreparedStudy:
 
     study: StudyFile
     place: Place
-    corpus: PreparedCorpus
+    corpus: PreparedCorpus | PreparedSources
     plan: Plan
     fingerprint: str
     initial: Mapping[str, InitialModel] = field(default_factory=dict)

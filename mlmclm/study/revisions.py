@@ -104,13 +104,12 @@ class _Writer:
     def __init__(
         self, found: Found, store: Path, repositories: Sequence[CachedRepository], about: Mapping[str, Any]
     ) -> None:
-        from mlmclm.corpora.prepared_corpus import open_corpus
+        from mlmclm.corpora.mixed_corpus import open_stored
 
         self.found, self.repositories, self.about = found, repositories, about
         self.causal = len(repositories) > 1
         self.initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
-        self.corpus, made_from = open_corpus(store, found.corpus)
-        self.source = made_from.source
+        self.corpus, self.made_from = open_stored(store, found.corpus)
         self.curve = states.folder_curve(store, found.folder)
 
     def is_there(self, revision: Revision) -> bool:
@@ -178,7 +177,7 @@ class _Writer:
         if step < self.found.state.step:
             name = replace(name, checkpoint=step) if step else ModelName(name.size)
         trained = [row for row in self.curve if row["step"] <= step]
-        facts = state_facts(name, revision.state, self.found.recipe, self.corpus, self.source, trained, self.initial)
+        facts = state_facts(name, revision.state, self.found.recipe, self.corpus, self.made_from, trained, self.initial)
         tag = None if MAIN in self._tags(revision) else revision.tag
         return [
             model_card({**facts, **self.about, "repository": each.name, "revision": tag, "decoder": decoder})

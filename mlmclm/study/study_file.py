@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from mlmclm.configuration import Frozen, load_config
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName, parse
@@ -46,7 +48,10 @@ class StudyFile(InFolder):
     """Model names (`plans.names`), such as 2m-clm-150-mlm40-600; SIZE-untrained is a freshly initialised model."""
     baseline: str | None = None
     """The model, one of `models`, that the others are compared with."""
-    corpus: CorpusConfig
+    corpus: CorpusConfig | None = None
+    """The text to train on. Either this or `corpora`."""
+    corpora: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")], CorpusConfig] = Field(default_factory=dict)
+    """Several sources by name, whose shares the recipe's `mix` gives."""
     tokenizer: TokenizerConfig | None = None
     """May be left out if there are models to continue from; theirs is used then."""
     recipe: Recipe
@@ -90,6 +95,39 @@ class StudyFile(InFolder):
         if twice:
             raise ValueError(f"listed twice: {', '.join(twice)}")
         return value
+
+    @model_validator(mode="after")
+    def _mixes_fit(self) -> Self:
+        if (self.corpus is None) == (not self.corpora):
+            raise ValueError("give either corpus or, for a mix of several sources, corpora")
+        mixes = [("recipe", self.recipe.mix)]
+        for phases in (self.recipe.phases, *self.recipe.phases_by_size.values()):
+            mixes += [(f"recipe.phases: {phase.name!r}", phase.mix) for phase in phases]
+        for where, mix in mixes:
+            if mix is not None and not self.corpora:
+                raise ValueError(
+                    f"{where}: a mix is one of several sources, and the study has no corpora; give them, or leave mix out"
+                )
+            for name, _ in mix or ():
+                if name not in self.corpora:
+                    raise ValueError(str(unknown("source", name, self.corpora, where=f"{where}: mix")).rstrip("."))
+        if self.corpora and self.recipe.mix is None:
+            raise ValueError(f"recipe.mix: it is missing; give the weights of the corpora ({', '.join(self.corpora)})")
+        return self
+
+    @property
+    def sources(self) -> dict[str, CorpusConfig]:
+        """The corpora that models are trained on, by name; a single corpus has the name ""."""
+        if self.corpus is not None:
+            return {"": self.corpus}
+        mixes = self.recipe.mixes({name.size for name in self.parsed})
+        used = {name for mix in mixes for name, _ in mix or ()}
+        return {name: corpus for name, corpus in self.corpora.items() if name in used}
+
+    @property
+    def source(self) -> str:
+        """The corpus's source or the recipe's mix, for people."""
+        return words(self.recipe.mix) if self.recipe.mix is not None else self.sources[""].source
 
     @property
     def sizes(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.service.placement import Choice
 from mlmclm.study.in_folder import InFolder, plain_name
 
-OF_STUDIES = ("corpus", "recipe")
+OF_STUDIES = ("corpus", "corpora", "recipe")
 """Keys that only study files have."""
 
 

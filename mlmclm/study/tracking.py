@@ -24,7 +24,7 @@ from mlmclm.study.zero_shot import zero_shot_results
 from mlmclm.tracking.process import TrackingProcess
 from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.summaries import Group
-from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record
+from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
@@ -207,14 +207,18 @@ class StudyTracking:
                 "size": stage.end.size,
                 "steps": f"{stage.start.step} to {stage.end.step}",
                 "recipe": study.recipe.model_dump(mode="json"),
-                "corpus": study.corpus.model_dump(mode="json"),
+                **(
+                    {"corpus": study.corpus.model_dump(mode="json")}
+                    if study.corpus is not None
+                    else {"corpora": {name: corpus.model_dump(mode="json") for name, corpus in study.sources.items()}}
+                ),
                 "tokenizer": study.tokenizer.model_dump(mode="json") if study.tokenizer else None,
                 **({"initial": prepared.initial[stage.end.size].source} if stage.end.size in prepared.initial else {}),
             },
             rows=rows,
             facts=system,
             models=stage.models,
-            inputs=[DataSet(study.corpus.source, prepared.corpus.key, f"corpora/{prepared.corpus.key}", "pretraining")],
+            inputs=[DataSet(study.source, prepared.corpus.key, f"corpora/{prepared.corpus.key}", "pretraining")],
             status="RUNNING" if system is None else "FINISHED",
         )
 

@@ -125,7 +125,7 @@ for case in cases:
         common = engine.host is not None and len(storages) == 1
         facts = {"common": common, "held": state.weights.held if case.get("hollow") else [], "sizes": sizes, "copies": copies(engine)}
         (target / "facts.json").write_text(json.dumps(facts))
-distributed.barrier()
+    distributed.barrier()  # the next case may read what rank 0 has just written
 '''  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
+from mlmclm.corpora.mixed_blocks import in_turns
+from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import set_rope
 from mlmclm.models.build import build
@@ -22,7 +24,9 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import first_config
+from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.seen import seen
+from mlmclm.pretraining.worker import VALIDATION_STEP
 from mlmclm.study.exports import find_state
 from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
@@ -32,7 +36,7 @@ from mlmclm.study.pretrain import pretrain
 from mlmclm.study.revisions import export_revisions
 from mlmclm.study.study_file import load_study
 from small_models import save_small_model
-from small_study import write_study
+from small_study import write_mixed, write_study
 
 PHASES = [
     {"name": "pretrain", "steps": 8, "block_length": 16, "warmup_steps": 3, "batch_warmup": {"steps": 5, "first": 4}},
@@ -82,6 +86,33 @@ def weights(made: PreparedStudy, model: str) -> dict[str, torch.Tensor]:
     key = made.target(parse(model)).key(made.fingerprint)
     tensors = load_file(states.state_folder(made.place.store, key) / "state.safetensors")
     return {name.removeprefix("w/"): tensor for name, tensor in tensors.items() if name.startswith("w/")}
+
+
+def mortal() -> Callable[[dict[str, Any]], None]:
+    """A worker's function that kills rank 1 at its fourth step of each stage, the first time."""
+
+    def die_in_each(config: dict[str, Any]) -> None:
+        import os
+        import signal
+        from pathlib import Path
+
+        from mlmclm.pretraining.engine import Engine
+        from mlmclm.pretraining.worker_entry import run_in_worker
+
+        job, step = config["job"], Engine.step
+
+        def counted(engine: Any, *given: Any, **named: Any) -> Any:
+            engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
+            mark = Path(job.store) / f"killed-{job.start}"
+            if engine.rank == 1 and engine.steps_taken == 4 and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(engine, *given, **named)
+
+        Engine.step = counted  # type: ignore[method-assign]
+        run_in_worker(config)
+
+    return die_in_each
 
 
 def rate(step: int) -> float:
@@ -149,34 +180,62 @@ def test_workers_killed_in_a_phase_leave_no_trace(
         shutil.copytree(trained.place.store, store, symlinks=True)
         shutil.rmtree(states.state_folder(store, trained.target(parse(MODELS[-1])).key(trained.fingerprint)))
 
-    def die_in_each(config: dict[str, Any]) -> None:
-        import os
-        import signal
-        from pathlib import Path
-
-        from mlmclm.pretraining.engine import Engine
-        from mlmclm.pretraining.worker_entry import run_in_worker
-
-        job, step = config["job"], Engine.step
-
-        def counted(engine: Any, *given: Any, **named: Any) -> Any:
-            engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
-            mark = Path(job.store) / f"killed-{job.start}"
-            if engine.rank == 1 and engine.steps_taken == 4 and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step(engine, *given, **named)
-
-        Engine.step = counted  # type: ignore[method-assign]
-        run_in_worker(config)
-
-    monkeypatch.setattr(launch, "run_in_worker", die_in_each)
+    monkeypatch.setattr(launch, "run_in_worker", mortal())
     disturbed = prepared(study_path, store, checkpoint_every=2)
     pretrain(disturbed)
     assert {int(path.name.partition("-")[2]) for path in store.glob("killed-*")} == set(killed)
     for model in MODELS:
         found, expected = weights(disturbed, model), weights(trained, model)
         assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_workers_are_killed(
+    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = [{"name": "a", "steps": 3}, {"name": "b", "steps": 5, "mix": "verse"}]
+    recipe = {"phases": phases, "precision": "fp32", "checkpoint_every": 2}
+    path = write_mixed(tmp_path, models=["1m-mlm40-8"], recipe=recipe)
+    made = prepare(load_study(path), Place(tmp_path / "store", tmp_path / "data"))
+    monkeypatch.setattr(launch, "run_in_worker", mortal())
+    pretrain(made)
+    assert len(list(made.place.store.glob("killed-*"))) == 1
+    name, settings = parse("1m-mlm40-8"), made.study.recipe
+    model = build(first_config("1m", None, made.corpus.tokenizer, Recipe(block_length=32)), settings.seed)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=3e-3,
+        betas=settings.adam_betas,
+        eps=settings.adam_eps,
+        weight_decay=settings.weight_decay,
+    )
+    objective = name.last_objective
+    assert objective is not None
+    label = Labelling(objective, vocabulary(made.corpus.tokenizer), settings.corruption, 0, None)
+
+    def loss_of(ids: Any, labels: Any) -> torch.Tensor:
+        logits = model(torch.from_numpy(ids), is_causal=False).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(labels).flatten())
+
+    blocks, first, losses, validation = made.corpus.train, made.corpus.train.first["verse"], [], []
+    for batch in seen(blocks, settings, range(8), model=name, tokenizer=made.corpus.tokenizer):
+        assert (batch.blocks >= first).sum() == (2 if batch.step < 3 else 8)
+        loss = loss_of(batch.input_ids, batch.labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if batch.step in (2, 7):  # 8 blocks: of the first mix every fourth, of the other all are of verse
+            of = made.corpus.validation.sources
+            prose, verse = (of[source].take(np.arange(min(8, len(of[source])))) for source in ("prose", "verse"))
+            turns = in_turns(made.corpus.validation, settings.mixes(["1m"])[batch.step // 7]).take(np.arange(8))
+            expected = [*prose[:6], *np.resize(verse, (2, 32))] if batch.step == 2 else [*np.resize(verse, (8, 32))]
+            assert sorted(map(list, turns)) == sorted(map(list, expected))
+            with torch.no_grad():
+                validation.append(loss_of(*label(turns, rows=np.arange(8), step=VALIDATION_STEP)).item())
+    curve = made.curve(name)
+    assert [row["loss"] for row in curve if "loss" in row] == pytest.approx(losses, rel=2e-5)
+    assert [row["validation_loss"] for row in curve if "validation_loss" in row] == pytest.approx(validation, rel=1e-4)
 
 
 def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
@@ -203,10 +262,6 @@ def test_exported_models_have_the_positions_and_the_context_of_their_phase(train
     name = MODELS[1]
     model = AutoModelForMaskedLM.from_pretrained(exports[name].folder).eval()
     logged = [row["validation_loss"] for row in trained.curve(parse(name)) if "validation_loss" in row][-1]
-    from mlmclm.corpora.tokenizer import vocabulary
-    from mlmclm.pretraining.labelling import Labelling
-    from mlmclm.pretraining.worker import VALIDATION_STEP
-
     blocks = trained.corpus.validation.at_length(64)
     rows = np.arange(min(len(blocks), trained.study.recipe.evaluation_blocks))
     objective = parse(name).last_objective

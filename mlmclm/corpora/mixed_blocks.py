@@ -1,0 +1,81 @@
+"""The blocks of several sources, read through one number a block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlmclm.corpora.blocks import Blocks, Shard
+from mlmclm.corpora.mixes import Mix, turns_of
+
+
+class MixedBlocks:
+    """The blocks of several sources one after the other, in the order of the sources' names: [n_blocks, block_length]."""
+
+    def __init__(self, sources: Mapping[str, Blocks]) -> None:
+        """Join the blocks of sources, which have one length."""
+        self.sources = dict(sorted(sources.items()))
+        ends = list(accumulate(map(len, self.sources.values())))
+        self.first = dict(zip(self.sources, [0, *ends], strict=False))
+        """Number of each source's first block."""
+        self._ends = np.array(ends, dtype=np.int64)
+        self.block_length = next(iter(self.sources.values())).block_length
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return int(self._ends[-1])
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards of all sources."""
+        return tuple(shard for blocks in self.sources.values() for shard in blocks.shards)
+
+    def at_length(self, length: int) -> MixedBlocks:
+        """Return the same text in blocks of another length (`Blocks.at_length`)."""
+        return MixedBlocks({name: blocks.at_length(length) for name, blocks in self.sources.items()})
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Read the blocks `rows` (int64 [n]) as int64 [n, block_length]; raises what `Blocks.take` does."""
+        taken = np.empty((len(rows), self.block_length), dtype=np.int64)
+        numbers = np.searchsorted(self._ends, rows, side="right")  # [n]
+        for number, (name, blocks) in enumerate(self.sources.items()):
+            here = numbers == number
+            if here.any():
+                taken[here] = blocks.take(rows[here] - self.first[name])
+        return taken
+
+
+@dataclass(frozen=True)
+class InTurns:
+    """The blocks of a mix's sources in the mix's own turns, each source from its first block on; for validation.
+
+    A source that has too few blocks for its share begins again.
+    """
+
+    blocks: MixedBlocks
+    mix: Mix
+
+    def __len__(self) -> int:
+        """Return the number of blocks of the mix's sources."""
+        return sum(len(self.blocks.sources[name]) for name, _ in self.mix)
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Read the blocks with the turns `rows` (int64 [n]) as int64 [n, block_length]."""
+        sources, numbers = turns_of(self.mix).at(rows)
+        names = [name for name, _ in self.mix]
+        sizes = np.array([len(self.blocks.sources[name]) for name in names], dtype=np.int64)
+        first = np.array([self.blocks.first[name] for name in names], dtype=np.int64)
+        return self.blocks.take(first[sources] + numbers % sizes[sources])
+
+
+def in_turns(blocks: Blocks | MixedBlocks, mix: Mix | None) -> Blocks | InTurns:
+    """Return the blocks of a corpus as they are, or those of a mix's sources in its turns."""
+    if mix is None:
+        return cast(Blocks, blocks)  # The study file gives a mix wherever there are several sources.
+    assert isinstance(blocks, MixedBlocks)
+    return InTurns(blocks, mix)

@@ -1,0 +1,231 @@
+"""Several prepared corpora with one tokenizer, from which mixes are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.dividing import divide_source
+from mlmclm.corpora.documents import Source, open_source
+from mlmclm.corpora.mixed_blocks import MixedBlocks
+from mlmclm.corpora.mixes import Mix, shares
+from mlmclm.corpora.prepare_corpus import Session, find_corpus, prepare_corpus, text_key, tokenizer_sample
+from mlmclm.corpora.prepared_corpus import PreparedCorpus, open_corpus
+from mlmclm.corpora.process_map import Progress, silent, worker_count
+from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, prepare_tokenizer, tokenizer_key
+from mlmclm.errors import UserError, for_each
+from mlmclm.storage.checksums import read_sealed, write_sealed
+from mlmclm.storage.files import stable_hash
+
+T = TypeVar("T")
+
+SOURCES = "sources.json"
+"""File in the folder of several corpora, in the store's `corpora/`, that has the key of each by its name."""
+
+
+@dataclass(frozen=True)
+class PreparedSources:
+    """The corpora that the mixes of a study are drawn from."""
+
+    key: str
+    sources: Mapping[str, PreparedCorpus]
+    tokenizer: Path
+    """The folder of their tokenizer."""
+    vocabulary: int
+    train: MixedBlocks
+    validation: MixedBlocks
+
+    @property
+    def documents(self) -> int:
+        """Documents in the training blocks."""
+        return sum(corpus.documents for corpus in self.sources.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the training blocks, EOS included."""
+        return sum(corpus.tokens for corpus in self.sources.values())
+
+
+def prepare_sources(
+    corpora: Mapping[str, CorpusConfig],
+    mix: Mix,
+    tokenizer: TokenizerConfig,
+    *,
+    block_length: int,
+    store: Path,
+    data_root: Path | None = None,
+    beside: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    session: Callable[[CorpusConfig], Session | None] = lambda corpus: None,
+) -> PreparedSources:
+    """Prepare several corpora with one tokenizer, or open those that are prepared (`prepare_corpus`).
+
+    Args:
+        mix: the shares of the text that a tokenizer is trained on.
+        session: returns `prepare_corpus`'s argument for one of the corpora.
+
+    Raises:
+        UserError: as `prepare_corpus`; the message names the source.
+        EnvironmentFault: as `prepare_corpus`.
+    """
+    opened = partial(
+        open_source,
+        store=store,
+        data_root=data_root,
+        beside=beside,
+        workers=worker_count(workers),
+        progress=progress or silent,
+    )
+
+    def settled(corpus: CorpusConfig) -> Source:
+        source = opened(corpus)
+        # Another process may have been the first to use the source in this store and pinned other documents.
+        return source if source.settle() in (None, source.fingerprint()) else opened(corpus)
+
+    if tokenizer.train_vocab_size is not None:
+        key, texts = _tokenizer_text(corpora, mix, settled, block_length, progress or silent)
+        samples = chain.from_iterable(sample() for sample in texts)
+        folder = prepare_tokenizer(tokenizer, store=store, corpus_key=key, texts=samples)
+        tokenizer = TokenizerConfig(path=str(folder.resolve()))
+
+    def one(name: str) -> PreparedCorpus:
+        with_session = session(corpora[name])
+        return prepare_corpus(
+            corpora[name],
+            tokenizer,
+            block_length=block_length,
+            store=store,
+            data_root=data_root,
+            beside=beside,
+            workers=workers,
+            progress=progress,
+            session=with_session,
+        )
+
+    made = _joined(_each(corpora, one))
+    file = store / "corpora" / made.key / SOURCES
+    if not file.is_file():
+        write_sealed(file, {"sources": {name: corpus.key for name, corpus in made.sources.items()}})
+    return made
+
+
+def find_sources(
+    corpora: Mapping[str, CorpusConfig],
+    mix: Mix,
+    tokenizer: TokenizerConfig,
+    *,
+    block_length: int,
+    store: Path,
+    data_root: Path | None = None,
+    beside: Path | None = None,
+    damaged: bool = False,
+) -> PreparedSources | None:
+    """Return the corpora if all of them are prepared, None if there is work to do (`find_corpus`)."""
+    if tokenizer.train_vocab_size is not None:
+        opened = partial(open_source, store=store, data_root=data_root, beside=beside, workers=1, progress=silent)
+        key, _ = _tokenizer_text(corpora, mix, opened, block_length, silent)
+        folder = store / "tokenizers" / tokenizer_key(tokenizer, key)
+        if not folder.is_dir():
+            return None
+        tokenizer = TokenizerConfig(path=str(folder.resolve()))
+
+    def one(name: str) -> PreparedCorpus | None:
+        return find_corpus(
+            corpora[name],
+            tokenizer,
+            block_length=block_length,
+            store=store,
+            data_root=data_root,
+            beside=beside,
+            damaged=damaged,
+        )
+
+    found = _each(corpora, one)
+    there = {name: corpus for name, corpus in found.items() if corpus is not None}
+    if len(there) < len(found) or not (store / "corpora" / _key(there) / SOURCES).is_file():
+        return None
+    return _joined(there)
+
+
+def open_stored(store: Path, key: str) -> tuple[PreparedCorpus | PreparedSources, dict[str, CorpusConfig]]:
+    """Open one or several corpora of the store by their key.
+
+    Also return the configurations that they were made from, by the names of the sources ("" for a single corpus).
+
+    Raises:
+        UserError: there is no such corpus.
+    """
+    file = store / "corpora" / key / SOURCES
+    if not file.is_file():
+        corpus, made_from = open_corpus(store, key)
+        return corpus, {"": made_from}
+    keys = read_sealed(file, f"Delete {file.parent} and run `mlmclm data` on the study.")["sources"]
+    found = {name: open_corpus(store, of_source) for name, of_source in sorted(keys.items())}
+    return _joined({name: each[0] for name, each in found.items()}), {name: each[1] for name, each in found.items()}
+
+
+def _tokenizer_text(
+    corpora: Mapping[str, CorpusConfig],
+    mix: Mix,
+    opened: Callable[[CorpusConfig], Source],
+    block_length: int,
+    report: Progress,
+) -> tuple[str, list[Callable[[], list[str]]]]:
+    """Return a key of the text that a mix's tokenizer is trained on, and a function for each source that samples it."""
+
+    def sample(name: str, source: Source, characters: int) -> list[str]:
+        with _named(name):
+            below = divide_source(corpora[name], source, block_length=block_length, byte_level=True, report=report)
+            return tokenizer_sample(corpora[name], source, below, characters=characters)
+
+    keys, samples = [], list[Callable[[], list[str]]]()
+    for name, share in shares(mix).items():
+        with _named(name):
+            source = opened(corpora[name])
+
+        keys.append([text_key(corpora[name], source.fingerprint()), share])
+        samples.append(partial(sample, name, source, max(1, round(share * TRAINING_CHARACTERS))))
+    return stable_hash(keys), samples
+
+
+def _each(corpora: Mapping[str, CorpusConfig], work: Callable[[str], T]) -> dict[str, T]:
+    """Apply `work` to all names; the errors of all say which source they are about."""
+
+    def named(name: str) -> T:
+        with _named(name):
+            return work(name)
+
+    names = sorted(corpora)
+    return dict(zip(names, for_each(names, named), strict=True))
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Begin the text of a user error with the source that it is about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"corpora.{name}: {error}") from error
+
+
+def _key(sources: Mapping[str, PreparedCorpus]) -> str:
+    return stable_hash({"sources": {name: corpus.key for name, corpus in sources.items()}})[:16]
+
+
+def _joined(sources: Mapping[str, PreparedCorpus]) -> PreparedSources:
+    first = next(iter(sources.values()))
+    return PreparedSources(
+        key=_key(sources),
+        sources=sources,
+        tokenizer=first.tokenizer,
+        vocabulary=first.vocabulary,
+        train=MixedBlocks({name: corpus.train for name, corpus in sources.items()}),
+        validation=MixedBlocks({name: corpus.validation for name, corpus in sources.items()}),
+    )

@@ -1,0 +1,144 @@
+"""Mixes: the shares of several sources in the training blocks, and the order in which the sources take turns.
+
+The order is a pure function of the sample's number, like that of blocks within a source (`order`). Of the first n
+blocks, a source with the share w has between n w - 1 and n w + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, PlainSerializer
+
+LONGEST_PERIOD = 100_000
+"""Most blocks after which the turns of the sources may repeat: weights with five digits fit."""
+
+
+def _parsed(value: Any) -> Any:
+    """Return a mix as pairs in the order of the names, without sources of weight 0.
+
+    Raises:
+        ValueError: a weight is negative or no number, all are 0, or they are divided too finely.
+    """
+    if value is None:
+        return None
+    given = dict.fromkeys([value], 1.0) if isinstance(value, str) else value
+    given = dict(given) if isinstance(given, tuple) else given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"expected the name of a source, or names with their weights, got {value!r}")
+    for name, weight in given.items():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight) or weight < 0:
+            raise ValueError(f"{name}: the weight {weight!r} is not a number of 0 or more")
+    mix = tuple(sorted((str(name), float(weight)) for name, weight in given.items() if weight))
+    if not mix:
+        raise ValueError("its weights add up to nothing; give at least one source a weight above 0")
+    if sum(whole_weights(mix)) > LONGEST_PERIOD:
+        raise ValueError(f"its weights have no common measure above 1/{LONGEST_PERIOD:,} of their sum; round them")
+    return mix
+
+
+Mix = Annotated[
+    tuple[tuple[str, float], ...],
+    BeforeValidator(_parsed, json_schema_input_type=str | dict[str, float]),
+    PlainSerializer(dict, return_type=dict[str, float]),
+]
+"""Sources with their weights, in the order of their names."""
+
+
+def shares(mix: Mix) -> dict[str, float]:
+    """Return each source's share of the blocks, of 1."""
+    total = sum(weight for _, weight in mix)
+    return {name: weight / total for name, weight in mix}
+
+
+def words(mix: Mix) -> str:
+    """Return a mix for people, such as `70 % web, 30 % books`, the largest share first."""
+    ordered = sorted(shares(mix).items(), key=lambda item: -item[1])
+    return ", ".join(f"{100 * share:.4g} % {name}" for name, share in ordered)
+
+
+@lru_cache
+def whole_weights(mix: Mix) -> tuple[int, ...]:
+    """Return weights in the same ratios as the smallest whole numbers; 0.1 counts as one tenth exactly."""
+    exact = [Fraction(repr(weight)) for _, weight in mix]
+    common = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * common) for weight in exact]
+    return tuple(weight // math.gcd(*whole) for weight in whole)
+
+
+class Turns:
+    """The source of every sample of a mix, by the number of the source in it; repeats after the sum of whole weights.
+
+    A source's j-th block (from 0) comes no earlier than sample floor(j / w) and before sample ceil((j + 1) / w). Among
+    the sources that may come, the one that must come first does. Such turns exist for all shares w that add up to 1
+    (Baruah et al., "Proportionate progress", 1996).
+    """
+
+    def __init__(self, mix: Mix) -> None:
+        """Make one period of the turns."""
+        self.weights = np.array(whole_weights(mix), dtype=np.int64)
+        self.period = period = int(self.weights.sum())
+        sources = np.empty(period, dtype=np.int64)
+        before = np.empty(period, dtype=np.int64)
+        taken = [0] * len(self.weights)
+        weights = self.weights.tolist()
+        for turn in range(period):
+            _, chosen = min(
+                (-(-(taken[source] + 1) * period // weight), source)
+                for source, weight in enumerate(weights)
+                if taken[source] * period // weight <= turn
+            )
+            sources[turn], before[turn] = chosen, taken[chosen]
+            taken[chosen] += 1
+        self._sources, self._before = sources, before
+
+    def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return for samples (int64 [n]) the number of the source, and how many of its blocks come before: [n] each."""
+        periods, turns = np.divmod(samples, self.period)
+        sources = self._sources[turns]
+        return sources, periods * self.weights[sources] + self._before[turns]
+
+    def counts(self, samples: int) -> NDArray[np.int64]:
+        """Return how many of the first samples are of each source: int64 [sources]."""
+        periods, rest = divmod(samples, self.period)
+        return periods * self.weights + np.bincount(self._sources[:rest], minlength=len(self.weights))
+
+
+@lru_cache
+def turns_of(mix: Mix) -> Turns:
+    """Return the turns of a mix."""
+    return Turns(mix)
+
+
+def counts(mix: Mix, samples: int) -> dict[str, int]:
+    """Return how many of a mix's first samples are of each source."""
+    return dict(zip((name for name, _ in mix), turns_of(mix).counts(samples).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class MixedSamples:
+    """Samples of a mix, such as those of a step."""
+
+    numbers: range
+    """Numbers in the endless sequence of the mix."""
+    mix: Mix
+    before: tuple[tuple[str, int], ...] = ()
+    """Blocks of each source that were seen in other mixes before; each source goes on behind them."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.numbers)
+
+    def of_sources(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return each sample's source, by its number in the mix, and its number among all samples of the source: [n]."""
+        sources, numbers = turns_of(self.mix).at(np.arange(self.numbers.start, self.numbers.stop, dtype=np.int64))
+        before = dict(self.before)
+        return sources, numbers + np.array([before.get(name, 0) for name, _ in self.mix], dtype=np.int64)[sources]
