@@ -35,7 +35,7 @@ class Analysis:
         claims: each model against the baseline (`comparison.claim_table`); empty without a baseline.
         grid: the requested cells.
         baseline: the untrained model, or None.
-        rule: how the learning rate was chosen, "mean" or "per_seed".
+        rule: how the learning rate was chosen, one of `selection.RULES`.
         confidence: the confidence level of all intervals.
     """
 

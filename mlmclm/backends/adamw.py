@@ -28,6 +28,9 @@ class Optimizer(Protocol):
     def step(self, rate: float, scale: float) -> None:
         """Update the weights with `scale` times their gradients at this learning rate, then discard the gradients."""
 
+    def settle(self) -> None:
+        """Bring every weight up to date with the steps taken."""
+
     def finish(self) -> None:
         """Bring every weight up to date with the steps taken; no step may follow."""
 
@@ -59,6 +62,9 @@ class TorchAdamW:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def settle(self) -> None:
+        pass
 
     def finish(self) -> None:
         pass

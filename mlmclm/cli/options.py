@@ -55,9 +55,9 @@ Rule = Annotated[
     str | None,
     typer.Option(
         "--rule",
-        metavar="mean|per_seed",
+        metavar="mean|per_seed|on_test",
         help="How the best learning rate is chosen, in place of the search space's rule: the one with the highest mean over seeds, "
-        "or each seed its own.",
+        "each seed its own, or the one with the highest mean test score (optimistic).",
     ),
 ]
 Replace = Annotated[

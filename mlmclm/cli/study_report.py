@@ -87,7 +87,7 @@ def show_best(analysis: Analysis) -> None:
     from mlmclm.analysis.results import records
     from mlmclm.reports import text
 
-    rates = "best rate" if analysis.rule == "mean" else "rates (seeds)"
+    rates = "rates (seeds)" if analysis.rule == "per_seed" else "best rate"
     rows = []
     for row in records(analysis.best):
         known = row["n"] > 0

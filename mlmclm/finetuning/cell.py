@@ -82,7 +82,8 @@ def training_key(cell: Cell) -> str:
 
     MNLI's two test sets have one training, for example, and so do all sets that the study trains on MS MARCO.
     """
-    if not cell.training_data:
+    # Evaluations on the own validation split decide when such a training ends.
+    if not cell.training_data or cell.protocol.evaluate_every:
         return cell_key(cell)
     # How pairs are truncated is already in the tokenised rows.
     settings = {name: value for name, value in cell.protocol.identity().items() if name not in EVALUATION_FIELDS}
@@ -104,5 +105,7 @@ def cell_key(cell: Cell) -> str:
             "engine": ENGINE_VERSION,
             # Left out when empty, so that cells without a start keep their keys.
             **({"start": cell.start.key} if cell.start else {}),
+            # Elsewhere, which score is the main one changes no weights.
+            **({"metric": cell.declared.metric} if cell.protocol.evaluate_every else {}),
         }
     )

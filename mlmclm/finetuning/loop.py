@@ -13,10 +13,12 @@ from transformers import PreTrainedModel
 
 from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import Array, batches_by_length, training_rows
+from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.forward import compute_in, forward
 from mlmclm.finetuning.optimizer import optimizer_for
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
 from mlmclm.models.encoder import encode, pack_ids
+from mlmclm.results.metrics import value_of
 from mlmclm.tasks.family import Examples, Family
 
 CURVE_POINTS = 50
@@ -38,6 +40,8 @@ class Trained:
     """The step (from 1) with a non-finite loss or gradient; None if training completed."""
     peak_learning_rate: float
     """Highest learning rate that the optimizer was given."""
+    best: BestWeights | None = None
+    """The evaluations during training, if the protocol has any."""
 
 
 def train(
@@ -48,6 +52,7 @@ def train(
     *,
     learning_rate: float,
     order: int,
+    metric: str = "",
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> Trained:
     """Fine-tune the encoder and the head in place; stop at the first loss or gradient that is not finite.
@@ -58,11 +63,13 @@ def train(
     Args:
         learning_rate: peak of the schedule.
         order: seed of the stream `order`.
+        metric: the validation score that chooses, where the protocol evaluates during training.
         on_step: called with step (from 1), number of steps, and loss.
     """
     steps = protocol.steps(family.train_size)
     encoder.train()
     head.train()
+    best = BestWeights((encoder, head), protocol.patience) if protocol.evaluate_every else None
     optimizer = optimizer_for(encoder, head, protocol, learning_rate, steps)
     rows = training_rows(family.train_size, protocol.batch_size, order, family.distinct)
     curve: list[list[float]] = []
@@ -79,7 +86,7 @@ def train(
             finite = math.isfinite(norm)
         # Stop before the update. No later step could recover, and the cell's result is "diverged" either way.
         if not finite:
-            return Trained(curve, step, step * protocol.batch_size, tokens, step + 1, peak)
+            return Trained(curve, step, step * protocol.batch_size, tokens, step + 1, peak, best)
         rate = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
         peak = max(peak, rate)
         # The optimizer also clears the gradients, so the loop needs no zero_grad.
@@ -90,9 +97,25 @@ def train(
             since = []
         if on_step is not None:
             on_step(step + 1, steps, found.loss)
-    # The CPU's row-wise AdamW defers updates of embedding rows without a gradient; this applies those outstanding.
+        if best is not None and ((step + 1) % (protocol.evaluate_every or 1) == 0 or step + 1 == steps):
+            # The CPU's row-wise AdamW defers updates of embedding rows without a gradient.
+            optimizer.settle()
+            if best.add(step + 1, _validation_score(encoder, head, family, protocol, metric)):
+                break
     optimizer.finish()
-    return Trained(curve, steps, steps * protocol.batch_size, tokens, None, peak)
+    if best is not None:
+        best.restore()
+    return Trained(curve, step + 1, (step + 1) * protocol.batch_size, tokens, None, peak, best)
+
+
+def _validation_score(
+    encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, metric: str
+) -> float:
+    """Return the score of the weights as they are, NaN if a prediction is not finite; leave the modules in training."""
+    found = evaluate(encoder, head, family, protocol, ("validation",))
+    encoder.train()
+    head.train()
+    return math.nan if found is None else value_of(family.scores(found["validation"]), metric)
 
 
 def evaluate(

@@ -66,6 +66,12 @@ class Protocol(TaskSettings):
     """If True, a step subtracts `weight_decay` x (its rate / the peak rate) of a weight, instead of `weight_decay` x
     its rate. This is MosaicML's DecoupledAdamW, whose values are small (1e-6)."""
 
+    evaluate_every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations on the validation split. The scores are then those of the weights with the best
+    validation score, that of the main metric. None evaluates once, at the end."""
+    patience: int | None = Field(default=None, ge=1)
+    """Number of evaluations in a row without a better score after which training stops. None trains to the end."""
+
     chunk_tokens: int | None = Field(default=None, ge=64)
     """Retrieval: number of tokens that a step encodes at a time, with cached gradients (GradCache). A larger batch then
     costs time but no memory. None encodes the batch in one piece. Chunking changes the dropout masks of a model with
@@ -75,6 +81,8 @@ class Protocol(TaskSettings):
     def _ends(self) -> Protocol:
         if self.max_steps is None and self.epochs is None:
             raise ValueError("give 'max_steps' or 'epochs'")
+        if self.patience is not None and self.evaluate_every is None:
+            raise ValueError("'patience' counts evaluations: give 'evaluate_every' too")
         return self
 
     def at_context(self, context: int) -> Protocol:

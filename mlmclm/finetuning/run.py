@@ -120,10 +120,12 @@ def run_training(
             cell.protocol,
             learning_rate=cell.learning_rate,
             order=streams["order"],
+            metric=cell.declared.metric,
             on_step=on_step,
         )
         ended = time.perf_counter()
-        if trained.diverged_step is None and not math.isclose(trained.peak_learning_rate, cell.learning_rate):
+        planned = cell.protocol.steps(family.train_size)
+        if trained.steps == planned and not math.isclose(trained.peak_learning_rate, cell.learning_rate):
             raise RuntimeError(f"trained at {trained.peak_learning_rate}, but the cell says {cell.learning_rate}")
         parameters = sum(p.numel() for module in (encoder, head) for p in module.parameters())
         shared = {"start_up": (started - began) / len(cells), "train": (ended - started) / len(cells)}
@@ -179,6 +181,7 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
         "diverged_step": (trained.diverged_step or trained.steps) if scores is None else None,
         "peak_learning_rate": trained.peak_learning_rate,
         "curve": trained.curve,
+        **({"evaluations": trained.best.evaluations, "best_step": trained.best.step} if trained.best else {}),
         "steps": trained.steps,
         "examples": trained.examples,
         "tokens": trained.tokens,

@@ -91,6 +91,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "one_recipe": all(model.kind in ("pretrained", "untrained") for model in facts.models),
         "settings": _settings(facts),
         "rule": analysis.rule,
+        "basis": "test" if analysis.rule == "on_test" else "validation",
         "settings_varied": any(analysis.cells["setting"]),
         "confidence": f"{analysis.confidence * 100:g} %",
         "grid": f"{', '.join(map(rate_text, grid.learning_rates))} × seeds {', '.join(seed_labels(grid.seeds))}",

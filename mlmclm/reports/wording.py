@@ -153,9 +153,9 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
         notes.append(f"Every cell diverged for {text.listing(lost)}: there is no score.")
     hurt = [f"{row['model']} on {row['task']}" for row in best if row["n"] and row["diverged"]]
     if hurt:
-        where = "even at the chosen rate" if analysis.rule == "mean" else "at every rate"
+        where = "at every rate" if analysis.rule == "per_seed" else "even at the chosen rate"
         notes.append(f"Seeds diverged {where} for {text.listing(hurt)}: the mean is over the others.")
-    whose = "" if analysis.rule == "mean" else " of a seed"
+    whose = " of a seed" if analysis.rule == "per_seed" else ""
     for edge, further in (("highest", "higher"), ("lowest", "lower")):
         at = [row for row in best if row["edge"] == edge]
         if at:
@@ -170,6 +170,11 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
         notes.append(f"{text.plural(single, 'score')} rest on one seed and have no interval.")
     if analysis.rule == "per_seed":
         notes.append("Every seed chose its own learning rate, which is optimistic: each takes its own luck.")
+    if analysis.rule == "on_test":
+        notes.append(
+            "Learning rates were chosen on the test scores that are reported, which is optimistic: a score is the highest of "
+            "several noisy ones."
+        )
     return notes
 
 
@@ -191,9 +196,9 @@ def _raced(analysis: Analysis, error: float) -> str:
 
 def _preference(analysis: Analysis) -> str:
     """Say how the rule treats lost cells."""
-    if analysis.rule == "mean":
-        return "A rate that lost seeds is chosen only where no other kept more."
-    return "Each seed chooses among the rates at which it has a score."
+    if analysis.rule == "per_seed":
+        return "Each seed chooses among the rates at which it has a score."
+    return "A rate that lost seeds is chosen only where no other kept more."
 
 
 def _pairs(rows: list[Record], total: int) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Rule = Literal["mean", "per_seed"]
-"""Rule for choosing the best learning rate: by the mean over seeds, or for each seed separately
+Rule = Literal["mean", "per_seed", "on_test"]
+"""Rule for choosing the best learning rate: by the mean over seeds, for each seed separately, or on the reported scores
 (`mlmclm.analysis.selection`)."""
 
 CORRELATIONS = frozenset({"matthews", "spearman", "pearson"})

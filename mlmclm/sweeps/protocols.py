@@ -124,7 +124,8 @@ class TaskProtocols(Frozen):
     Every result holds all scores, so no cell is computed again when this changes.
     """
     rule: Rule = "mean"
-    """How the best learning rate is chosen: the highest mean over seeds (`mean`), or each seed's own (`per_seed`)."""
+    """How the best learning rate is chosen: the highest mean over seeds (`mean`), each seed's own (`per_seed`), or the highest
+    mean test score (`on_test`)."""
 
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:

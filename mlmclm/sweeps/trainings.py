@@ -60,7 +60,9 @@ def work_of(task: PreparedTask, protocol: Protocol) -> tuple[float, float]:
     sizes = dict(task.sizes)
     rows, tokens = sizes.pop("train", (1, 0))
     seen = protocol.steps(rows) * protocol.batch_size * tokens / max(1, rows)
-    return (1 + BACKWARD) * seen, sum(tokens for _, tokens in sizes.values())
+    during = protocol.steps(rows) // protocol.evaluate_every if protocol.evaluate_every else 0
+    evaluated = during * sizes.get("validation", (0, 0))[1]
+    return (1 + BACKWARD) * seen + evaluated, sum(tokens for _, tokens in sizes.values())
 
 
 def with_trainings(cells: Iterable[Cell], tasks: Mapping[str, PreparedTask]) -> list[Cell]:

@@ -169,7 +169,7 @@ def test_what_cannot_be_analysed_is_refused() -> None:
         analyse([])
     with pytest.raises(UserError, match="unknown baseline model 'untraned'"):
         analyse(made, "untraned")
-    with pytest.raises(UserError, match=r"unknown rule.*'median'.*mean, per_seed"):
+    with pytest.raises(UserError, match=r"unknown rule.*'median'.*mean, per_seed, on_test"):
         analyse(made, rule="median")
     with pytest.raises(UserError, match="confidence"):
         analyse(made, confidence=95)

@@ -124,6 +124,24 @@ def test_per_seed_the_best_setting_is_the_one_that_is_best_at_each_seed_s_own_ra
     assert set(settled(cells, grid, rule="per_seed")["setting"]) == {"epochs 1"}
 
 
+def test_on_test_is_the_rule_mean_where_validation_is_the_test() -> None:
+    chance = random.Random(4)
+    for _ in range(50):
+        drawn = {
+            point: {rate: [(chance.random(), chance.random()) for _ in range(2)] for rate in (1e-4, 3e-4, 1e-3)}
+            for point in POINTS
+        }
+        same = {
+            point: {rate: [(test, test) for _, test in pairs] for rate, pairs in own.items()}
+            for point, own in drawn.items()
+        }
+        cells, grid = at_points(drawn)
+        found = records(best_table(settled(cells, grid, rule="on_test"), grid, rule="on_test"))[0]
+        wanted = best_of(same)
+        chosen = ("setting", "learning_rate", "test_mean", "test_sd", "test_low", "edge", "n")
+        assert [found[name] for name in chosen] == [wanted[name] for name in chosen]
+
+
 def test_settings_tie_to_the_earlier_in_the_grid_and_fewer_lost_seeds_come_first() -> None:
     same: Scores = {1e-4: [(0.7, 0.5), (0.7, 0.5)]}
     assert best_of({"epochs 2": same, "epochs 3": same})["setting"] == "epochs 3"
@@ -167,7 +185,7 @@ def test_a_rate_at_which_a_seed_diverged_is_chosen_only_when_no_other_kept_more(
 
 
 def test_where_everything_diverged_there_is_no_best_rate_and_the_table_says_so() -> None:
-    for rule in ("mean", "per_seed"):
+    for rule in ("mean", "per_seed", "on_test"):
         row = best({1e-4: [None, None], 1e-3: [None, None]}, rule)
         assert math.isnan(row["learning_rate"]) and math.isnan(row["test_mean"])
         assert (row["n"], row["diverged"], row["note"], row["edge"]) == (0, 2, "every cell diverged", "")

@@ -110,6 +110,9 @@ def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> 
     rates = next(spec for name, spec in embedded(source)["specs"].items() if "rate" in name)
     rings = [trace for trace in rates["data"] if trace.get("mode") == "markers"]
     assert rings[0]["x"] == [1e-4, 1e-3]
+    _, page = read(analyse(grid, rule="on_test"), replace(facts(), models=(), tasks=(), baseline=None))
+    assert "chosen on test by the mean over seeds" in page.text
+    assert "mean over seeds of the test score, the same that is reported, which is optimistic" in page.text
 
 
 def test_plotly_is_in_the_page_once() -> None:

@@ -92,6 +92,8 @@ def test_every_weakness_of_the_grid_is_a_caution() -> None:
     assert any("diverged even at the chosen rate for a on pydocs-kind" in note for note in cautions(analyse(hurt)))
     loose = cautions(analyse(synthetic_results({"a": 0.8}), rule="per_seed"))
     assert any("optimistic" in note for note in loose)
+    seen = cautions(analyse(synthetic_results({"a": 0.8}), rule="on_test"))
+    assert any("chosen on the test scores that are reported, which is optimistic" in note for note in seen)
 
 
 @pytest.mark.parametrize(

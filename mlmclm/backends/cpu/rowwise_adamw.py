@@ -70,10 +70,13 @@ class RowwiseAdamW:
         self.embedding.weight.grad = self._found = None
         self.taken += 1
 
+    def settle(self) -> None:
+        self._catch_up(torch.arange(len(self.done)))
+
     def finish(self) -> None:
         self._hook.remove()
         self.embedding.sparse = False
-        self._catch_up(torch.arange(len(self.done)))
+        self.settle()
 
     def _gradient_of_rows(self) -> Tensor | None:
         """Return the embedding's gradient, sparse, with each row once; None if there is none."""

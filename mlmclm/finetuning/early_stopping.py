@@ -1,0 +1,48 @@
+"""Evaluation during training: the weights with the best validation score are kept, and training may stop early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class BestWeights:
+    """The weights of the best evaluation so far.
+
+    A tie goes to the earlier evaluation. A score that is not finite is never the best.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], patience: int | None) -> None:
+        """Begin without any evaluation.
+
+        Args:
+            modules: the modules that are trained.
+            patience: number of evaluations in a row without a better score after which to stop; None never stops.
+        """
+        self._modules, self._patience = modules, patience
+        self._kept: list[torch.Tensor] = []
+        self.step = 0
+        """The step (from 1) of the best evaluation; 0 before there is one."""
+        self.evaluations: list[list[float]] = []
+        """Pairs [step, score]."""
+
+    def add(self, step: int, score: float) -> bool:
+        """Note an evaluation, keep the weights if it is the best, and return whether to stop."""
+        best = max((known for _, known in self.evaluations), default=-math.inf)
+        self.evaluations.append([step, score])
+        if score > best:
+            self.step = step
+            self._kept = [tensor.detach().clone() for tensor in self._tensors()]
+        since = sum(known > self.step for known, _ in self.evaluations)
+        return self._patience is not None and since >= self._patience
+
+    def restore(self) -> None:
+        """Put the kept weights back into the modules, if there are any."""
+        for tensor, kept in zip(self._tensors(), self._kept, strict=False):
+            tensor.data.copy_(kept)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [tensor for module in self._modules for tensor in (*module.parameters(), *module.buffers())]
