@@ -93,6 +93,26 @@ def test_each_tag_loads_with_the_weights_of_its_step(
     assert all(re.fullmatch("[0-9a-f]{40}", path.name) for path in folder)
 
 
+def test_sentence_transformers_and_the_harness_load_a_tag_too(
+    finished_study: Any, tmp_path: Path, export: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval", reason="pip install 'mlmclm[evaluation]'")
+    library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[evaluation]'")
+    from lm_eval.models.huggingface import HFLM
+
+    for model, name in ((MASKED, "me/encoder"), (CAUSAL, "me/decoder")):
+        export(model, tmp_path, "--repository", name)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))  # the harness passes no folder on
+    for tag, step in (("step10", 10), ("main", 30)):
+        sentences = library.SentenceTransformer("me/encoder", revision=tag, cache_folder=str(tmp_path), device="cpu")
+        masked, causal = expected(finished_study, MASKED, step), expected(finished_study, CAUSAL, step)
+        trunk = {name.removeprefix("model."): value for name, value in masked.items() if name.startswith("model.")}
+        assert same(sentences[0].auto_model, trunk)
+        harness = HFLM(pretrained="me/decoder", revision=tag, device="cpu", dtype="float32")
+        assert same(harness.model, causal)
+        assert harness.tokenizer("lovely").input_ids == AutoTokenizer.from_pretrained("me/decoder")("lovely").input_ids
+
+
 def listing(folder: Path) -> dict[str, tuple[int, int]]:
     return {
         path.relative_to(folder).as_posix(): (path.lstat().st_ino, path.lstat().st_mtime_ns)
