@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +54,14 @@ def evaluate(
             help="How an answer is read: by all probability, or by the published script's rule.",
         ),
     ] = "mass",
+    mteb: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mteb",
+            metavar="NAME|FOLDER",
+            help="Also a task or benchmark of MTEB, or a folder with queries, corpus and qrels; for sentence encoders.",
+        ),
+    ] = None,
     scoring: Annotated[
         str | None,
         typer.Option(
@@ -74,28 +82,37 @@ def evaluate(
     Decoders are scored causally. Encoders read from left to right, each token predicted at the first of three masks behind the true
     text so far. The harness (lm-eval, in `mlmclm[evaluation]`) builds the prompts and computes the metrics.
 
+    MTEB's tasks are run by mteb on folders of sentence-transformers, such as `mlmclm export --task` writes.
+
     A result is a file of the store's evaluations/, named by a hash of all that can change it; it is computed once.
 
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
-    from mlmclm.evaluation.config import read_tasks
+    from mlmclm.evaluation.config import read_mteb, read_tasks
     from mlmclm.evaluation.evaluations import Evaluations, Subject
     from mlmclm.evaluation.language_model import scoring_of
     from mlmclm.sweeps.find_model import find_model
 
-    if not task and winogender is None:
-        raise UserError("nothing to evaluate on: give --task NAME or FILE, or --winogender FOLDER.")
+    asked = bool(task) or winogender is not None
+    if not asked and not mteb:
+        raise UserError(
+            "nothing to evaluate on: give --task NAME or FILE, --winogender FOLDER, or --mteb NAME or FOLDER."
+        )
     place = options.place(store, data)
     found = [find_model(model, place.store, data_root=place.data_root) for model in models]
-    chosen = [scoring_of(each.folder, scoring) for each in found]
+    chosen = [scoring_of(each.folder, scoring) for each in found] if asked else []
     tasks = read_tasks(task or (), winogender, winogender_rule, data_root=place.data_root, limit=limit)
+    sentence_tasks = read_mteb(mteb or ())
     shared = [each.name for each in found]
     # Folders of several models may have one name.
     names = [name if shared.count(name) == 1 else given for name, given in zip(shared, models, strict=True)]
-    subjects = [Subject.of(name, *each) for name, each in zip(names, chosen, strict=True)]
+    subjects = [(Subject.of(name, *each), tasks) for name, each in zip(names, chosen, strict=False)]
+    if sentence_tasks:
+        sentences = (Subject.of_sentences(name, each.folder) for name, each in zip(names, found, strict=True))
+        subjects += [(subject, sentence_tasks) for subject in sentences]
     ledger = Evaluations(place.store)
-    results = [result for subject in subjects for result in _results(subject, tasks, ledger)]
+    results = [result for subject, own in subjects for result in _results(subject, own, ledger)]
     if as_json:
         print_json(
             {"results": [{name: each for name, each in result.items() if name != "values"} for result in results]}
@@ -106,11 +123,10 @@ def evaluate(
 
 def _results(subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations) -> list[dict[str, Any]]:
     """Return a model's results, computing those that are missing; the model is loaded only if one is."""
-    from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
-    from mlmclm.evaluation.language_model import LanguageModel, device_name
+    from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute, load_model
     from mlmclm.progress import Bar
 
-    load = cache(lambda: LanguageModel.load(subject.folder, subject.scoring, device=device_name()))
+    load = cache(partial(load_model, subject))
     results = []
     for task in tasks:
         key = evaluation_key(subject, task)
@@ -133,9 +149,18 @@ def _show(results: Sequence[Mapping[str, Any]]) -> None:
                     name,
                     "–" if score is None else f"{score:.4f}" if abs(score) < 10_000 else f"{score:.3e}",
                     "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]",
-                    f"{metric['examples']:,}",
+                    "" if metric["examples"] is None else f"{metric['examples']:,}",
                     "" if result["computed"] else "(was there)",
                 )
             )
+    for model in dict.fromkeys(result["model"] for result in results):
+        means = [
+            result["metrics"][result["main"]]["score"]
+            for result in results
+            if (result["model"], result["scoring"]) == (model, "embedding")
+        ]
+        if len(means) > 1:
+            mean = f"{sum(means) / len(means):.4f}" if None not in means else "–"
+            rows.append((model, "embedding", f"mean of {len(means)} tasks", "main scores", mean, "", "", ""))
     columns = ("model", "scoring", "task", "metric", "score", "95 %", "examples", "")
     show_table(columns, rows, drop=("", "examples"))

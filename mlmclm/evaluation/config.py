@@ -56,6 +56,22 @@ class ZeroShot(Frozen):
         return self.model_copy(update={"tasks": tasks, "winogender": winogender})
 
 
+def read_mteb(names: Sequence[str]) -> list[ZeroShotTask]:
+    """Return tasks of MTEB, as `mteb_tasks.load_mteb` takes them.
+
+    Raises:
+        UserError: a package is missing, or a task is unknown or wrong.
+    """
+    if not names:
+        return []
+    missing = [name for name in ("mteb", "sentence_transformers") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"--mteb needs {' and '.join(missing)}: pip install 'mlmclm[evaluation]'.")
+    from mlmclm.evaluation.mteb_tasks import load_mteb
+
+    return list(load_mteb(names))
+
+
 def read_tasks(
     names: Sequence[str],
     winogender: Path | None = None,

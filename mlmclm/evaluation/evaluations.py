@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from scipy import stats
 
@@ -28,11 +28,14 @@ from mlmclm.sweeps.ledger import Ledger
 if TYPE_CHECKING:
     from mlmclm.evaluation.language_model import LanguageModel, Scoring
     from mlmclm.evaluation.likelihoods import Observer
+    from mlmclm.evaluation.mteb_tasks import SentenceModel
 
 SCHEMA = 1
 ENGINE_VERSION = "1"
 """Version of the computation, part of every key. Increment it whenever a change alters a score."""
 CONFIDENCE = 0.95
+SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+"""Files of sentence-transformers in a model's folder, beside those of its modules (`1_Pooling`)."""
 MAIN_METRICS = ("acc_norm", "acc", "exact_match", "f1", "against")
 """Metrics that stand for a task where there is room for one only; the first that a task has."""
 
@@ -51,7 +54,7 @@ class Scores:
 
 
 class ZeroShotTask(Protocol):
-    """A task that a language model answers as it is.
+    """A task that a model answers as it is: a language model, or one of sentence-transformers (`mteb_tasks`).
 
     `fingerprint` is a hash of all that determines the scores of a given model, `limit` the number of examples if not
     all are used, and `requests` the number of questions to the model.
@@ -65,7 +68,7 @@ class ZeroShotTask(Protocol):
     def limit(self) -> int | None: ...
     @property
     def requests(self) -> int: ...
-    def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores: ...
+    def run(self, model: Any, observe: Observer | None = None) -> Scores: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Subject:
 
     name: str
     folder: Path
-    scoring: Scoring
+    scoring: Scoring | Literal["embedding"]
     weights: str
     tokenizer: str
 
@@ -85,8 +88,30 @@ class Subject:
         The tokenizer's is that of the file as it is: an exported one adds other tokens than the corpus's, which
         `tokenizer_hash` stands for, and that changes scores.
         """
-        own = stable_hash([tokenizer_hash(folder), hash_file(folder / "tokenizer.json")])
-        return cls(name, folder, scoring, weights_hash(folder), own)
+        return cls(name, folder, scoring, weights_hash(folder), stable_hash(_tokenizer(folder)))
+
+    @classmethod
+    def of_sentences(cls, name: str, folder: Path) -> Subject:
+        """Read the hashes of a folder whose texts' vectors are evaluated, and of how sentence-transformers makes them."""
+        files = [*SENTENCE_FILES, *(path.relative_to(folder).as_posix() for path in folder.glob("*_*/*"))]
+        hashes = {file: hash_file(folder / file) for file in sorted(files) if (folder / file).is_file()}
+        own = stable_hash([*_tokenizer(folder), hashes])
+        return cls(name, folder, "embedding", weights_hash(folder), own)
+
+
+def _tokenizer(folder: Path) -> list[str]:
+    return [tokenizer_hash(folder), hash_file(folder / "tokenizer.json")]
+
+
+def load_model(subject: Subject) -> LanguageModel | SentenceModel:
+    """Load the model that is evaluated, on a GPU if there is one."""
+    from mlmclm.evaluation.language_model import LanguageModel, device_name
+
+    if subject.scoring != "embedding":
+        return LanguageModel.load(subject.folder, subject.scoring, device=device_name())
+    from mlmclm.evaluation.mteb_tasks import SentenceModel
+
+    return SentenceModel.load(subject.folder, device_name())
 
 
 class Evaluations(Ledger):
@@ -111,7 +136,7 @@ def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
 
 
 def compute(
-    subject: Subject, task: ZeroShotTask, model: LanguageModel, observe: Observer | None = None
+    subject: Subject, task: ZeroShotTask, model: LanguageModel | SentenceModel, observe: Observer | None = None
 ) -> dict[str, Any]:
     """Evaluate a model on a task and return the result, as a JSON object."""
     from mlmclm.backends.choice import backend_of
@@ -150,7 +175,7 @@ def find_or_compute(
     subject: Subject,
     task: ZeroShotTask,
     ledger: Evaluations,
-    load: Callable[[], LanguageModel],
+    load: Callable[[], LanguageModel | SentenceModel],
     observe: Observer | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """Return a model's result on a task, and whether it was computed now; it is filed then.

@@ -28,6 +28,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from mlmclm.errors import UserError, one_line, unknown
 from mlmclm.evaluation.evaluations import Scores, over_examples
+from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.likelihoods import Observer
 from mlmclm.progress import say
@@ -247,17 +248,14 @@ def _near(name: str, names: Sequence[str]) -> list[str]:
 
 
 def _fault(name: str, path: str | None, error: Exception) -> UserError:
-    cause = error.__cause__ or error  # datasets wraps what it stumbles over
-    text = f"{type(cause).__name__}: {one_line(cause, 300)}"
     if not path or path.partition("/")[0] in FILES:
-        return UserError(f"--task {name}: the task cannot be read ({text}).")
-    cache = Path(datasets.config.HF_DATASETS_CACHE) / "___".join(path.split("/")[:2])
-    state = "does not hold all of it" if cache.exists() else "is missing"
-    return UserError(
-        f"--task {name}: its data set {path} cannot be loaded ({text}). Without a network it is taken from the cache {cache}, which {state}. "
-        "Run the command once where the Hub can be reached, and copy that cache; or put the data set's files into "
-        f"FOLDER/{path} and give --data FOLDER; or give a YAML file with dataset_path: parquet and data_files."
+        cause = error.__cause__ or error  # datasets wraps what it stumbles over
+        return UserError(f"--task {name}: the task cannot be read ({type(cause).__name__}: {one_line(cause, 300)}).")
+    remedy = (
+        f"; or put the data set's files into FOLDER/{path} and give --data FOLDER; or give a YAML file with dataset_path: parquet and "
+        "data_files"
     )
+    return cannot_load(f"--task {name}", path, error, remedy)
 
 
 def _checked(task: Task, limit: int | None) -> HarnessTask:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, one_line
 from mlmclm.evaluation.config import ZeroShot, read_tasks
-from mlmclm.evaluation.evaluations import Evaluations, Subject, evaluation_key, find_or_compute
+from mlmclm.evaluation.evaluations import Evaluations, Subject, evaluation_key, find_or_compute, load_model
 from mlmclm.service.placement import Choice, cell_bundle, check_place
 
 if TYPE_CHECKING:
     from mlmclm.evaluation.evaluations import ZeroShotTask
-    from mlmclm.evaluation.language_model import LanguageModel
 
 ATTEMPTS_AGAIN = 3
 """How often Ray runs an evaluation again whose worker has died."""
@@ -120,9 +119,5 @@ def _tasks(zero_shot: ZeroShot, data_root: Path | None) -> dict[str, ZeroShotTas
     return {task.name: task for task in found}
 
 
-@lru_cache(maxsize=1)
-def _model(subject: Subject) -> LanguageModel:
-    """Return a worker process's model, loaded once for all its tasks."""
-    from mlmclm.evaluation.language_model import LanguageModel, device_name
-
-    return LanguageModel.load(subject.folder, subject.scoring, device=device_name())
+_model = lru_cache(maxsize=1)(load_model)
+"""Returns a worker process's model, loaded once for all its tasks."""

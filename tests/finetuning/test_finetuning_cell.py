@@ -334,7 +334,8 @@ def test_token_types_reach_a_model_that_has_them_and_no_other(place: Path) -> No
     ("conll2003", "f1", 0.9), ("squad_4k", "f1", 0.6), ("squad_v2", "f1", 0.6), ("reqa_squad", "ndcg@10", 0.6),
 ])  # fmt: skip
 def test_a_small_untrained_model_learns_what_can_be_learnt(place: Path, task: str, metric: str, wanted: float) -> None:
-    steps = 200 if task.startswith("squad") else 120
+    # Whether a span is found after fewer steps depends on the rounding of the CPU.
+    steps = 450 if task.startswith("squad") else 120
     protocol = Protocol(max_steps=steps, max_length=48, stride=8, batch_size=32, weight_decay=0.0, head_dropout=0.0)
     result = run(place, make(place, task, protocol, learning_rate=5e-3))
     assert result["scores"]["test"][metric] > wanted, result["scores"]

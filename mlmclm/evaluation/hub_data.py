@@ -1,0 +1,27 @@
+"""The message of an error that comes where a data set of the Hub cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+
+from mlmclm.errors import UserError, one_line
+
+
+def cannot_load(where: str, path: str, error: Exception, remedy: str = "") -> UserError:
+    """Return the error for a data set of the Hub, which says what the cache has of it.
+
+    Args:
+        where: beginning of the message.
+        path: the data set, OWNER/NAME.
+        error: what was raised.
+        remedy: what else helps, from "; or" on.
+    """
+    cause = error.__cause__ or error  # datasets wraps what it stumbles over
+    cache = Path(datasets.config.HF_DATASETS_CACHE) / "___".join(path.split("/")[:2])
+    state = "does not hold all of it" if cache.exists() else "is missing"
+    return UserError(
+        f"{where}: its data set {path} cannot be loaded ({type(cause).__name__}: {one_line(cause, 300)}). Without a network it is taken "
+        f"from the cache {cache}, which {state}. Run the command once where the Hub can be reached, and copy that cache{remedy}."
+    )

@@ -1,0 +1,154 @@
+"""Tasks and benchmarks of MTEB (arXiv 2210.07316), run by mteb itself on models of sentence-transformers.
+
+Both are optional packages: `mlmclm[evaluation]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mteb
+import pyarrow.parquet as pq
+from datasets import Dataset
+from mteb.abstasks import AbsTask
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from sentence_transformers import SentenceTransformer
+
+from mlmclm.errors import UserError, one_line
+from mlmclm.evaluation.evaluations import Scores, finite
+from mlmclm.evaluation.hub_data import cannot_load
+from mlmclm.progress import say
+from mlmclm.storage.files import hash_file, stable_hash
+
+PARTS = ("queries", "corpus", "qrels")
+"""Files of a local retrieval set, NAME.parquet, in the columns of BEIR's data sets on the Hub."""
+
+
+@dataclass(frozen=True)
+class SentenceModel:
+    """A model that embeds texts."""
+
+    model: SentenceTransformer
+
+    @classmethod
+    def load(cls, folder: Path, device: str) -> SentenceModel:
+        """Load a folder of sentence-transformers; one of transformers embeds a text as the mean over its tokens."""
+        if not (folder / "modules.json").is_file():
+            say(f"{folder}: not a folder of sentence-transformers; a text's vector is the mean over its tokens.")
+        return cls(SentenceTransformer(str(folder), device=device, local_files_only=True))
+
+
+@dataclass(frozen=True)
+class MtebTask:
+    """A task of MTEB; its data is loaded when it runs."""
+
+    task: AbsTask
+    data: str
+    """What identifies its data: the revision of a data set of the Hub, or the hash of files."""
+    limit: int | None = None
+    requests: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name that mteb has for it."""
+        return str(self.task.metadata.name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all that determines the scores of a given model, mteb's version included."""
+        return stable_hash(["mteb", mteb.__version__, self.name, self.data, list(self.task.eval_splits)])
+
+    def run(self, model: SentenceModel, observe: Any = None) -> Scores:
+        """Return the main score, its mean over splits and languages, and the score of each of these.
+
+        Raises:
+            UserError: the data cannot be had.
+        """
+        try:
+            self.task.load_data()
+        except Exception as error:  # datasets raises all kinds
+            raise cannot_load(f"--mteb {self.name}", self.task.metadata.dataset["path"], error) from error
+        found = mteb.evaluate(model.model, self.task, cache=None, show_progress_bar=False).task_results[0]
+        each = [float(entry["main_score"]) for entries in found.scores.values() for entry in entries]
+        mean = {"score": finite(sum(each) / len(each)), "low": None, "high": None, "examples": None}
+        name = str(self.task.metadata.main_score)
+        return Scores({name: mean}, {name: each})
+
+
+def load_mteb(names: Sequence[str]) -> list[MtebTask]:
+    """Return tasks by name, those of a benchmark, or that of a folder with a local retrieval set.
+
+    Raises:
+        UserError: there is no such task or folder, or a file is not as it should be.
+    """
+    found: dict[str, MtebTask] = {}
+    for name in names:
+        for task in [_local(Path(name))] if Path(name).is_dir() else map(_of_hub, _named(name)):
+            if found.setdefault(task.name, task).data != task.data:
+                raise UserError(f"--mteb {name}: another task is called {task.name} too; rename the folder.")
+    return list(found.values())
+
+
+def _named(name: str) -> Sequence[AbsTask]:
+    try:
+        return list(mteb.get_benchmark(name).tasks)
+    except KeyError:
+        pass
+    try:
+        return [mteb.get_task(name)]
+    except KeyError as error:
+        # mteb proposes the nearest name.
+        text = str(error.args[0]).removeprefix("KeyError: ").rstrip(".")
+        raise UserError(
+            f"--mteb {name}: no folder, and no task or benchmark of mteb {mteb.__version__}: {text}."
+        ) from None
+
+
+def _of_hub(task: AbsTask) -> MtebTask:
+    return MtebTask(task, stable_hash([task.metadata.dataset, list(task.hf_subsets)]))
+
+
+def _local(folder: Path) -> MtebTask:
+    """Return the task of a folder with `queries.parquet`, `corpus.parquet` and `qrels.parquet`."""
+    files = {part: folder / f"{part}.parquet" for part in PARTS}
+    missing = [file.name for file in files.values() if not file.is_file()]
+    if missing:
+        raise UserError(f"--mteb {folder}: {', '.join(missing)} is not there; a retrieval set has {', '.join(PARTS)}.")
+    try:
+        texts = {}
+        for part in ("queries", "corpus"):
+            table = pq.read_table(files[part])
+            columns = {"id": "_id", "title": "title", "text": "text"}
+            rows = {
+                new: table[old].to_pylist()
+                for new, old in columns.items()
+                if old in table.column_names or new != "title"
+            }
+            texts[part] = Dataset.from_dict({**rows, "id": list(map(str, rows["id"]))})
+        judged: dict[str, dict[str, int]] = {}
+        for row in pq.read_table(files["qrels"]).to_pylist():
+            judged.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = int(row["score"])
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        raise UserError(
+            f"--mteb {folder}: it cannot be read ({one_line(error, 200)}). queries and corpus have the columns _id and text (and title), "
+            "qrels have query-id, corpus-id and score."
+        ) from error
+    name = folder.resolve().name
+    split = {**texts, "relevant_docs": judged, "top_ranked": None}
+
+    class Local(AbsTaskRetrieval):
+        metadata = mteb.TaskMetadata(
+            name=name, description=f"retrieval set of {name}", reference=None, dataset={"path": name, "revision": "local"},
+            type="Retrieval", category="t2t", modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10", date=None, domains=None, task_subtypes=None, license=None, annotations_creators=None,
+            dialect=None, sample_creation=None, bibtex_citation=None,
+        )  # fmt: skip
+
+        def load_data(self, *_: Any, **__: Any) -> None:
+            self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+    return MtebTask(Local(), stable_hash([hash_file(file) for file in files.values()]))

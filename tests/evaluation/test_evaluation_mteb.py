@@ -1,0 +1,109 @@
+"""`mlmclm evaluate --mteb`: scores of sentence encoders, against NDCG written out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from mlmclm.cli.main import main
+from mlmclm.storage.files import read_json, write_json
+from small_models import save_framed_model, write_retrieval
+
+pytest.importorskip("mteb", reason="pip install 'mlmclm[evaluation]'")
+library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[evaluation]'")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MTEB_CACHE", str(tmp_path / "mteb"))
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["evaluate", *map(str, words), "--store", str(tmp_path / "store")])
+        found = capfd.readouterr()
+        return int(ended.value.code or 0), found.out, " ".join(found.err.split())
+
+    return call
+
+
+def written_out(folder: Path, data: Path) -> float:
+    """Mean NDCG@10 of the cosines between all queries and all documents."""
+    model = library.SentenceTransformer(str(folder), device="cpu")
+    queries, corpus = (pq.read_table(data / f"{part}.parquet").to_pylist() for part in ("queries", "corpus"))
+    judged: dict[str, dict[str, int]] = {}
+    for row in pq.read_table(data / "qrels.parquet").to_pylist():
+        judged.setdefault(row["query-id"], {})[row["corpus-id"]] = row["score"]
+    vectors = [model.encode([row["text"] for row in rows]) for rows in (queries, corpus)]
+    first, second = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in vectors)
+    scores = []
+    for query, cosines in zip(queries, first @ second.T, strict=True):
+        grades = judged[query["_id"]]
+        top = [grades.get(corpus[number]["_id"], 0) for number in np.argsort(-cosines)[:10]]
+        gain, ideal = (
+            sum(grade / math.log2(rank + 2) for rank, grade in enumerate(each))
+            for each in (top, sorted(grades.values(), reverse=True)[:10])
+        )
+        scores.append(gain / ideal)
+    return float(np.mean(scores))
+
+
+def test_a_local_set_is_scored_once_for_each_model_and_way_to_embed(
+    tmp_path: Path, evaluate: Callable[..., tuple[int, str, str]]
+) -> None:
+    write_retrieval(tmp_path / "data")
+    data, folder = tmp_path / "data" / "reqa_squad", save_model(tmp_path / "model")
+    code, output, errors = evaluate(folder, "--mteb", data, "--json")
+    assert code == 0, errors
+    assert "not a folder of sentence-transformers" in errors
+    (result,) = json.loads(output)["results"]
+    assert (result["task"], result["scoring"], result["main"]) == ("reqa_squad", "embedding", "ndcg_at_10")
+    assert 0.01 < result["metrics"]["ndcg_at_10"]["score"] < 1
+    assert result["metrics"]["ndcg_at_10"]["score"] == pytest.approx(written_out(folder, data), abs=1e-5)
+    assert json.loads(evaluate(folder, "--mteb", data, "--json")[1])["results"][0]["computed"] is False
+    # Another pooling embeds otherwise, so it is another result.
+    library.SentenceTransformer(str(folder), device="cpu").save(str(folder))
+    pooling = folder / "1_Pooling" / "config.json"
+    named = {"pooling_mode": "cls"}
+    by_flag = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    known = read_json(pooling)
+    write_json(pooling, {**known, **(named if "pooling_mode" in known else by_flag)})
+    (other,) = json.loads(evaluate(folder, "--mteb", data, "--json")[1])["results"]
+    assert other["key"] != result["key"] and other["computed"] and other["metrics"] != result["metrics"]
+    assert other["metrics"]["ndcg_at_10"]["score"] == pytest.approx(written_out(folder, data), abs=1e-5)
+    code, output, _ = evaluate(folder, "--mteb", data)
+    assert "ndcg_at_10" in output and "(was there)" in output
+
+
+def save_model(folder: Path) -> Path:
+    save_framed_model(folder)
+    return folder
+
+
+def test_mistakes_are_said(tmp_path: Path, evaluate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_model(tmp_path / "model")
+    (tmp_path / "empty").mkdir()
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    for name, message in (
+        ("SciFat", "no folder, and no task or benchmark of mteb"),
+        ("SciFat", "Did you mean: 'SciFact'?"),
+        ("SciFact", "its data set mteb/scifact cannot be loaded"),
+        ("SciFact", f"the cache {tmp_path / 'datasets' / 'mteb___scifact'}, which is missing"),
+        (tmp_path / "empty", "queries.parquet, corpus.parquet, qrels.parquet is not there"),
+    ):
+        code, _, errors = evaluate(folder, "--mteb", name)
+        assert code == 2 and message in errors, errors
+    monkeypatch.setattr("mlmclm.evaluation.config.find_spec", lambda name: None)
+    code, _, errors = evaluate(folder, "--mteb", "SciFact")
+    assert code == 2 and "--mteb needs mteb and sentence_transformers: pip install 'mlmclm[evaluation]'" in errors
