@@ -34,8 +34,7 @@ LAST_WORD = {
     "output_type": "loglikelihood",
     "test_split": "test",
     "doc_to_text": "{{context}}",
-    "doc_to_target": "{{word}}",
-    "target_delimiter": " ",
+    "doc_to_target": "{{' ' + word}}",  # the harness puts nothing before it
     "metric_list": [{"metric": "acc"}, {"metric": "perplexity"}],
 }
 

@@ -123,7 +123,8 @@ def evaluate(
 
 def _results(subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations) -> list[dict[str, Any]]:
     """Return a model's results, computing those that are missing; the model is loaded only if one is."""
-    from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute, load_model
+    from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
+    from mlmclm.evaluation.load_model import load_model
     from mlmclm.progress import Bar
 
     load = cache(partial(load_model, subject))

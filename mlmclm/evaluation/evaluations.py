@@ -20,9 +20,9 @@ from scipy import stats
 
 from mlmclm.analysis.intervals import mean, student, within
 from mlmclm.errors import UserError
-from mlmclm.models.folder import tokenizer_hash, weights_hash
+from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
 from mlmclm.progress import say
-from mlmclm.storage.files import hash_file, stable_hash
+from mlmclm.storage.files import hash_file, read_json, stable_hash
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mlmclm.evaluation.mteb_tasks import SentenceModel
 
 SCHEMA = 1
-ENGINE_VERSION = "1"
+ENGINE_VERSION = "2"
 """Version of the computation, part of every key. Increment it whenever a change alters a score."""
 CONFIDENCE = 0.95
 SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
@@ -73,7 +73,10 @@ class ZeroShotTask(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to evaluate: its name, the folder whose weights are scored, how, and the hashes of its files."""
+    """A model to evaluate: its name, the folder whose weights are scored, how, and the hashes of its files.
+
+    `tokenizer` covers all that decides which tokens the model sees, its context included.
+    """
 
     name: str
     folder: Path
@@ -88,7 +91,8 @@ class Subject:
         The tokenizer's is that of the file as it is: an exported one adds other tokens than the corpus's, which
         `tokenizer_hash` stands for, and that changes scores.
         """
-        return cls(name, folder, scoring, weights_hash(folder), stable_hash(_tokenizer(folder)))
+        own = stable_hash([*_tokenizer(folder), context_of(folder), _settings(folder)])
+        return cls(name, folder, scoring, weights_hash(folder), own)
 
     @classmethod
     def of_sentences(cls, name: str, folder: Path) -> Subject:
@@ -99,19 +103,18 @@ class Subject:
         return cls(name, folder, "embedding", weights_hash(folder), own)
 
 
+def _settings(folder: Path) -> list[Any]:
+    """Return what decides, besides the tokenizer's file, where texts begin and where generated ones end."""
+    files = (
+        ("tokenizer_config.json", ("add_bos_token", "add_eos_token")),
+        ("generation_config.json", ("eos_token_id",)),
+    )
+    found = [(read_json(folder / file) if (folder / file).is_file() else {}, names) for file, names in files]
+    return [known.get(name) for known, names in found for name in names]
+
+
 def _tokenizer(folder: Path) -> list[str]:
     return [tokenizer_hash(folder), hash_file(folder / "tokenizer.json")]
-
-
-def load_model(subject: Subject) -> LanguageModel | SentenceModel:
-    """Load the model that is evaluated, on a GPU if there is one."""
-    from mlmclm.evaluation.language_model import LanguageModel, device_name
-
-    if subject.scoring != "embedding":
-        return LanguageModel.load(subject.folder, subject.scoring, device=device_name())
-    from mlmclm.evaluation.mteb_tasks import SentenceModel
-
-    return SentenceModel.load(subject.folder, device_name())
 
 
 class Evaluations(Ledger):

@@ -23,6 +23,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.evaluator import evaluate
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -79,17 +80,16 @@ class HarnessModel(LM):
         for number, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(number)
         for numbers in groups.values():
-            settings = requests[numbers[0]].args[1]
+            settings = normalize_gen_kwargs(requests[numbers[0]].args[1], MOST_TOKENS)
             if settings.get("do_sample") or settings.get("temperature"):
                 raise UserError(
                     f"task {requests[numbers[0]].task_name} samples its answers ({settings}); here they are generated greedily. Set "
                     "generation_kwargs without do_sample and temperature in a task file."
                 )
-            until = settings.get("until") or []
             texts = self._model.generate(
                 [requests[number].args[0] for number in numbers],
-                stop=[until] if isinstance(until, str) else [word for word in until if word],
-                most=int(settings.get("max_gen_toks", MOST_TOKENS)),
+                stop=[word for word in settings["until"] if word],
+                most=settings["max_gen_toks"],
                 observe=self._observe,
             )
             for number, text in zip(numbers, texts, strict=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from mlmclm.errors import UserError, one_line, unknown
@@ -115,6 +115,9 @@ class LanguageModel:
         if model.get_output_embeddings() is None:
             raise UserError(f"{folder}: {type(model).__name__} has no output embeddings to predict tokens with.")
         model.config.use_cache = False
+        if causal:
+            # Other settings of the folder, such as a repetition penalty, would change what is generated greedily.
+            model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
         texts = Texts.of(load_tokenizer(folder))
         tokenizer = texts.tokenizer
         longest = context_of(folder) or NO_LIMIT

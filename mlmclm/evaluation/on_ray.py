@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, one_line
 from mlmclm.evaluation.config import ZeroShot, read_tasks
-from mlmclm.evaluation.evaluations import Evaluations, Subject, evaluation_key, find_or_compute, load_model
+from mlmclm.evaluation.evaluations import Evaluations, Subject, evaluation_key, find_or_compute
+from mlmclm.evaluation.load_model import load_model
 from mlmclm.service.placement import Choice, cell_bundle, check_place
 
 if TYPE_CHECKING:
@@ -76,7 +78,9 @@ def _compute(
             num_gpus=bundle.get("GPU", 0),
             max_retries=ATTEMPTS_AGAIN,
             name=f"{subject.name}/{task.name}",
-        ).remote(subject, task.name, zero_shot, store, root): f"{subject.name} on {task.name}"
+        ).remote(
+            subject, task.name, evaluation_key(subject, task), zero_shot, store, root
+        ): f"{subject.name} on {task.name}"
         for subject, task in missing
     }
     failures = []
@@ -98,11 +102,18 @@ def _compute(
         )
 
 
-def _evaluate(subject: Subject, task: str, zero_shot: ZeroShot, store: Path, data_root: Path | None) -> str | None:
-    """Compute and file a result (a Ray task); return the message of an error that would recur."""
+def _evaluate(
+    subject: Subject, task: str, key: str, zero_shot: ZeroShot, store: Path, data_root: Path | None
+) -> str | None:
+    """Compute and file the result with a key (a Ray task); return the message of an error that would recur."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
     try:
         chosen = _tasks(zero_shot, data_root)[task]
+        if evaluation_key(subject, chosen) != key:
+            return (
+                f"{subject.name} on {task}: the task's data on {platform.node()} is not what it was where the study was started. Use a "
+                "folder that all nodes see, and leave the data as it is while the study runs."
+            )
         find_or_compute(subject, chosen, Evaluations(store), lambda: _model(subject))
     except MlmclmError as error:
         return str(error)

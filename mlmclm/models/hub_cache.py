@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mlmclm.errors import UserError
@@ -58,12 +58,11 @@ class CachedRepository:
         for path, content in contents.values():
             self._add(path, content)
         folder = self.folder / "snapshots" / commit
-        if not folder.is_dir():
+        if folder.is_dir():
+            _link(folder, {name: content for name, (_, content) in contents.items() if not (folder / name).is_file()})
+        else:
             with whole_folder(folder) as temporary:
-                for name, (_, content) in contents.items():
-                    link = temporary / name
-                    link.parent.mkdir(parents=True, exist_ok=True)
-                    link.symlink_to(Path(*[".."] * (name.count("/") + 2), "blobs", content))
+                _link(temporary, {name: content for name, (_, content) in contents.items()})
         return commit
 
     def tag(self, tag: str, commit: str) -> None:
@@ -85,6 +84,15 @@ class CachedRepository:
             blob.hardlink_to(path)
         except OSError as error:
             raise disk_fault(error, blob, choose="another folder with --to") from error
+
+
+def _link(snapshot: Path, contents: Mapping[str, str]) -> None:
+    """Link a snapshot's files, given by path, to their contents."""
+    for name, content in contents.items():
+        link = snapshot / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(*[".."] * (name.count("/") + 2), "blobs", content))
 
 
 def check_name(repository: str) -> None:

@@ -77,10 +77,17 @@ class TrainingPhase(Frozen):
     def _one_length(self) -> TrainingPhase:
         if (self.steps is None) == (self.tokens is None):
             raise ValueError(f"phase {self.name!r}: give either steps or tokens")
-        if self.steps is not None and self.warmup_steps + (self.decay_steps or 1) > self.steps:
+        if self.name == "step":
+            raise ValueError("phase 'step': the tags of the first phase's revisions are named so; choose another name")
+        if not self.decays and (self.decay_steps is not None or self.final_share):
             raise ValueError(
-                f"phase {self.name!r}: warmup_steps {self.warmup_steps} and decay_steps {self.decay_steps or 1} are more than its "
-                f"{self.steps} steps"
+                f"phase {self.name!r}: decay_steps and final_share belong to a decay, and there is none; give decay: "
+                f"{', '.join(law for law in LAWS if law != 'constant')}"
+            )
+        decay_steps = self.decay_steps or (1 if self.decays else 0)
+        if self.steps is not None and self.warmup_steps + decay_steps > self.steps:
+            raise ValueError(
+                f"phase {self.name!r}: warmup_steps {self.warmup_steps} and decay_steps {decay_steps} are more than its {self.steps} steps"
             )
         return self
 

@@ -23,6 +23,9 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.schedules import learning_rate
 from mlmclm.storage.files import stable_hash
 
+SHAPE = ("block_length", "rope_base", "local_rope_base")
+"""Settings of the first phase that an untrained model is exported with."""
+
 ENGINE_VERSION = 5
 """Part of every state's key. Increase it when the engine's arithmetic changes, so that older states are not reused."""
 
@@ -142,6 +145,8 @@ class State:
     legs: tuple[Leg, ...]
     initial: str | None = None
     """Key of the model whose weights it starts from; None for random weights."""
+    shape: tuple[tuple[str, Any], ...] = ()
+    """Of an untrained model in a recipe with phases, what it takes from the first one."""
 
     @property
     def step(self) -> int:
@@ -151,6 +156,11 @@ class State:
     def tokens(self, recipe: Recipe) -> int:
         """Return the tokens that were seen on the way."""
         return sum(leg.tokens(leg.stop, recipe) for leg in self.legs)
+
+    def lengths(self, recipe: Recipe) -> list[int]:
+        """Return the block length of each leg; of an untrained model, that of the first phase."""
+        found = [recipe.during(leg.phase).block_length for leg in self.legs]
+        return found or [self.settled(recipe).block_length]
 
     def settled(self, recipe: Recipe) -> Recipe:
         """Return the recipe as it was in the last step's phase; in the first phase for an untrained state."""
@@ -171,6 +181,7 @@ class State:
                 "engine": ENGINE_VERSION,
                 # Added only if set, so that the keys of older states stay valid.
                 **({} if self.initial is None else {"initial": self.initial}),
+                **({"shape": dict(self.shape)} if self.shape else {}),
             }
         )
 
@@ -356,6 +367,8 @@ def _history_in_phases(name: ModelName, phases: Sequence[SettledPhase], initial:
             f"model {str(name)!r}: it ends at step {total:,}, but the recipe's phases end at "
             f"{', '.join(f'{phase.stop:,} ({phase.name})' for phase in phases)}. End it at one of these steps."
         )
+    if not name.phases:
+        return State(name.size, (), initial, tuple((each, getattr(phases[0], each)) for each in SHAPE))
     legs, start = list[Leg](), 0
     for part in name.phases:
         for phase in phases:

@@ -203,8 +203,8 @@ def _load_revision(facts: Mapping[str, Any], unmasked: bool) -> str:
 def _revisions(facts: Mapping[str, Any]) -> str:
     tags = list(facts.get("revisions") or ())
     text = (
-        f"This is the revision `{facts.get('revision') or 'main'}`. A tag `stepN` has the weights after N steps of training; `main` is "
-        f"`{tags[-1]}`. Tags: {', '.join(f'`{tag}`' for tag in tags)}."
+        f"This is the revision `{facts.get('revision') or 'main'}`. A tag `stepN` has the weights after N steps of training, and one that begins with the "
+        f"name of a later phase those after N steps of that phase; `main` is `{tags[-1]}`. Tags: {', '.join(f'`{tag}`' for tag in tags)}."
     )
     if facts.get("missing"):
         text += f" Not kept: {', '.join(facts['missing'])}."

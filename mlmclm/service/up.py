@@ -47,6 +47,7 @@ from mlmclm.tracking.database import make_usable, sqlite_file
 SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": "MLflow", "prometheus": "Prometheus"}
 """The servers by the names that they have in a record, with those for people."""
 SECONDS_BETWEEN_LOOKS = 0.2
+MOST_SECONDS_BETWEEN_STARTS = 60.0
 SECONDS_TO_ANSWER = 20.0
 SECONDS_A_SIGNAL = 5.0
 SECONDS_TO_CLOSE = 60.0
@@ -201,17 +202,23 @@ def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
         state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, left))), addresses, named)
         on_ready(state)
         # Jobs need MLflow only to be seen, and must not end with it.
+        failures, said = 0, ""
         while True:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(min(SECONDS_BETWEEN_LOOKS * 2**failures, MOST_SECONDS_BETWEEN_STARTS))
             if mlflow.poll() is not None:
-                say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")
+                if not failures:
+                    say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")
                 server.close()
                 named.pop(mlflow.pid, None)
                 try:
                     _, mlflow = server.enter_context(running_server(store, port=port))
                 except MlmclmError as error:  # such as its port, which what is left of it may hold for a moment
-                    say(str(error))
+                    failures += 1
+                    if str(error) != said:
+                        said = str(error)
+                        say(said)
                     continue
+                failures, said = 0, ""
                 named[mlflow.pid] = "MLflow"
                 state = _record(store, state, addresses, named)
 

@@ -20,6 +20,7 @@ from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.plans.costs import leg_flops
 from mlmclm.plans.names import ModelName
+from mlmclm.plans.phases import CARRIED
 from mlmclm.plans.plan import State, history, source_tokens
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.initial import InitialModel, shape
@@ -110,7 +111,7 @@ def state_facts(
             "intermediate": size.intermediate,
             "heads": size.heads,
             "key-value heads": size.key_value_heads,
-            "longest training sequence, tokens": recipe.block_length,
+            "longest training sequence, tokens": max(state.lengths(recipe)),
         },
         "parameters": parameters(size, vocabulary),
         "stages": list(stage_texts(name, recipe)),
@@ -119,7 +120,7 @@ def state_facts(
         "steps": state.step,
         "tokens": state.tokens(recipe),
         "flops": flops(state, recipe, size, vocabulary, corpus),
-        "recipe": recipe.identity(),
+        "recipe": _shared_settings(recipe),
         "corpus": {
             **_sources(corpus, sources, recipe, source_tokens(state.legs, recipe)),
             "documents": corpus.documents,
@@ -191,13 +192,26 @@ def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: Pre
 
     The earlier training of a model that it continues from is not included.
     """
-    documents = _some_documents(corpus, recipe) if recipe.isolate_documents else None
-    return sum(leg_flops(size, leg, recipe, vocabulary, documents) for leg in state.legs)
+    total = 0
+    for leg in state.legs:
+        documents = _some_documents(corpus, recipe.during(leg.phase)) if recipe.isolate_documents else None
+        total += leg_flops(size, leg, recipe, vocabulary, documents)
+    return total
+
+
+def _shared_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe's settings without those that phases have of their own."""
+    ours = ("warmup_steps", "decay_steps", "decay", *CARRIED) if recipe.has_phases else ()
+    return {name: value for name, value in recipe.identity().items() if name not in ours}
 
 
 def _some_documents(corpus: PreparedCorpus | PreparedSources, recipe: Recipe) -> NDArray[np.int64]:
-    """Return the lengths of the documents in blocks sampled evenly from the training part."""
-    blocks = in_turns(corpus.train, recipe.mix)
+    """Return the lengths of the documents in blocks sampled evenly from the training part.
+
+    Args:
+        recipe: the recipe as it is in a phase.
+    """
+    blocks = in_turns(corpus.train.at_length(recipe.block_length), recipe.mix)
     rows = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
     return document_lengths(blocks.take(rows), special_ids(corpus.tokenizer)["eos"])
 
@@ -229,7 +243,7 @@ def study_facts(
             "validation tokens": len(corpus.validation) * recipe.block_length,
             "vocabulary": prepared.corpus.vocabulary,
         },
-        recipe={key: _plain(value) for key, value in recipe.identity().items()},
+        recipe={key: _plain(value) for key, value in _shared_settings(recipe).items()},
         zero_shot=zero_shot_facts(study, prepared.place),
         **sweep_facts(
             space,

@@ -97,6 +97,17 @@ class StudyFile(InFolder):
         return value
 
     @model_validator(mode="after")
+    def _every_size_has_phases(self) -> Self:
+        sizes = dict.fromkeys(name.size for name in self.parsed)
+        for size in sizes if self.recipe.has_phases else ():
+            if not self.recipe.phases_of(size):
+                raise ValueError(
+                    f"recipe.phases_by_size: models of size {size} have no phases; give phases for them, or for all sizes as recipe.phases "
+                    f"(there are some for {', '.join(self.recipe.phases_by_size)})"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _mixes_fit(self) -> Self:
         if (self.corpus is None) == (not self.corpora):
             raise ValueError("give either corpus or, for a mix of several sources, corpora")

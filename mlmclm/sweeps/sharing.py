@@ -23,7 +23,7 @@ from typing import Any
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say
-from mlmclm.service.placement import no_gpu
+from mlmclm.service.placement import check_place, no_gpu
 from mlmclm.storage.files import read_json, stable_hash, write_json
 
 MOST_CELLS = 16
@@ -70,6 +70,9 @@ def cells_beside_each_other(cell: Cell, *, store: Path, data_root: Path | None, 
 
     Args:
         device: the device's title (`Backend.title`).
+
+    Raises:
+        EnvironmentFault: not even one can be trained; nothing is kept then.
     """
     key = stable_hash([cell.weights, cell.task_data, cell.protocol.identity(), device, "shared"])
     kept = store / "calibrations" / f"{key}.json"
@@ -80,6 +83,11 @@ def cells_beside_each_other(cell: Cell, *, store: Path, data_root: Path | None, 
 
         def rate_of(count: int) -> float | None:
             rates.append(together())
+            if rates == [None]:
+                raise EnvironmentFault(
+                    f"{cell.model} on {cell.task}: a process that trained it alone, to measure how many cells can share a GPU, has ended. What "
+                    "it said stands above. Set gpus_per_cell to a number to go on without the measurement."
+                )
             return rates[-1]
 
         found = most_useful(rate_of)
@@ -91,11 +99,16 @@ def share_of_gpu(cells: Iterable[Cell], *, store: Path, data_root: Path | None) 
     """Return the share of a GPU that each of these cells should reserve, as measured on a GPU of the Ray cluster.
 
     Raises:
-        UserError: a model or its data cannot be read.
-        EnvironmentFault: torch sees no GPU where Ray has one.
+        UserError: no node has a GPU.
+        EnvironmentFault: torch sees no GPU where Ray has one, or the cell cannot be trained.
     """
     import ray
 
+    from mlmclm.service.cluster import cluster_view, wait_for_a_place
+
+    view, gpu = cluster_view(), {"GPU": 1.0}
+    check_place("A cell", gpu, view(), remedy="Set gpus_per_cell: 0 to use CPUs, or add nodes.")
+    wait_for_a_place("fine-tuning", gpu, view)
     say("fine-tuning: finding out how many cells should share a GPU")
     task = ray.remote(num_gpus=1, max_retries=0)(share_here)
     try:
@@ -109,8 +122,7 @@ def share_here(cells: Iterable[Cell], *, store: Path, data_root: Path | None) ->
     """Return the share of this process's GPU that each of these cells should reserve.
 
     Raises:
-        UserError: a model or its data cannot be read.
-        EnvironmentFault: torch sees no GPU.
+        EnvironmentFault: torch sees no GPU, or the cell cannot be trained.
     """
     import torch
 

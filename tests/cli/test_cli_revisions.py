@@ -139,6 +139,9 @@ def test_the_second_time_nothing_is_written_and_what_is_gone_or_damaged_is_writt
     assert listing(cache).keys() == before.keys()
     assert {tag: (repository / "refs" / tag).read_text() for tag in commits} == commits, "a commit is its content"
     assert export(CAUSAL, cache)["written"] == []
+    (repository / "snapshots" / commits["step20"] / "config.json").unlink()
+    assert export(CAUSAL, cache)["written"] == ["step20"]
+    assert export(CAUSAL, cache)["written"] == [] and listing(cache).keys() == before.keys()
     model = AutoModelForCausalLM.from_pretrained(f"mlmclm/{CAUSAL}", cache_dir=cache)
     assert model.config.model_type == "llama"
 

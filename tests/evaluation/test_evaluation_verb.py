@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from winogender_files import STATISTICS, TEMPLATES
 
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
+from mlmclm.evaluation.evaluations import Subject
 from mlmclm.evaluation.language_model import LanguageModel, scoring_of
 from mlmclm.models.export import export_folder
 from mlmclm.models.notes import add_notes, read_notes
@@ -129,6 +131,30 @@ def test_a_key_is_of_the_data_and_not_of_its_place(place: Path, run: Run, tmp_pa
     write_table(tmp_path / "rows", "test", {**ROWS, "answer": [1, 1, 1, 0, 0]})
     changed = results(run(place / "decoder", "--task", tmp_path / "again.yaml", "--json")[1])[0]
     assert changed["key"] != first["key"]
+
+
+def test_a_key_has_what_a_folder_says_of_context_and_ends_and_generation_stays_greedy(tmp_path: Path) -> None:
+    keys, texts = [], []
+    save_small_decoder(tmp_path / "0")
+    known = json.loads((tmp_path / "0" / "generation_config.json").read_text())
+    settings = json.loads((tmp_path / "0" / "tokenizer_config.json").read_text())
+    for number, (file, content) in enumerate(
+        (
+            ("generation_config.json", known | {"transformers_version": "0"}),
+            ("generation_config.json", known | {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1}),
+            ("mlmclm.json", {"context": 8}),
+            ("generation_config.json", known | {"eos_token_id": 7}),
+            ("tokenizer_config.json", settings | {"add_bos_token": True}),
+        )
+    ):
+        folder = shutil.copytree(tmp_path / "0", tmp_path / f"m{number}")
+        (folder / file).write_text(json.dumps(content))
+        keys.append(Subject.of("m", folder, "causal").tokenizer)
+        if number < 2:
+            texts.append(LanguageModel.load(folder, "causal").generate(["the film was"], stop=[], most=20))
+    assert keys[0] == keys[1] == Subject.of("m", tmp_path / "0", "causal").tokenizer
+    assert len(set(keys[1:])) == 4
+    assert texts[0] == texts[1] != [""]
 
 
 @needs_harness

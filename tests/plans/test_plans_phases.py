@@ -123,6 +123,27 @@ def test_keys_have_what_changes_the_weights_and_nothing_else() -> None:
     assert len({own, *keys}) == len(changes) + 1
 
 
+def test_an_untrained_model_s_key_has_the_shape_that_it_takes_from_the_first_phase() -> None:
+    def key(*phases: dict[str, Any], **more: Any) -> str:
+        made = recipe(*phases, **more) if phases else Recipe(block_length=16, batch=16, workers=2, **more)
+        return history(parse("1m-untrained"), made).key(fingerprint(Recipe(batch=16), "corpus", 100))
+
+    phase = {"name": "a", "steps": 5}
+    keys = [
+        key(),
+        key(phase),
+        key(phase | {"block_length": 32}),
+        key(phase | {"rope_base": 2e5}),
+        key(phase | {"local_rope_base": 2e5}),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key(phase, phase | {"name": "b", "block_length": 32}) == key(phase | {"steps": 9}) == keys[1]
+
+
+def test_a_warm_up_of_a_whole_phase_without_decay_is_allowed() -> None:
+    assert history(parse("1m-clm-5"), recipe({"name": "a", "steps": 5, "warmup_steps": 5})).step == 5
+
+
 def test_costs_count_each_phase_s_tokens() -> None:
     made = recipe()
     plan = make_plan([parse("1m-clm-160")], made)
@@ -171,6 +192,9 @@ def test_a_name_that_does_not_fit_the_phases_says_where_they_end(name: str, mess
         ({"phases": [{"name": "a", "steps": 5, "batch_warmup": {"steps": 2, "first": 1}}]}, "not between 2"),
         ({"phases": [{"name": "a", "steps": 5}], "warmup_steps": 7}, "warmup_steps: the phases have schedules of their own"),
         ({"phases_by_size": {"1m": [{"name": "a", "steps": 5, "block_length": 24}]}}, "block_length 24"),
+        ({"phases": [{"name": "a", "steps": 5, "decay_steps": 2}]}, "there is none; give decay: linear"),
+        ({"phases": [{"name": "a", "steps": 5, "final_share": 0.1}]}, "there is none; give decay: linear"),
+        ({"phases": [{"name": "step", "steps": 5}]}, "choose another name"),
     ],
 )  # fmt: skip
 def test_wrong_phases_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -13,13 +13,17 @@ import pytest
 import yaml
 
 from mlmclm.cli.main import main
+from mlmclm.corpora.mixed_blocks import InTurns
 from mlmclm.corpora.mixed_corpus import PreparedSources, open_stored
 from mlmclm.corpora.order import rows_of
+from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
+from mlmclm.plans.costs import leg_flops
 from mlmclm.plans.names import parse
 from mlmclm.plans.plan import samples_of
+from mlmclm.pretraining.initial import shape
 from mlmclm.reports.model_card import model_card
-from mlmclm.study.facts import state_facts
+from mlmclm.study.facts import flops, state_facts
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import find_prepared, prepare
 from mlmclm.study.prepared_study import PreparedStudy
@@ -50,6 +54,30 @@ def test_sources_share_a_tokenizer_of_the_mix_and_are_found_again(path: Path, ma
     assert found is not None and found.corpus.key == corpus.key and found.fingerprint == made.fingerprint
     opened, made_from = open_stored(made.place.store, corpus.key)
     assert opened.tokens == corpus.tokens and made_from["verse"].source == "verse"
+
+
+def test_cards_have_the_phases_lengths_and_every_size_needs_phases(made: PreparedStudy, tmp_path: Path) -> None:
+    name, study = parse(MODEL), made.study
+    facts = state_facts(name, made.target(name), study.recipe, made.corpus, study.sources, [])
+    assert facts["shape"]["longest training sequence, tokens"] == 64
+    assert not {"warmup_steps", "decay_steps", "block_length", "batch"} & set(facts["recipe"])
+    path = write_mixed(tmp_path, recipe={"phases": [], "phases_by_size": {"1M": MIXED_PHASES}})
+    with pytest.raises(UserError, match="models of size 1m have no phases"):
+        load_study(path)
+
+
+def test_flops_of_isolated_documents_are_those_of_each_phase_s_blocks(made: PreparedStudy) -> None:
+    recipe = made.study.recipe.model_copy(update={"isolate_documents": True})
+    state, size = made.target(parse(MODEL)), shape("1m", None)
+    wanted = 0
+    for leg in state.legs:
+        own = recipe.during(leg.phase)
+        blocks = InTurns(made.corpus.train.at_length(own.block_length), own.mix)
+        rows = blocks.take(np.linspace(0, len(blocks) - 1, min(len(blocks), 1024)).astype(np.int64))
+        ends = special_ids(made.corpus.tokenizer)["eos"]
+        lengths = [len(part) for row in rows for part in np.split(row, np.flatnonzero(row == ends) + 1) if len(part)]
+        wanted += leg_flops(size, leg, recipe, made.corpus.vocabulary, np.array(lengths))
+    assert flops(state, recipe, size, made.corpus.vocabulary, made.corpus) == wanted
 
 
 def test_another_mix_has_other_states_but_the_same_blocks_if_the_tokenizer_is_given(

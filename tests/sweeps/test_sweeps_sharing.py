@@ -28,7 +28,6 @@ Rates = Callable[[int], float | None]
         ([10.0, 19.0, 25.0, 25.5], 3),  # the fourth gains 2 %
         ([10.0, 10.5, 30.0], 1),
         ([10.0, 19.0, None], 2),  # the third runs out of memory
-        ([None], 1),  # even one does; the sweep will say so
         ([10.0 * 1.2**count for count in range(16)], 16),
     ],
 )
@@ -71,9 +70,29 @@ def test_real_processes_are_measured_once(
     assert cells_beside_each_other(real_cells[0], **options) == found
 
 
-def test_a_process_that_dies_counts_as_too_many(real_cells: list[Cell], tmp_path: Path) -> None:
+def test_a_cell_that_cannot_be_trained_alone_is_an_error_and_nothing_is_kept(
+    real_cells: list[Cell], tmp_path: Path
+) -> None:
     gone = replace(real_cells[0], model_folder=tmp_path / "nowhere")
-    assert cells_beside_each_other(gone, store=tmp_path, data_root=tmp_path / "data", device="this machine") == 1
+    with pytest.raises(EnvironmentFault, match=r"a process that trained it alone.*has ended"):
+        cells_beside_each_other(gone, store=tmp_path, data_root=tmp_path / "data", device="this machine")
+    assert not (tmp_path / "calibrations").exists()
+
+
+def test_a_second_process_that_dies_counts_as_too_many(
+    real_cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, started = sharing.subprocess.Popen, []
+
+    def first_only(words: list[str], **options: Any) -> Any:
+        started.append(words)
+        return real(words if len(started) == 1 else [words[0], "-c", "raise SystemExit(1)"], **options)
+
+    monkeypatch.setattr(sharing.subprocess, "Popen", first_only)
+    assert (
+        cells_beside_each_other(real_cells[0], store=tmp_path, data_root=tmp_path / "data", device="this machine") == 1
+    )
+    assert len(started) == 2
 
 
 def test_a_gpu_that_torch_does_not_see_ends_the_sweep(real_cells: list[Cell], tmp_path: Path) -> None:
@@ -81,6 +100,11 @@ def test_a_gpu_that_torch_does_not_see_ends_the_sweep(real_cells: list[Cell], tm
         ray_session(tmp_path, num_cpus=1, num_gpus=1),
         pytest.raises(EnvironmentFault, match="offers Ray a GPU, but torch sees none"),
     ):
+        run_sweep(real_cells, store=tmp_path, data_root=tmp_path / "data", gpus_per_cell="shared", device="cuda")
+
+
+def test_a_cluster_without_a_gpu_is_refused_at_once(real_cells: list[Cell], tmp_path: Path) -> None:
+    with ray_session(tmp_path, num_cpus=1), pytest.raises(UserError, match="gpus_per_cell: 0"):
         run_sweep(real_cells, store=tmp_path, data_root=tmp_path / "data", gpus_per_cell="shared", device="cuda")
 
 

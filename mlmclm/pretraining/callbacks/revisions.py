@@ -8,6 +8,7 @@ from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.storage.checksums import set_aside
+from mlmclm.storage.files import in_turn
 
 
 class Revisions(Callback):
@@ -37,7 +38,9 @@ class Revisions(Callback):
         if states.weights_folder(Path(job.store), key) is not None:
             return
         folder = states.revision_folder(Path(job.store), key)
-        if folder.is_dir():
-            set_aside(folder)
+        with in_turn(folder.with_name(".damaged.lock")):
+            # Looked at again, as a stage beside this one may have written the same weights meanwhile.
+            if folder.is_dir() and states.damage(folder, read=False) is not None:
+                set_aside(folder)
         description = {"size": job.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}
         checkpoints.write_folder(folder, state, description, ())
