@@ -26,9 +26,12 @@ FIRST = (
     "test_service_ray_cluster.py",
     "test_cli_interruption.py",
     # The other long ones, the longest first.
-    "test_sweeps_launch.py",
     "test_pretraining_failures.py",
+    "test_pretraining_phases.py",
+    "test_sweeps_launch.py",
+    "test_study_zero_shot.py",
     "test_pretraining_engine.py",
+    "test_sweeps_sharing.py",
     "test_cli_wrong_inputs.py",
     "test_finetuning_cell.py",
     "test_docs.py",

@@ -103,6 +103,7 @@ def test_a_gpu_that_torch_does_not_see_ends_the_sweep(real_cells: list[Cell], tm
         run_sweep(real_cells, store=tmp_path, data_root=tmp_path / "data", gpus_per_cell="shared", device="cuda")
 
 
+@pytest.mark.slow
 def test_a_cluster_without_a_gpu_is_refused_at_once(real_cells: list[Cell], tmp_path: Path) -> None:
     with ray_session(tmp_path, num_cpus=1), pytest.raises(UserError, match="gpus_per_cell: 0"):
         run_sweep(real_cells, store=tmp_path, data_root=tmp_path / "data", gpus_per_cell="shared", device="cuda")
