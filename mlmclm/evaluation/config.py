@@ -55,6 +55,11 @@ class ZeroShot(Frozen):
         winogender = None if self.winogender is None else there(self.winogender, "winogender")
         return self.model_copy(update={"tasks": tasks, "winogender": winogender})
 
+    def read(self, data_root: Path | None) -> list[ZeroShotTask]:
+        """Return the tasks with their data, whose files `found` has looked up; raises what `read_tasks` does."""
+        winogender = None if self.winogender is None else Path(self.winogender)
+        return read_tasks(self.tasks, winogender, self.winogender_rule, data_root=data_root, limit=self.limit)
+
 
 def read_mteb(names: Sequence[str]) -> list[ZeroShotTask]:
     """Return tasks of MTEB, as `mteb_tasks.load_mteb` takes them.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, one_line
-from mlmclm.evaluation.config import ZeroShot, read_tasks
+from mlmclm.evaluation.config import ZeroShot
 from mlmclm.evaluation.evaluations import Evaluations, Subject, evaluation_key, find_or_compute
 from mlmclm.evaluation.load_model import load_model
 from mlmclm.service.placement import Choice, cell_bundle, check_place
@@ -123,11 +123,7 @@ def _evaluate(
 @lru_cache(maxsize=1)
 def _tasks(zero_shot: ZeroShot, data_root: Path | None) -> dict[str, ZeroShotTask]:
     """Return a worker process's tasks by name, read once."""
-    winogender = Path(zero_shot.winogender) if zero_shot.winogender else None
-    found = read_tasks(
-        zero_shot.tasks, winogender, zero_shot.winogender_rule, data_root=data_root, limit=zero_shot.limit
-    )
-    return {task.name: task for task in found}
+    return {task.name: task for task in zero_shot.read(data_root)}
 
 
 _model = lru_cache(maxsize=1)(load_model)

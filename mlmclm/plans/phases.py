@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.corpora.mixes import Mix
-from mlmclm.errors import unknown
-from mlmclm.plans.schedules import LAWS
+from mlmclm.plans.schedules import LAWS, Law
 
 CARRIED = ("block_length", "batch", "peak_learning_rate", "weight_decay", "rope_base", "local_rope_base", "mix")
 """Settings that a phase takes from the one before it, or from the recipe, unless it says them."""
@@ -51,7 +50,7 @@ class TrainingPhase(Frozen):
     weight_decay: float | None = Field(None, ge=0)
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up of the learning rate at the start of the phase."""
-    decay: str = "constant"
+    decay: Law = "constant"
     """Shape of the decay, as the recipe's: constant (no decay), linear, 1-sqrt or cosine."""
     decay_steps: int | None = Field(None, ge=1)
     """Steps of decay at the end of the phase; None for all that follow the warm-up."""
@@ -65,13 +64,6 @@ class TrainingPhase(Frozen):
     """Sources with their weights, as the recipe's `mix`; the name of a source stands for that source alone."""
     moments: Literal["keep", "new"] = "keep"
     """Whether the optimizer keeps its moments or starts with zero moments, as if only the weights had been loaded."""
-
-    @field_validator("decay")
-    @classmethod
-    def _known_law(cls, value: str) -> str:
-        if value not in LAWS:
-            raise ValueError(str(unknown("decay", value, LAWS)).rstrip("."))
-        return value
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingPhase:

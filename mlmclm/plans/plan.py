@@ -169,7 +169,7 @@ class State:
 
     def at(self, step: int) -> State:
         """Return the state at an earlier step of this history."""
-        return _prefix(self, step)
+        return replace(self, legs=tuple(leg for leg in _split_at(self.legs, step) if leg.stop <= step))
 
     def key(self, fingerprint: str) -> str:
         """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`)."""
@@ -352,8 +352,7 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> Stat
             origin = phase.until
             warmup = None if recipe.rewarmup_steps == recipe.warmup_steps else recipe.rewarmup_steps
     # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
-    cut = _split_at(tuple(legs), name.steps)
-    return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps), initial)
+    return State(name.size, tuple(legs), initial).at(name.steps)
 
 
 def _history_in_phases(name: ModelName, phases: Sequence[SettledPhase], initial: str | None) -> State:
@@ -377,8 +376,7 @@ def _history_in_phases(name: ModelName, phases: Sequence[SettledPhase], initial:
                 end = phase.stop if phase.decay_steps else None
                 legs.append(Leg(part.objective, start, stop, phase.start, end, phase=phase))
                 start = stop
-    cut = _split_at(tuple(legs), name.steps)
-    return State(name.size, tuple(leg for leg in cut if leg.stop <= name.steps), initial)
+    return State(name.size, tuple(legs), initial).at(name.steps)
 
 
 def _check_peak(name: ModelName, until: int, origin: int, warmup: int, recipe: Recipe) -> None:
@@ -432,7 +430,7 @@ def _extend(stages: list[Stage], position: State, target: State, targets: Sequen
     ahead = [leg for leg in _split_at(target.legs, position.step) if leg.start >= position.step]
     # A phase is the legs that share an objective and a warm-up: its stable part and its decay, in one Ray Train run.
     phase = [leg for leg in ahead if (leg.objective, leg.origin) == (ahead[0].objective, ahead[0].origin)]
-    end = _prefix(target, phase[-1].stop)
+    end = target.at(phase[-1].stop)
     if not any(end in stage.states for stage in stages):
         known = [
             state for stage in stages for state in stage.states if state.step < end.step and _is_prefix(state, end)
@@ -440,7 +438,7 @@ def _extend(stages: list[Stage], position: State, target: State, targets: Sequen
         # Start from the furthest state that some stage deposits, so that none of the steps before it is trained twice.
         start = max([position, *known], key=lambda state: state.step)
         # Deposit a state wherever another model branches off from this one.
-        branches = {_prefix(end, _common_step(end, other)) for other in targets}
+        branches = {end.at(_common_step(end, other)) for other in targets}
         deposits = sorted(
             (state for state in branches | {end} if state.step > start.step), key=lambda state: state.step
         )
@@ -448,13 +446,8 @@ def _extend(stages: list[Stage], position: State, target: State, targets: Sequen
     return end
 
 
-def _prefix(state: State, step: int) -> State:
-    """Return the state at an earlier step of the same history."""
-    return replace(state, legs=tuple(leg for leg in _split_at(state.legs, step) if leg.stop <= step))
-
-
 def _is_prefix(state: State, of: State) -> bool:
-    return state.size == of.size and state.step <= of.step and _prefix(of, state.step) == state
+    return state.size == of.size and state.step <= of.step and of.at(state.step) == state
 
 
 def _common_step(a: State, b: State) -> int:

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from mlmclm.errors import unknown
 
 
 class Decay(ABC):
@@ -56,6 +61,16 @@ LAWS: dict[str, Decay] = {
     "constant": Constant(),
 }
 """Decays by the names that `recipe.decay` accepts."""
+
+
+def _known(name: str) -> str:
+    if name not in LAWS:
+        raise ValueError(str(unknown("decay", name, LAWS)).rstrip("."))
+    return name
+
+
+Law = Annotated[str, AfterValidator(_known)]
+"""The name of a decay."""
 
 
 def learning_rate(

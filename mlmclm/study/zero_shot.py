@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError
@@ -44,17 +43,8 @@ def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> Evaluations | 
     if file.zero_shot is None:
         return None
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
-    from mlmclm.evaluation.config import read_tasks
-
     asked = file.zero_shot.found(file.folder, place.data_root)
-    tasks = read_tasks(
-        asked.tasks,
-        Path(asked.winogender) if asked.winogender else None,
-        asked.winogender_rule,
-        data_root=place.data_root,
-        limit=asked.limit,
-    )
-    return Evaluations(asked, tasks)
+    return Evaluations(asked, asked.read(place.data_root))
 
 
 def evaluate(
