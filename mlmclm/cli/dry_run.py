@@ -17,16 +17,19 @@ from mlmclm.plans.plan import Plan, make_plan
 from mlmclm.progress import say
 from mlmclm.seeds import seed_labels, seed_value
 from mlmclm.study.last_grid import Difference, since_last
+from mlmclm.study.opened import find_models
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import check_models_to_continue, find_prepared
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep import study_grid, study_space
 from mlmclm.study.sweep_file import SweepFile
+from mlmclm.study.zero_shot import evaluations_there, zero_shot_tasks
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
+    from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.space import Space
     from mlmclm.sweeps.starts import Planned
 
@@ -71,6 +74,8 @@ def show_dry_run(
             found["cells_waiting"] = unnamed - sum(cell.start is not None for cell in cells) - stranded
             found["start_from"] = space.start_from
         found |= _estimate(cells, missing, found["cells_to_compute"], space, place, assumed or Assumed())
+        models = find_models(prepared).values() if prepared is not None else ()
+        found |= _evaluations(study, place, [model for model in models if model is not None], len(study.models))
     if as_json:
         print_json(found)
         return
@@ -92,6 +97,7 @@ def show_dry_run(
                 f"{found['cells_waiting']:,} of them wait for the cell with the best validation score to start from ({starts})"
             )
         _show_estimate(found)
+    _show_evaluations(found)
 
 
 def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: bool) -> None:
@@ -111,6 +117,7 @@ def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: 
         "cells": total,
         "cells_to_compute": total - there,
         **_estimate(planned.cells, missing, total - there, made.space, place, assumed),
+        **_evaluations(file, place, [each.model for each in made.models], len(made.models)),
     }
     if as_json:
         print_json(found)
@@ -121,6 +128,29 @@ def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: 
     _show_grid(made.space, changed)
     show(f"cells: {total - there:,} of {total:,} to compute")
     _show_estimate(found)
+    _show_evaluations(found)
+
+
+def _evaluations(file: StudyFile | SweepFile, place: Place, models: Sequence[SweepModel], total: int) -> dict[str, int]:
+    """Return the number of zero-shot evaluations, and of those without a result, if the file asks for any.
+
+    Args:
+        models: the models that are there.
+        total: number of all models.
+    """
+    evaluations = zero_shot_tasks(file, place)
+    if evaluations is None:
+        return {}
+    every = total * len(evaluations.tasks)
+    return {
+        "evaluations": every,
+        "evaluations_to_compute": every - evaluations_there(evaluations, place, models),
+    }
+
+
+def _show_evaluations(found: Mapping[str, Any]) -> None:
+    if "evaluations" in found:
+        show(f"zero-shot evaluations: {found['evaluations_to_compute']:,} of {found['evaluations']:,} to compute")
 
 
 def _estimate(
@@ -213,7 +243,7 @@ def _planned(prepared: PreparedStudy | None, space: Space) -> Planned | None:
     """
     if prepared is None:
         return None
-    from mlmclm.study.opened import find_models, find_tasks
+    from mlmclm.study.opened import find_tasks
     from mlmclm.study.sweep import plan_sweep
 
     models = [model for model in find_models(prepared).values() if model is not None]

@@ -15,7 +15,7 @@ from mlmclm.study.place import Place
 
 if TYPE_CHECKING:
     from mlmclm.evaluation.config import ZeroShot
-    from mlmclm.evaluation.evaluations import ZeroShotTask
+    from mlmclm.evaluation.evaluations import Subject, ZeroShotTask
     from mlmclm.reports.study_facts import ZeroShotFacts
     from mlmclm.service.placement import Choice
     from mlmclm.study.study_file import StudyFile
@@ -70,16 +70,10 @@ def evaluate(
     """
     if evaluations is None:
         return None
-    from mlmclm.evaluation.evaluations import Subject, evaluation_key
-    from mlmclm.evaluation.language_model import scoring_of
     from mlmclm.evaluation.on_ray import evaluate_models
 
-    subjects = [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
-    listing = [
-        {"model": subject.name, "task": task.name, "key": evaluation_key(subject, task)}
-        for subject in subjects
-        for task in evaluations.tasks
-    ]
+    subjects = _subjects(models)
+    listing = _listing(subjects, evaluations)
     write_atomic(place.study_folder(file) / LISTING, canonical_json(listing))
     try:
         evaluate_models(
@@ -96,6 +90,31 @@ def evaluate(
         say(f"{error}\nThe study goes on, and ends with this error.")
         return error
     return None
+
+
+def evaluations_there(evaluations: Evaluations, place: Place, models: Sequence[SweepModel]) -> int:
+    """Return how many results of these models on these tasks the store has."""
+    from mlmclm.evaluation.evaluations import Evaluations as Ledger
+
+    ledger = Ledger(place.store)
+    return sum(ledger.find(each["key"]) is not None for each in _listing(_subjects(models), evaluations))
+
+
+def _subjects(models: Sequence[SweepModel]) -> list[Subject]:
+    from mlmclm.evaluation.evaluations import Subject
+    from mlmclm.evaluation.language_model import scoring_of
+
+    return [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
+
+
+def _listing(subjects: Sequence[Subject], evaluations: Evaluations) -> list[dict[str, str]]:
+    from mlmclm.evaluation.evaluations import evaluation_key
+
+    return [
+        {"model": subject.name, "task": task.name, "key": evaluation_key(subject, task)}
+        for subject in subjects
+        for task in evaluations.tasks
+    ]
 
 
 def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[str, Any]]:

@@ -55,6 +55,8 @@ def sweep(tmp_path: Path) -> Path:
 def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(sweep: Path) -> None:
     folder, store = sweep.parent, sweep.parent / "store"
     options = ("--store", store, "--data", folder / "data")
+    _, output, _ = run("sweep", sweep, *options, "--dry-run", home=folder)
+    assert "zero-shot evaluations: 3 of 3 to compute" in output
     code, _, errors = run("sweep", sweep, *options, home=folder)
     # One evaluation isn't possible; that keeps nothing else from being done.
     assert code == 1, errors
@@ -82,6 +84,8 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(swe
         ).fetchall()
     scores = {result["model"]: result["metrics"]["against"]["score"] for result in results}
     assert found == [(f"{name} winogender zero-shot", scores[name]) for name in ("euro", "llama")]
+    found = json.loads(run("sweep", sweep, *options, "--dry-run", "--json", home=folder)[1])
+    assert (found["evaluations"], found["evaluations_to_compute"], found["cells_to_compute"]) == (3, 1, 0)
     # A report is written from the store alone.
     code, _, errors = run("report", sweep, *options, "--to", folder / "again", home=folder)
     assert code == 0, errors
