@@ -81,9 +81,8 @@ def order(
     if to is not None:
         counts: Counter[str] = Counter()
         if as_folder:
-            export_data_set(
-                _counted(batches, counts), study.recipe.revisions_every or study.recipe.checkpoint_every, to
-            )
+            every = study.recipe.revisions_every or study.recipe.checkpoint_every
+            export_data_set(_counted(batches, counts), wanted, every, to)
         else:
             export(_counted(batches, counts), to)
         rows, tokens = counts["rows"], counts["tokens"]
@@ -115,6 +114,8 @@ def _range(text: str | None, study: StudyFile, model: str | None) -> range:
     from mlmclm.errors import UserError
 
     last = max(name.steps for name in study.parsed if model in (None, str(name)))
+    if not last:
+        raise UserError("--model: an untrained model sees no data; name a model that is trained.")
     text = f"0:{last}" if text is None else text
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):

@@ -83,14 +83,17 @@ def export(
     from mlmclm.progress import say
     from mlmclm.study.exports import export_state, find_state, sizes_in
     from mlmclm.study.facts import reported_scores, study_card
+    from mlmclm.study.opened import find_models
     from mlmclm.study.prepare import find_prepared
     from mlmclm.study.study_file import load_study
 
     if dry_run and push_to_hub is None:
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")
     if task is not None:
-        if revisions or step is not None or push_to_hub is not None:
-            raise UserError("--task writes a fine-tuned encoder; leave out --revisions, --step and --push-to-hub.")
+        if revisions or step is not None or push_to_hub is not None or repository is not None:
+            raise UserError(
+                "--task writes a fine-tuned encoder; leave out --revisions, --repository, --step and --push-to-hub."
+            )
         _fine_tuned(source, model, task, to, options.place(store, data, task_dir), as_json=as_json)
         return
     if revisions and (step is not None or push_to_hub is not None):
@@ -111,7 +114,7 @@ def export(
     name = parse(model, sizes_in(place.store) if study is None else study.sizes)
     if not name.phases:
         raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
-    fingerprint = initial = None
+    fingerprint = initial = prepared = None
     if study is not None:
         prepared = find_prepared(study, place)
         if prepared is None:
@@ -129,8 +132,11 @@ def export(
         return
     if step is None and found.state.step < name.steps:
         say(f"{name} has come to step {found.state.step:,} of {name.steps:,}; that is exported.")
-    if study is not None:
-        about["scores"] = reported_scores(place.study_folder(study), str(found.name))
+    if prepared is not None:
+        exported = find_models(prepared).get(str(found.name))
+        # The model's own folder is in that of its last state; another step has no scores.
+        if exported is not None and exported.folder.resolve().parent == found.folder.resolve():
+            about["scores"] = reported_scores(place, place.study_folder(prepared.study), exported)
     export_state(found, place.store, to, about)
     uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else None
     if not as_json:
@@ -142,19 +148,32 @@ def export(
 
 
 def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, as_json: bool) -> None:
+    from mlmclm.cli.finetune import keep_start, make_ready
     from mlmclm.cli.output import print_json, show
     from mlmclm.cli.results_of import results_of
     from mlmclm.errors import UserError
     from mlmclm.finetuning.cell import cell_key
-    from mlmclm.finetuning.sentence_encoder import export_sentence_encoder
-    from mlmclm.progress import say
+    from mlmclm.finetuning.sentence_encoder import check_target, export_sentence_encoder
+    from mlmclm.progress import Bar, say
     from mlmclm.sweeps.cells import cell_name
 
     if source.is_dir():
         raise UserError(f"{source}: --task needs the file of the study or sweep, which says what is best.")
     found = results_of(source, place, None)
     cell = found.best_cell(model, task)
-    result = export_sentence_encoder(cell, to, store=place.store, data_root=place.data_root)
+    check_target(cell, to)
+    if cell.start is not None:
+        start = next(each for each in found.cells if cell_key(each) == cell.start.key)
+        keep_start(start, store=place.store, data_root=place.data_root)
+    make_ready(cell)
+    with Bar(f"{cell_name(cell)}, trained again", unit="steps") as bar:
+        result = export_sentence_encoder(
+            cell,
+            to,
+            store=place.store,
+            data_root=place.data_root,
+            on_step=lambda step, steps, loss: bar.update(step, steps),
+        )
     kept = next(each["scores"] for each in found.results if each["key"] == cell_key(cell))
     if kept != result["scores"]:
         say(

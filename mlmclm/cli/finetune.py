@@ -145,7 +145,7 @@ def finetune(
         return
     # The encoder to start from is only needed if the cell has to be computed.
     if source is not None and ledger.find(cell_key(cell)) is None:
-        _keep(source, store=place.store, data_root=place.data_root)
+        keep_start(source, store=place.store, data_root=place.data_root)
     # A sweep, or another command like this one, may be computing the same cell.
     with ledger.claimed(
         cell_key(cell), lambda other: say(f"{cell_name(cell)}: waiting for {other}, which computes it")
@@ -236,15 +236,26 @@ def _source(
     return cell
 
 
-def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
-    """Compute and keep the encoder of the cell to start from, unless it is kept already."""
+def make_ready(cell: Cell) -> None:
+    """Bring this process into the state in which a sweep's workers compute a cell: threads, and compiled loops."""
     import torch
 
-    from mlmclm.finetuning.cell import CELL_THREADS, cell_key
-    from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
-    from mlmclm.finetuning.run import keep_encoder, shapes_of
+    from mlmclm.finetuning.cell import CELL_THREADS
+    from mlmclm.finetuning.run import shapes_of
     from mlmclm.models.warm_up import prepare
-    from mlmclm.progress import Bar, say, say_once
+    from mlmclm.progress import say_once
+
+    torch.set_num_threads(CELL_THREADS)
+    if not torch.cuda.is_available():
+        prepare(shapes_of([cell]), say_once)
+
+
+def keep_start(source: Cell, *, store: Path, data_root: Path | None) -> None:
+    """Compute and keep the encoder of the cell to start from, unless it is kept already."""
+    from mlmclm.finetuning.cell import cell_key
+    from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
+    from mlmclm.finetuning.run import keep_encoder
+    from mlmclm.progress import Bar, say
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.starts import KeptWeights
 
@@ -253,9 +264,7 @@ def _keep(source: Cell, *, store: Path, data_root: Path | None) -> None:
     with kept.claimed(cell_key(source), lambda other: say(f"{title}: waiting for {other}, which computes it")):
         if not kept.missing([source]):
             return
-        torch.set_num_threads(CELL_THREADS)
-        if not torch.cuda.is_available():
-            prepare(shapes_of([source]), say_once)
+        make_ready(source)
         with Bar(title, unit="steps") as bar:
             keep_encoder(
                 source, store=store, data_root=data_root, on_step=lambda step, steps, loss: bar.update(step, steps)

@@ -151,8 +151,8 @@ def sweep_given(
         with StudyTracking(file, place) as tracking, one_session(place, address) as (session, _):
             made = find_sweep(file, place)
             check_last(folder, made.grid(), replace=replace)
-            made = with_tasks(made, prepare=True)
             evaluations = zero_shot_tasks(file, place)
+            made = with_tasks(made, prepare=True)
             remember(folder, made.grid())
             # For `mlmclm report` of a sweep that was given by options.
             write_atomic(folder / "sweep.yaml", made.as_file())

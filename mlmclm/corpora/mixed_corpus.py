@@ -186,11 +186,10 @@ def _tokenizer_text(
             return tokenizer_sample(corpora[name], source, below, characters=characters)
 
     keys, samples = [], list[Callable[[], list[str]]]()
-    for name, share in shares(mix).items():
+    for (name, weight), share in zip(mix, shares(mix).values(), strict=True):
         with _named(name):
             source = opened(corpora[name])
-
-        keys.append([text_key(corpora[name], source.fingerprint()), share])
+        keys.append([text_key(corpora[name], source.fingerprint()), weight])
         samples.append(partial(sample, name, source, max(1, round(share * TRAINING_CHARACTERS))))
     return stable_hash(keys), samples
 

@@ -24,33 +24,39 @@ LONGEST_PERIOD = 100_000
 def _parsed(value: Any) -> Any:
     """Return a mix as pairs in the order of the names, without sources of weight 0.
 
+    Weights become the smallest whole numbers in the same ratios, so that equal mixes are equal; 0.1 counts as one tenth
+    exactly.
+
     Raises:
         ValueError: a weight is negative or no number, all are 0, or they are divided too finely.
     """
     if value is None:
         return None
-    given = dict.fromkeys([value], 1.0) if isinstance(value, str) else value
+    given = dict.fromkeys([value], 1) if isinstance(value, str) else value
     given = dict(given) if isinstance(given, tuple) else given
     if not isinstance(given, Mapping):
         raise ValueError(f"expected the name of a source, or names with their weights, got {value!r}")
     for name, weight in given.items():
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not math.isfinite(weight) or weight < 0:
+        if not number or not 0 <= weight < math.inf:
             raise ValueError(f"{name}: the weight {weight!r} is not a number of 0 or more")
-    mix = tuple(sorted((str(name), float(weight)) for name, weight in given.items() if weight))
-    if not mix:
+    exact = {str(name): Fraction(repr(weight)) for name, weight in sorted(given.items()) if weight}
+    if not exact:
         raise ValueError("its weights add up to nothing; give at least one source a weight above 0")
-    if sum(whole_weights(mix)) > LONGEST_PERIOD:
+    common = math.lcm(*(weight.denominator for weight in exact.values()))
+    whole = {name: int(weight * common) for name, weight in exact.items()}
+    divisor = math.gcd(*whole.values())
+    if sum(whole.values()) // divisor > LONGEST_PERIOD:
         raise ValueError(f"its weights have no common measure above 1/{LONGEST_PERIOD:,} of their sum; round them")
-    return mix
+    return tuple((name, weight // divisor) for name, weight in whole.items())
 
 
 Mix = Annotated[
-    tuple[tuple[str, float], ...],
+    tuple[tuple[str, int], ...],
     BeforeValidator(_parsed, json_schema_input_type=str | dict[str, float]),
-    PlainSerializer(dict, return_type=dict[str, float]),
+    PlainSerializer(dict, return_type=dict[str, int]),
 ]
-"""Sources with their weights, in the order of their names."""
+"""Sources with their weights, in the order of their names; the weights have no common divisor."""
 
 
 def shares(mix: Mix) -> dict[str, float]:
@@ -65,17 +71,8 @@ def words(mix: Mix) -> str:
     return ", ".join(f"{100 * share:.4g} % {name}" for name, share in ordered)
 
 
-@lru_cache
-def whole_weights(mix: Mix) -> tuple[int, ...]:
-    """Return weights in the same ratios as the smallest whole numbers; 0.1 counts as one tenth exactly."""
-    exact = [Fraction(repr(weight)) for _, weight in mix]
-    common = math.lcm(*(weight.denominator for weight in exact))
-    whole = [int(weight * common) for weight in exact]
-    return tuple(weight // math.gcd(*whole) for weight in whole)
-
-
 class Turns:
-    """The source of every sample of a mix, by the number of the source in it; repeats after the sum of whole weights.
+    """The source of every sample of a mix, by the number of the source in it; repeats after the sum of the weights.
 
     A source's j-th block (from 0) comes no earlier than sample floor(j / w) and before sample ceil((j + 1) / w). Among
     the sources that may come, the one that must come first does. Such turns exist for all shares w that add up to 1
@@ -84,7 +81,7 @@ class Turns:
 
     def __init__(self, mix: Mix) -> None:
         """Make one period of the turns."""
-        self.weights = np.array(whole_weights(mix), dtype=np.int64)
+        self.weights = np.array([weight for _, weight in mix], dtype=np.int64)
         self.period = period = int(self.weights.sum())
         sources = np.empty(period, dtype=np.int64)
         before = np.empty(period, dtype=np.int64)

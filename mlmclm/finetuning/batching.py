@@ -13,6 +13,9 @@ from mlmclm.tasks.family import Lists
 
 Array = np.ndarray[Any, Any]
 
+AHEAD = 32
+"""Batches whose examples are looked at for those that share no text."""
+
 
 def stream(seed: int, name: str) -> int:
     """Return the 63-bit seed of one of a cell's random streams (`head`, `order`, `dropout`).
@@ -31,22 +34,22 @@ def training_rows(examples: int, batch_size: int, seed: int, distinct: Lists | N
 
     Args:
         seed: seed of the stream `order`.
-        distinct: numbers of each example's texts. An example that shares one with its batch waits for the next batch
-            without it, unless a whole pass has none that fits.
+        distinct: numbers of each example's texts. An example that shares one with its batch waits for a later batch, as
+            long as enough of the next `AHEAD` batches' examples don't. Then those that have waited longest fill the batch.
     """
     epoch = 0
     left = np.empty(0, dtype=np.int64)
+    # A few batches' examples to choose from, so that the end of a pass doesn't force texts together.
+    fewest = batch_size if distinct is None else 4 * batch_size
     while True:
-        chosen = _first_distinct(left, batch_size, distinct)
-        while len(chosen) < batch_size:  # a loop: a batch may be larger than the whole training split
+        while len(left) < fewest:  # a loop: a batch may be larger than the whole training split
             generator = torch.Generator().manual_seed(stream(seed, f"epoch {epoch}"))
             left = np.concatenate((left, torch.randperm(examples, generator=generator).numpy()))
             epoch += 1
-            found = _first_distinct(left, batch_size, distinct)
-            if len(found) == len(chosen) and len(left) >= batch_size:
-                others = np.delete(np.arange(len(left)), found)
-                found = np.concatenate((found, others[: batch_size - len(found)]))
-            chosen = found
+        chosen = _first_distinct(left[: AHEAD * batch_size], batch_size, distinct)
+        if len(chosen) < batch_size:
+            others = np.delete(np.arange(len(left)), chosen)
+            chosen = np.concatenate((chosen, others[: batch_size - len(chosen)]))
         yield left[chosen]
         left = np.delete(left, chosen)
 

@@ -5,21 +5,27 @@ Cells keep no weights, so the cell is trained again: the same cell ends at the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from transformers import AutoModel
 
+from mlmclm.backends.packing import Packing
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import run_cell
+from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.exported_tokenizer import post_processor
-from mlmclm.models.folder import load_tokenizer
+from mlmclm.models.folder import load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.family import ending
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedModel
 
     from mlmclm.finetuning.protocol import Protocol
 
@@ -27,12 +33,11 @@ POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 """Pooling of a protocol -> its name in sentence-transformers' `1_Pooling/config.json`."""
 
 
-def export_sentence_encoder(cell: Cell, target: Path, *, store: Path, data_root: Path | None) -> dict[str, Any]:
-    """Train a retrieval cell, write its encoder as a folder of sentence-transformers, and return its result.
+def check_target(cell: Cell, target: Path) -> None:
+    """Refuse what can't be exported before the cell is trained.
 
     Raises:
-        UserError: the task is not retrieval, the model is causal, or there is something at the target.
-        EnvironmentFault: the cell diverged.
+        UserError: the task is not retrieval, the protocol is causal, or there is something at the target.
     """
     if cell.declared.family != "retrieval":
         raise UserError(
@@ -45,18 +50,64 @@ def export_sentence_encoder(cell: Cell, target: Path, *, store: Path, data_root:
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
+
+
+def export_sentence_encoder(
+    cell: Cell,
+    target: Path,
+    *,
+    store: Path,
+    data_root: Path | None,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> dict[str, Any]:
+    """Train a retrieval cell, write its encoder as a folder of sentence-transformers, and return its result.
+
+    Args:
+        on_step: as for `run_cell`.
+
+    Raises:
+        UserError: as `check_target`; or transformers can't load the model as an encoder that sees both sides.
+        EnvironmentFault: the cell diverged.
+    """
+    check_target(cell, target)
     with whole_folder(target) as folder:
 
         def keep(encoder: nn.Module, result: dict[str, Any]) -> None:
             if result["status"] == "ok":
-                encoder.cpu().to(torch.float32).save_pretrained(folder)  # type: ignore[operator]
+                _write_encoder(encoder.cpu().to(torch.float32), folder)
 
-        result = run_cell(cell, store=store, data_root=data_root, on_end=keep)
+        result = run_cell(cell, store=store, data_root=data_root, on_end=keep, on_step=on_step)
         if result["status"] != "ok":
             raise EnvironmentFault(f"the cell {cell_key(cell)} diverged at step {result['diverged_step']}.")
         _write_tokenizer(cell, folder)
         _write_modules(cell.protocol, folder, read_json(folder / "config.json")["hidden_size"])
     return result
+
+
+def _write_encoder(encoder: PreTrainedModel, folder: Path) -> None:
+    """Write an encoder so that transformers loads it as one that sees both sides, as the cell did.
+
+    A decoder's class is causal unless its configuration says `is_causal: false`, and some classes ignore that.
+
+    Raises:
+        UserError: it can't be loaded so.
+    """
+    encoder.eval()
+    packing = Packing.of([8])
+    ids = pack_ids([np.arange(8)], packing)[:, :8]  # any tokens will do
+    with torch.no_grad():
+        wanted = encode(encoder, pack_ids([np.arange(8)], packing), packing, causal=False)[:8]
+        for _ in range(2):
+            encoder.save_pretrained(folder)
+            with quiet():
+                found = AutoModel.from_pretrained(folder).eval()(ids).last_hidden_state[0]
+            if (found - wanted).abs().max() < 1e-3 * wanted.abs().max():
+                return
+            encoder.config.is_causal = False
+    raise UserError(
+        f"transformers loads {type(encoder).__name__} as a model that sees earlier tokens only, and the cell saw both sides. "
+        "sentence-transformers can't use such a folder."
+    )
 
 
 def _write_tokenizer(cell: Cell, folder: Path) -> None:

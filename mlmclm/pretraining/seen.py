@@ -115,11 +115,11 @@ def export(batches: Iterable[Seen], path: Path) -> None:
                 writer.write_table(table)
 
 
-def export_data_set(batches: Iterable[Seen], every: int, folder: Path) -> int:
-    """Write batches as a data set with a Parquet file for each `every` steps; return the number of files.
+def export_data_set(batches: Iterable[Seen], steps: range, every: int, folder: Path) -> None:
+    """Write the batches of these steps as a data set with a Parquet file for each `every` steps.
 
-    Its columns are `input_ids` and `step`. The names of the files begin with `train` and sort by their steps. The folder
-    appears when it is whole.
+    Its columns are `input_ids` and `step`. The names of the files begin with `train` and have their first step and the
+    one behind their last. The folder appears when it is whole.
 
     Raises:
         UserError: there is such a folder.
@@ -129,17 +129,15 @@ def export_data_set(batches: Iterable[Seen], every: int, folder: Path) -> int:
 
     if folder.exists():
         raise UserError(f"--export {folder}: there is something already; name a folder that isn't there.")
-    files = 0
     with whole_folder(folder) as temporary:
         for interval, own in groupby(batches, key=lambda batch: batch.step // every):
             tables = (table.select(["input_ids", "step"]) for table in _tables(own))
             first = next(tables)
-            name = f"train-{interval * every:09}-{(interval + 1) * every:09}.parquet"
+            begin, end = max(steps.start, interval * every), min(steps.stop, (interval + 1) * every)
+            name = f"train-{begin:09}-{end:09}.parquet"
             with ParquetWriter(temporary / name, first.schema, compression="zstd") as writer:
                 for table in chain([first], tables):
                     writer.write_table(table)
-            files += 1
-    return files
 
 
 def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:

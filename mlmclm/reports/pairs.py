@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
@@ -28,6 +29,8 @@ MADE = (ENCODER, DECODER, "encoder from decoder", "decoder from encoder")
 COLUMNS = ("size", "task", "kind", "metric", "made", "model", "score", "low", "high")
 ZERO_SHOT_COLUMNS = ("model", "task", "scoring", "metric", "score", "low", "high", "examples")
 PRONOUNS = ("masculine", "neutral", "feminine")
+NO_SHARES = ("perplexity", "bits_per_byte")
+"""Ends of the names of metrics that aren't shares of 1."""
 NAN = math.nan
 
 
@@ -47,19 +50,15 @@ class Score:
     value: float
     low: float
     high: float
+    share: bool = True
+    """Whether it can be shown in points out of 100; a perplexity can't."""
 
     @classmethod
-    def of(cls, entry: Mapping[str, float | None]) -> Score:
+    def of(cls, metric: str, entry: Mapping[str, float | None]) -> Score:
         """Return a zero-shot metric's score."""
-        value, low, high = (
-            NAN if entry[name] is None else float(entry[name] or 0) for name in ("score", "low", "high")
-        )
-        return cls(value, low, high)
-
-    @property
-    def share(self) -> bool:
-        """Whether it can be shown in points out of 100; a perplexity can't."""
-        return abs(self.value) <= 1
+        known = {name: entry[name] for name in ("score", "low", "high")}
+        value, low, high = (NAN if each is None else float(each) for each in known.values())
+        return cls(value, low, high, not metric.endswith(NO_SHARES) and not abs(value) > 1)
 
     def __str__(self) -> str:
         if math.isnan(self.value):
@@ -82,8 +81,7 @@ def zero_shot_tables(facts: StudyFacts) -> list[dict[str, Any]]:
         metrics = list(dict.fromkeys(name for each in own for name in each.metrics))
         rows = []
         for each in own:
-            entries = (each.metrics.get(name) for name in metrics)
-            cells = [None if entry is None else Score.of(entry) for entry in entries]
+            cells = [Score.of(name, each.metrics[name]) if name in each.metrics else None for name in metrics]
             rows.append({"model": each.model, "scoring": each.scoring, "cells": cells})
         examples = max((int(entry["examples"] or 0) for each in own for entry in each.metrics.values()), default=0)
         unit = "occupation" if set(PRONOUNS) <= set(metrics) else "example"
@@ -126,7 +124,7 @@ class Pair:
 def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> list[Pair]:
     """Return the comparison for each size that has an encoder and a decoder.
 
-    Of several models of a size that were made alike, the one that has seen the most tokens counts. There is none in a
+    Of several models of a size that were made alike, the first that has seen the most tokens counts. There is none in a
     study without zero-shot tasks and without all four ways, whose tables of scores say the same.
     """
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
@@ -145,7 +143,7 @@ def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> 
 def _models(models: Sequence[ModelFacts]) -> dict[str, str]:
     longest: dict[str, ModelFacts] = {}
     for model in models:
-        if model.made and (model.tokens or 0) >= (longest[model.made].tokens or 0 if model.made in longest else 0):
+        if model.made and (model.tokens or 0) > (longest[model.made].tokens or 0 if model.made in longest else -1):
             longest[model.made] = model
     return {way: longest[way].name for way in MADE if way in longest}
 
@@ -168,9 +166,16 @@ def _fine_tuned(
 
 def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str, str], ZeroShotFacts]) -> Row:
     known = {way: results[name, task] for way, name in models.items() if (name, task) in results}
-    scores = {way: Score.of(each.metrics[each.main]) for way, each in known.items()}
+    scores = {way: Score.of(each.main, each.metrics[each.main]) for way, each in known.items()}
     main = next((each.main for each in known.values()), "")
-    both = [known[way].values for way in (DECODER, ENCODER) if way in known]
+    # A score that isn't the mean of its examples' values, such as a perplexity, has no difference over examples.
+    both = [
+        known[way].values
+        for way in (DECODER, ENCODER)
+        if way in known
+        and known[way].values
+        and math.isclose(fmean(known[way].values), scores[way].value, abs_tol=1e-9)
+    ]
     difference = None
     if len(both) == 2 and len(both[0]) == len(both[1]) > 1:
         # Both answer the same examples, so the interval is that of paired differences.
@@ -247,7 +252,7 @@ def pronoun_figure(facts: StudyFacts) -> Figure | None:
     traces = [
         go.Bar(
             y=[each.model for each in known],
-            x=[100 * Score.of(each.metrics[name]).value for each in known],
+            x=[100 * Score.of(name, each.metrics[name]).value for each in known],
             orientation="h",
             name=name,
             marker={"color": colour[0]},

@@ -91,9 +91,12 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         "pairs": pd.DataFrame(pair_rows(pairs(analysis, facts, ordered_tasks(analysis, facts))), columns=COLUMNS),
     }
     for name, frame in more.items():
+        file = folder / f"{name}.csv"
         if len(frame):
-            paths[name] = folder / f"{name}.csv"
-            write_atomic(paths[name], frame.to_csv(index=False, lineterminator="\n"))
+            paths[name] = file
+            write_atomic(file, frame.to_csv(index=False, lineterminator="\n"))
+        else:
+            file.unlink(missing_ok=True)  # of an earlier report
     # Last, so that once the page exists, its tables do too.
     write_atomic(paths["report"], render_report(analysis, facts))
     return paths

@@ -34,7 +34,9 @@ from mlmclm.study.zero_shot import zero_shot_facts
 if TYPE_CHECKING:
     from mlmclm.corpora.config import CorpusConfig
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
+    from mlmclm.study.place import Place
     from mlmclm.study.study_file import StudyFile
+    from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepared_task import PreparedTask
 
@@ -63,8 +65,8 @@ def study_card(study: StudyFile, name: ModelName) -> dict[str, Any]:
     return {**study.card.model_dump(), "siblings": siblings}
 
 
-def reported_scores(folder: Path, model: str) -> list[dict[str, Any]]:
-    """Return a model's rows of the last report's `best.csv` that have a score; none if there is no report.
+def reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[str, Any]]:
+    """Return a model's rows of the last report's `best.csv` that have a score; none if the report is of other weights.
 
     Args:
         folder: the study's folder.
@@ -72,11 +74,16 @@ def reported_scores(folder: Path, model: str) -> list[dict[str, Any]]:
     import pandas as pd
 
     from mlmclm.analysis.results import records
+    from mlmclm.sweeps.ledger import Ledger
 
-    file = folder / "best.csv"
-    if not file.is_file():
+    best, cells = folder / "best.csv", folder / "results.csv"
+    if not best.is_file() or not cells.is_file():
         return []
-    return [row for row in records(pd.read_csv(file)) if row["model"] == model and row["n"] > 0]
+    keys = [row["key"] for row in records(pd.read_csv(cells)) if row["model"] == model.name]
+    result = Ledger(place.store).find(keys[0]) if keys else None
+    if result is None or result["weights"] != model.weights:
+        return []
+    return [row for row in records(pd.read_csv(best)) if row["model"] == model.name and row["n"] > 0]
 
 
 def state_facts(
@@ -146,7 +153,8 @@ def _sources(
     if "" in made_from:
         return {"source": made_from[""].source}
     assert isinstance(corpus, PreparedSources)
-    rows = {"mix": words(recipe.mix or ())}
+    # The plan names the mixes of phases.
+    rows = {} if recipe.has_phases else {"mix": words(recipe.mix or ())}
     for name, of_source in corpus.sources.items():
         tokens = seen.get(name, 0)
         rows[f"source {name}"] = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import product
 from typing import Any
 
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
@@ -86,14 +85,22 @@ def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -
     Raises:
         UserError: a part of the corpus has no block of such a length.
     """
-    sources = corpus.sources if isinstance(corpus, PreparedSources) else {"": corpus}
-    for length, (name, source) in product(sorted(_lengths(study)), sources.items()):
-        for part, blocks in (("training", source.train), ("validation", source.validation)):
-            if not len(blocks.at_length(length)):
-                raise UserError(
-                    f"recipe.phases: blocks of {length:,} tokens are longer than each shard of the {name or 'corpus'}'s {part} part; use more "
-                    "text, or larger shards (corpus.shard_mib)."
-                )
+    phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
+    read = [(phase.block_length, phase.mix) for phase in phases] or [(study.recipe.block_length, study.recipe.mix)]
+    for length, mix in dict.fromkeys(read):
+        named = (
+            {name: corpus.sources[name] for name, _ in mix or ()}
+            if isinstance(corpus, PreparedSources)
+            else {"": corpus}
+        )
+        for name, source in named.items():
+            for part, blocks in (("training", source.train), ("validation", source.validation)):
+                if not len(blocks.at_length(length)):
+                    key = f"corpora.{name}" if name else "corpus"
+                    raise UserError(
+                        f"recipe.phases: blocks of {length:,} tokens are longer than each shard of the {name or 'corpus'}'s {part} part; use "
+                        f"more text, or larger shards ({key}.shard_mib)."
+                    )
 
 
 def _lengths(study: StudyFile) -> set[int]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.cells import SweepModel
 
 LISTING = "zero_shot.json"
-"""File in a study's folder: the evaluations of its last run, each by model, task and key."""
+"""File in a study's folder: the what was asked for, and the evaluations of the last run, each by model, task and key."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def evaluate(
     from mlmclm.evaluation.on_ray import evaluate_models
 
     subjects = _subjects(models)
-    listing = _listing(subjects, evaluations)
+    listing = {"asked": _asked(file), "results": _listing(subjects, evaluations)}
     write_atomic(place.study_folder(file) / LISTING, canonical_json(listing))
     try:
         evaluate_models(
@@ -125,9 +125,21 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
     from mlmclm.evaluation.evaluations import Evaluations as Ledger
     from mlmclm.evaluation.evaluations import named
 
+    listing = read_json(path)
+    if listing["asked"] != _asked(file):
+        say(
+            f"{file.name}: its zero-shot results are left out: they are of other tasks or models than the file now gives."
+        )
+        return []
     ledger = Ledger(place.store)
-    found = [(each, ledger.find(each["key"])) for each in read_json(path)]
+    found = [(each, ledger.find(each["key"])) for each in listing["results"]]
     return [named(result, each["model"], each["task"]) for each, result in found if result is not None]
+
+
+def _asked(file: StudyFile | SweepFile) -> dict[str, Any]:
+    """Return what a file asks for, as plain values."""
+    assert file.zero_shot is not None
+    return {"models": [str(model) for model in file.models], "zero_shot": file.zero_shot.model_dump(mode="json")}
 
 
 def zero_shot_facts(file: StudyFile | SweepFile, place: Place) -> tuple[ZeroShotFacts, ...]:

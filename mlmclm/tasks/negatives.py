@@ -40,8 +40,11 @@ def mine_negatives(where: str, queries: pa.ChunkedArray, table: pa.Table, most: 
     own: dict[str, set[int]] = {}
     for query, number in zip(table["query"].to_pylist(), encoded.indices.to_pylist(), strict=True):
         own.setdefault(query, set()).add(number)
+    words_of = [_words(text) for text in documents]
+    if not any(words_of):
+        raise UserError(f"{where}: no positive has a word, so BM25 finds no negatives.")
     index = BM25()
-    index.index([_words(text) for text in documents], show_progress=False)
+    index.index(words_of, show_progress=False)
     found: dict[str, list[str]] = {}
     with bars() as progress:
         for done, query in enumerate(queries.to_pylist(), 1):

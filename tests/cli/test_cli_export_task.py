@@ -53,7 +53,7 @@ def test_the_best_seed_of_the_best_rate_is_trained_again_and_written(tmp_path: P
         (("small", "--task", "reqa"), "unknown task 'reqa'. Did you mean 'reqa_squad'?"),
         (("smal", "--task", "reqa_squad"), "unknown model 'smal'. Did you mean 'small'?"),
         (("small", "--task", "sst2"), "no cell of small on sst2 has a score"),
-        (("small", "--task", "reqa_squad", "--step", "3"), "leave out --revisions, --step"),
+        (("small", "--task", "reqa_squad", "--step", "3"), "leave out --revisions, --repository, --step"),
     ):
         code, output = run("export", sweep, *words, "--to", tmp_path / "other", *places)
         assert code == 2 and message in " ".join(output.split()), output

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,10 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, load_tokenizer, weights_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families.retrieval import Retrieval
+from mlmclm.tasks.family import Lists
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
+from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import get_task
 from small_models import save_small_model, write_retrieval, write_table
@@ -161,6 +164,27 @@ def test_a_batch_that_cannot_be_without_a_text_twice_is_full_all_the_same(tmp_pa
     family = family_of(GIVEN, write(tmp_path, train), model)
     generator = training_rows(family.train_size, 24, 0, family.distinct)
     assert [len(next(generator)) for _ in range(3)] == [24] * 3
+
+
+def test_frequent_texts_neither_starve_a_pair_nor_pile_up() -> None:
+    chance = np.random.default_rng(0)
+    count, size = 2000, 64
+    texts = [np.unique(np.append(chance.zipf(1.5, 3) % 300, 1000 + n)) for n in range(count)]
+    lists = Lists(np.concatenate(texts), np.cumsum([0, *map(len, texts)]))
+    generator = training_rows(count, size, 1, lists)
+    passes = 4
+    seen = np.bincount(np.concatenate([next(generator) for _ in range(passes * count // size)]), minlength=count)
+    assert seen.min() >= passes - 1 and seen.max() <= passes + 1
+    few = Lists(np.arange(count) % 7, np.arange(count + 1))  # no batch can be without a text twice
+    generator = training_rows(count, size, 1, few)
+    seen = np.bincount(np.concatenate([next(generator) for _ in range(passes * count // size)]), minlength=count)
+    assert seen.min() >= passes - 1 and seen.max() <= passes + 1
+
+
+def test_positives_without_a_word_are_the_user_s_error(tmp_path: Path, model: Path) -> None:
+    pytest.importorskip("bm25s", reason="pip install 'mlmclm[evaluation]'")
+    with pytest.raises(UserError, match="no positive has a word"):
+        mine_negatives("t", pa.chunked_array([["a"]]), pa.table({"query": ["a"], "positive": ["!!!"]}), 2)
 
 
 def test_pairs_alone_have_distinct_batches_where_the_protocol_asks_for_them(tmp_path: Path, model: Path) -> None:

@@ -19,14 +19,14 @@ from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import weights_hash
 from mlmclm.tasks.families.retrieval import Retrieval
 from mlmclm.tasks.prepare_task import prepare_task
-from small_models import save_framed_model, write_retrieval, write_sentiment
+from small_models import save_framed_model, save_small_decoder, write_retrieval, write_sentiment
 
 TASK = "reqa_squad"
 
 
-def cell_of(place: Path, task: str = TASK, **changes: Any) -> Cell:
+def cell_of(place: Path, task: str = TASK, *, decoder: bool = False, **changes: Any) -> Cell:
     write_retrieval(place / "data")
-    save_framed_model(place / "model")
+    (save_small_decoder if decoder else save_framed_model)(place / "model")
     settings = {"max_steps": 6, "max_length": 12, "stride": 3, "batch_size": 16, "precision": "fp32", **changes}
     protocol = Protocol.model_validate(settings)
     model = place / "model"
@@ -53,8 +53,8 @@ def own_vectors(cell: Cell, place: Path) -> tuple[np.ndarray[Any, Any], int]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"pooling": "last", "special_tokens": "tokenizer", "query_prefix": "ask: "}],
-    ids=["mean, end", "last, tokenizer"],
+    [{}, {"pooling": "last", "special_tokens": "tokenizer", "query_prefix": "ask: "}, {"decoder": True}],
+    ids=["mean, end", "last, tokenizer", "decoder that sees both sides"],
 )
 def test_vectors_of_sentence_transformers_are_those_of_the_cell(tmp_path: Path, changes: dict[str, Any]) -> None:
     library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[dev]'")

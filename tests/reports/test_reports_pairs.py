@@ -91,11 +91,26 @@ def test_a_pair_has_the_scores_of_the_tables_and_differences_of_their_own_kind()
 
 def test_equal_answers_have_no_interval() -> None:
     analysis, about = study()
-    same = about.zero_shot[0].values
-    about = replace(about, zero_shot=tuple(replace(each, values=same) for each in about.zero_shot))
+    first = about.zero_shot[0]
+    same = {"values": first.values, "metrics": first.metrics}
+    about = replace(about, zero_shot=tuple(replace(each, **same) for each in about.zero_shot))
     (pair,) = pairs(analysis, about, ordered_tasks(analysis, about))
     difference = pair.rows[-1].difference
     assert difference is not None and difference.value == 0 and math.isnan(difference.low)
+
+
+def test_a_score_that_is_no_mean_of_its_examples_has_no_difference_and_is_no_share() -> None:
+    analysis, about = study()
+    first = about.zero_shot[0]
+    entry = {**first.metrics[first.main], "score": 0.9}
+    odd = [
+        replace(each, main="perplexity", metrics={"perplexity": entry}, values=tuple(-v for v in each.values))
+        for each in about.zero_shot
+    ]
+    (pair,) = pairs(analysis, replace(about, zero_shot=tuple(odd)), ordered_tasks(analysis, about))
+    row = pair.rows[-1]
+    assert row.metric == "perplexity" and row.difference is None
+    assert {str(score) for score in row.scores.values()} == {"0.9"}
 
 
 def test_of_models_made_alike_the_one_with_the_most_tokens_counts() -> None:

@@ -14,6 +14,9 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.evaluation.config import ZeroShot, read_tasks
 from mlmclm.evaluation.evaluations import main_metric
+from mlmclm.study.place import Place
+from mlmclm.study.sweep_file import load_sweep
+from mlmclm.study.zero_shot import zero_shot_results
 from mlmclm.tracking.views import zero_shot_record
 from small_models import save_pronoun_model, save_small_decoder, save_small_model, write_sentiment
 from small_study import run
@@ -92,6 +95,19 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(swe
     assert (folder / "again" / "zero_shot.csv").read_bytes() == (
         store / "studies" / "given" / "zero_shot.csv"
     ).read_bytes()
+
+
+def test_results_of_other_tasks_are_not_shown_as_the_study_s(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = Place(sweep.parent / "store", sweep.parent / "data")
+    file = load_sweep(sweep)
+    listing = place.study_folder(file) / "zero_shot.json"
+    listing.parent.mkdir(parents=True)
+    asked = {"models": list(file.models), "zero_shot": {**file.zero_shot.model_dump(mode="json"), "limit": 3}}
+    listing.write_text(
+        json.dumps({"asked": asked, "results": [{"model": "euro", "task": "winogender", "key": "0" * 64}]})
+    )
+    assert zero_shot_results(file, place) == []
+    assert "its zero-shot results are left out" in " ".join(capfd.readouterr().err.split())
 
 
 def test_files_are_looked_up_beside_the_study_and_named_where_they_are_not_there(tmp_path: Path) -> None:

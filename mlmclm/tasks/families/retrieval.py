@@ -304,9 +304,9 @@ class Retrieval(Family):
     def batch(self, rows: Array) -> Batch:
         queries, positives, documents = self._train
         sequences = [queries[row] for row in rows] + [positives[row] for row in rows]
-        if self._negatives is None:
+        if self.distinct is None:
             return Batch(sequences, {"documents": documents[rows]})
-        negatives, ends = self._negatives
+        negatives, ends = self._negatives or (queries, np.zeros(len(queries) + 1, dtype=np.int64))
         sequences += [negatives[number] for row in rows for number in range(ends[row], ends[row + 1])]
         texts = [self._texts[row] for row in rows]
         own = [np.array([row[1] for row in texts]), *(row[2:] for row in texts)]
