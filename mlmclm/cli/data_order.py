@@ -114,7 +114,7 @@ def _range(text: str | None, study: StudyFile, model: str | None) -> range:
     from mlmclm.errors import UserError
 
     last = max(name.steps for name in study.parsed if model in (None, str(name)))
-    if not last:
+    if text is None and not last:
         raise UserError("--model: an untrained model sees no data; name a model that is trained.")
     text = f"0:{last}" if text is None else text
     match = re.fullmatch(r"(\d+):(\d+)", text)
