@@ -48,7 +48,7 @@ class MtebTask:
 
     task: AbsTask
     data: str
-    """What identifies its data: the revision of a data set of the Hub, or the hash of files."""
+    """Identifier of its data: the revision of a data set of the Hub, or the hash of files."""
     limit: int | None = None
     requests: int = 0
 

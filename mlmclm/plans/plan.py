@@ -146,7 +146,7 @@ class State:
     initial: str | None = None
     """Key of the model whose weights it starts from; None for random weights."""
     shape: tuple[tuple[str, Any], ...] = ()
-    """Of an untrained model in a recipe with phases, what it takes from the first one."""
+    """Settings that an untrained model takes from the first of the recipe's phases, if there are any."""
 
     @property
     def step(self) -> int:
