@@ -4,7 +4,7 @@ Models are pretrained on blocks of 128 tokens and extended to 1,024, with the Ro
 larger one (arXiv 2507.11412). FOLDER holds enwiki2015/ as Parquet. The exported models are loaded by transformers; their
 loss on held-out blocks of 1,024 tokens, before and after, is averaged by the position of the predicted token.
 
-The masked models are then fine-tuned to find an article by 24 words that were cut out of it, between its 400th and 550th word
+The masked models are then fine-tuned to find an article by 24 words that were cut out of it, between its 350th and 450th word
 (an inverse cloze task, Lee et al., arXiv 1906.00300): a model that reads 128 tokens never sees what stood around them.
 """
 
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,13 +37,17 @@ SHORT, LONG, BATCH = 128, 1024, 32
 BASES = {"same base, 10,000": None, "base 160,000": 160_000}
 PARTS = ((0, 128), (128, 512), (512, 1024))
 BLOCKS, RATIO = 48, 0.3
-WORDS, QUERY, CUT = 600, 24, (400, 550)
+WORDS, QUERY, CUT = 520, 24, (350, 450)
 """Words of a document and of a query, and where in the document a query is cut out."""
 TRAIN, TEST = 1200, 300
 TASK = {
     "name": "cut_out", "family": "retrieval", "title": "Articles by words cut out of them", "source": "enwiki2015",
-    "folder": "cut_out", "columns": {"query": "query", "positive": "positive"},
-    "splits": {"train": "train", "validation": "validation", "test": "test"},
+    "folder": "cut_out", "columns": {"id": "_id", "query_id": "query-id", "corpus_id": "corpus-id"},
+    "splits": {
+        "train": "train",
+        "validation_fraction": TEST / (TRAIN + TEST),
+        "test": {"queries": "queries", "corpus": "corpus", "qrels": "qrels"},
+    },
     "metric": "ndcg@10", "licence": "CC BY-SA 3.0", "citation": "none",
 }  # fmt: skip
 SPACE = {
@@ -119,7 +124,14 @@ def write_retrieval(folder: Path, articles: Path) -> None:
             end = start + QUERY
             kept = [*words[:start], *words[end : WORDS + QUERY]]
             rows.append({"query": " ".join(words[start:end]), "positive": " ".join(kept)})
-    parts = {"train": rows[: -2 * TEST], "validation": rows[-2 * TEST : -TEST], "test": rows[-TEST:]}
+    test = rows[-TEST:]
+    names = [str(number) for number in range(TEST)]
+    parts: dict[str, list[dict[str, Any]]] = {
+        "train": rows[:-TEST],
+        "queries": [{"_id": name, "text": row["query"]} for name, row in zip(names, test, strict=True)],
+        "corpus": [{"_id": name, "text": row["positive"]} for name, row in zip(names, test, strict=True)],
+        "qrels": [{"query-id": name, "corpus-id": name, "score": 1} for name in names],
+    }
     (folder / "cut_out").mkdir()
     for part, own in parts.items():
         pq.write_table(pa.Table.from_pylist(own), folder / "cut_out" / f"{part}.parquet")

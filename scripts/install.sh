@@ -31,4 +31,6 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     fi
 fi
 echo "installing mlmclm and what it needs (about two minutes the first time) ..."
-"$venv/bin/pip" install --quiet -c "$here/constraints.txt" -e "$here${extras:+[$extras]}"
+# pip before 23.1 (Debian 12's) builds a package without pyproject.toml, such as seqeval, in a way that leaves out what its build
+# needs in turn; --use-pep517 is what later versions do.
+"$venv/bin/pip" install --quiet --use-pep517 -c "$here/constraints.txt" -e "$here${extras:+[$extras]}"
