@@ -98,8 +98,13 @@ class StudyFile(InFolder):
 
     @model_validator(mode="after")
     def _every_size_has_phases(self) -> Self:
-        sizes = dict.fromkeys(name.size for name in self.parsed)
-        for size in sizes if self.recipe.has_phases else ():
+        if not self.recipe.has_phases:
+            return self
+        try:
+            sizes = dict.fromkeys(name.size for name in self.parsed)
+        except UserError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        for size in sizes:
             if not self.recipe.phases_of(size):
                 raise ValueError(
                     f"recipe.phases_by_size: models of size {size} have no phases; give phases for them, or for all sizes as recipe.phases "

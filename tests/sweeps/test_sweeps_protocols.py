@@ -67,7 +67,7 @@ def test_the_rule_of_choice_is_the_space_s_else_its_protocol_s_and_no_part_of_a_
         keys.append([cell_key(cell) for cell in cells])
     assert keys[0] == keys[1]
     assert space_of(tmp_path, SPACE).rule == "per_seed"
-    with pytest.raises(UserError, match=r"space\.yaml: rule: .*'mean' or 'per_seed'"):
+    with pytest.raises(UserError, match=r"space\.yaml: rule: .*'mean', 'per_seed' or 'on_test'"):
         space_of(tmp_path, {**SPACE, "rule": "median"})
 
 

@@ -38,9 +38,10 @@ class Revisions(Callback):
         if states.weights_folder(Path(job.store), key) is not None:
             return
         folder = states.revision_folder(Path(job.store), key)
-        with in_turn(folder.with_name(".damaged.lock")):
-            # Looked at again, as a stage beside this one may have written the same weights meanwhile.
-            if folder.is_dir() and states.damage(folder, read=False) is not None:
-                set_aside(folder)
+        if folder.is_dir():
+            with in_turn(folder.with_name(".damaged.lock")):
+                # Looked at again, as a stage beside this one may have written the same weights meanwhile.
+                if folder.is_dir() and states.damage(folder, read=False) is not None:
+                    set_aside(folder)
         description = {"size": job.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}
         checkpoints.write_folder(folder, state, description, ())
