@@ -52,7 +52,6 @@ def data(
 
     from mlmclm.cli.output import print_json, show_table
     from mlmclm.cli.shared import prepared_for
-    from mlmclm.corpora.mixed_corpus import PreparedSources
     from mlmclm.corpora.prepared_corpus import describe
     from mlmclm.storage.files import read_json
     from mlmclm.study.study_file import load_study
@@ -62,10 +61,7 @@ def data(
     place = options.place(store, data, task_dir)
     space = study_space(study, place.task_dirs)
     with prepared_for(study, place, ray) as (prepared, _):
-        corpus = prepared.corpus
-        # A single corpus has no name.
-        sources = corpus.sources if isinstance(corpus, PreparedSources) else {"": corpus}
-        corpora = {name: describe(source) for name, source in sources.items()}
+        corpora = {name: describe(source) for name, source in prepared.corpus.sources.items()}
     tasks = prepare_tasks(prepared, space)
     described = {
         name: {

@@ -18,7 +18,6 @@ def verify(
     Example: mlmclm data verify examples/quickstart.yaml
     """
     from mlmclm.cli.output import print_json, show
-    from mlmclm.corpora.mixed_corpus import PreparedSources
     from mlmclm.corpora.prepared_corpus import verify as verify_corpus
     from mlmclm.errors import EnvironmentFault, UserError
     from mlmclm.progress import bars
@@ -30,7 +29,7 @@ def verify(
     if corpus is None:
         raise UserError(f"{file}: its corpus is not prepared yet: run `mlmclm data {file}`.")
     with bars() as progress:
-        sources = corpus.sources.values() if isinstance(corpus, PreparedSources) else [corpus]
+        sources = corpus.sources.values()
         wrong = {name: what for source in sources for name, what in verify_corpus(source, progress).items()}
     shards = [shard for blocks in (corpus.train, corpus.validation) for shard in blocks.shards]
     if as_json:

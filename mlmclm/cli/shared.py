@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlmclm.study.study_file import StudyFile
     from mlmclm.study.sweep_file import SweepFile
     from mlmclm.study.tracking import StudyTracking
-    from mlmclm.study.zero_shot import Evaluations
+    from mlmclm.study.zero_shot import ZeroShotTasks
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepared_task import PreparedTask
@@ -53,7 +53,7 @@ class Work:
         space: Space,
         models: list[SweepModel],
         tasks: dict[str, PreparedTask],
-        evaluations: Evaluations | None,
+        evaluations: ZeroShotTasks | None,
         *,
         command: str,
         as_json: bool,

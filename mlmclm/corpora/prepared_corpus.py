@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ class PreparedCorpus:
     """Number of the tokenizer's tokens, including special ones: all ids are below it."""
     left_out: str = ""
     """Description of the source's files that were not read; empty if there are none or the source was not opened."""
+
+    @property
+    def sources(self) -> Mapping[str, PreparedCorpus]:
+        """This corpus, which has no name, in place of the named ones of `mixed_corpus.PreparedSources`."""
+        return {"": self}
 
 
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:

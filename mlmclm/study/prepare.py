@@ -67,16 +67,20 @@ def _corpus(
     def session_for(corpus: CorpusConfig) -> Callable[[], AbstractContextManager[Any]] | None:
         return session if session is not None or corpus.workers != "ray" else partial(_own_session, place)
 
-    where: dict[str, Any] = {
+    where = _where(study, place) | {"progress": progress}
+    if study.corpus is not None:
+        return prepare_corpus(study.corpus, tokenizer, **where, session=session_for(study.corpus))
+    return prepare_sources(study.sources, study.recipe.mix or (), tokenizer, **where, session=session_for)
+
+
+def _where(study: StudyFile, place: Place) -> dict[str, Any]:
+    """Return the arguments that preparing and finding corpora share."""
+    return {
         "block_length": study.recipe.block_length,
         "store": place.store,
         "data_root": place.data_root,
         "beside": study.folder,
-        "progress": progress,
     }
-    if study.corpus is not None:
-        return prepare_corpus(study.corpus, tokenizer, **where, session=session_for(study.corpus))
-    return prepare_sources(study.sources, study.recipe.mix or (), tokenizer, **where, session=session_for)
 
 
 def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -> None:
@@ -88,12 +92,8 @@ def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -
     phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
     read = [(phase.block_length, phase.mix) for phase in phases] or [(study.recipe.block_length, study.recipe.mix)]
     for length, mix in dict.fromkeys(read):
-        named = (
-            {name: corpus.sources[name] for name, _ in mix or ()}
-            if isinstance(corpus, PreparedSources)
-            else {"": corpus}
-        )
-        for name, source in named.items():
+        for name, _ in mix or (("", 1),):
+            source = corpus.sources[name]
             for part, blocks in (("training", source.train), ("validation", source.validation)):
                 if not len(blocks.at_length(length)):
                     key = f"corpora.{name}" if name else "corpus"
@@ -164,13 +164,7 @@ def _find(
     beginning = find_initial(_wanted(study, place))
     if beginning is None:
         return None, None
-    where: dict[str, Any] = {
-        "block_length": study.recipe.block_length,
-        "store": place.store,
-        "data_root": place.data_root,
-        "beside": study.folder,
-        "damaged": damaged,
-    }
+    where = _where(study, place) | {"damaged": damaged}
     if study.corpus is not None:
         return beginning, find_corpus(study.corpus, beginning.tokenizer, **where)
     return beginning, find_sources(study.sources, study.recipe.mix or (), beginning.tokenizer, **where)

@@ -27,14 +27,14 @@ LISTING = "zero_shot.json"
 
 
 @dataclass(frozen=True)
-class Evaluations:
+class ZeroShotTasks:
     """The tasks that a study asks for, with absolute paths, and with their data."""
 
     asked: ZeroShot
     tasks: list[ZeroShotTask]
 
 
-def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> Evaluations | None:
+def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> ZeroShotTasks | None:
     """Read the tasks that a study's models answer without training; None if there are none.
 
     Raises:
@@ -44,13 +44,13 @@ def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> Evaluations | 
         return None
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
     asked = file.zero_shot.found(file.folder, place.data_root)
-    return Evaluations(asked, asked.read(place.data_root))
+    return ZeroShotTasks(asked, asked.read(place.data_root))
 
 
 def evaluate(
     file: StudyFile | SweepFile,
     place: Place,
-    evaluations: Evaluations | None,
+    evaluations: ZeroShotTasks | None,
     models: Sequence[SweepModel],
     *,
     device: Choice,
@@ -92,11 +92,11 @@ def evaluate(
     return None
 
 
-def evaluations_there(evaluations: Evaluations, place: Place, models: Sequence[SweepModel]) -> int:
+def evaluations_there(evaluations: ZeroShotTasks, place: Place, models: Sequence[SweepModel]) -> int:
     """Return how many results of these models on these tasks the store has."""
-    from mlmclm.evaluation.evaluations import Evaluations as Ledger
+    from mlmclm.evaluation.evaluations import Evaluations
 
-    ledger = Ledger(place.store)
+    ledger = Evaluations(place.store)
     return sum(ledger.find(each["key"]) is not None for each in _listing(_subjects(models), evaluations))
 
 
@@ -107,7 +107,7 @@ def _subjects(models: Sequence[SweepModel]) -> list[Subject]:
     return [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
 
 
-def _listing(subjects: Sequence[Subject], evaluations: Evaluations) -> list[dict[str, str]]:
+def _listing(subjects: Sequence[Subject], evaluations: ZeroShotTasks) -> list[dict[str, str]]:
     from mlmclm.evaluation.evaluations import evaluation_key
 
     return [
@@ -122,8 +122,7 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
     path = place.study_folder(file) / LISTING
     if file.zero_shot is None or not path.is_file():
         return []
-    from mlmclm.evaluation.evaluations import Evaluations as Ledger
-    from mlmclm.evaluation.evaluations import named
+    from mlmclm.evaluation.evaluations import Evaluations, named
 
     listing = read_json(path)
     if listing["asked"] != _asked(file):
@@ -131,7 +130,7 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
             f"{file.name}: its zero-shot results are left out: they are of other tasks or models than the file now gives."
         )
         return []
-    ledger = Ledger(place.store)
+    ledger = Evaluations(place.store)
     found = [(each, ledger.find(each["key"])) for each in listing["results"]]
     return [named(result, each["model"], each["task"]) for each, result in found if result is not None]
 
