@@ -94,6 +94,10 @@ class Blocks:
             taken[index] = self._map(shard)[row]  # `row` is negative: it counts back from the shard's end.
         return taken
 
+    def tokens(self, shard: int) -> NDArray[Any]:
+        """Return all tokens of the whole blocks of a shard, given by its number; raises what `take` does."""
+        return self._map(shard).reshape(-1)
+
     def damaged(self) -> dict[str, str]:
         """Describe each shard that is missing or has the wrong size, by its file name.
 

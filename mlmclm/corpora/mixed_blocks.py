@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.mixes import Mix, turns_of
 
+if TYPE_CHECKING:
+    from mlmclm.corpora.chunks import Chunks
+
 
 class MixedBlocks:
-    """The blocks of several sources one after the other, in the order of the sources' names: [n_blocks, block_length]."""
+    """The blocks, or chunks, of several sources one after the other, in the order of their names: [n, block_length]."""
 
-    def __init__(self, sources: Mapping[str, Blocks]) -> None:
+    def __init__(self, sources: Mapping[str, Blocks | Chunks]) -> None:
         """Join the blocks of sources, which have one length."""
         self.sources = dict(sorted(sources.items()))
         ends = list(accumulate(map(len, self.sources.values())))
@@ -34,10 +37,6 @@ class MixedBlocks:
     def shards(self) -> tuple[Shard, ...]:
         """The shards of all sources."""
         return tuple(shard for blocks in self.sources.values() for shard in blocks.shards)
-
-    def at_length(self, length: int) -> MixedBlocks:
-        """Return the same text in blocks of another length (`Blocks.at_length`)."""
-        return MixedBlocks({name: blocks.at_length(length) for name, blocks in self.sources.items()})
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Read the blocks `rows` (int64 [n]) as int64 [n, block_length]; raises what `Blocks.take` does."""
@@ -73,9 +72,9 @@ class InTurns:
         return self.blocks.take(first[sources] + numbers % sizes[sources])
 
 
-def in_turns(blocks: Blocks | MixedBlocks, mix: Mix | None) -> Blocks | InTurns:
+def in_turns(blocks: Blocks | Chunks | MixedBlocks, mix: Mix | None) -> Blocks | Chunks | InTurns:
     """Return the blocks of a corpus as they are, or those of a mix's sources in its turns."""
     if mix is None:
-        return cast(Blocks, blocks)  # The study file gives a mix wherever there are several sources.
+        return cast("Blocks | Chunks", blocks)  # The study file gives a mix wherever there are several sources.
     assert isinstance(blocks, MixedBlocks)
     return InTurns(blocks, mix)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.chunks import Chunks
 from mlmclm.corpora.hashing import UInt64, fold
 from mlmclm.corpora.mixed_blocks import MixedBlocks
 from mlmclm.corpora.mixes import MixedSamples
@@ -51,7 +52,7 @@ def _rows_at(numbers: NDArray[np.int64], n_blocks: int, seed: int) -> NDArray[np
     return rows
 
 
-def rows_of(blocks: Blocks | MixedBlocks, samples: Samples, seed: int) -> NDArray[np.int64]:
+def rows_of(blocks: Blocks | Chunks | MixedBlocks, samples: Samples, seed: int) -> NDArray[np.int64]:
     """Return the block numbers of a step's samples, int64 [len(samples)].
 
     Each source of a mix has a sequence of its own, which doesn't depend on the other sources.
@@ -68,7 +69,7 @@ def rows_of(blocks: Blocks | MixedBlocks, samples: Samples, seed: int) -> NDArra
 
 
 def step_tokens(
-    blocks: Blocks | MixedBlocks, samples: Samples, seed: int, rows: NDArray[np.int64]
+    blocks: Blocks | Chunks | MixedBlocks, samples: Samples, seed: int, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Read some rows (int64 [n]) of the global batch that has these samples (`rows_of`).
 

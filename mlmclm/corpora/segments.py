@@ -18,3 +18,13 @@ def document_lengths(tokens: NDArray[Any], separator: int) -> NDArray[np.int64]:
     ends = tokens == separator
     ends[:, -1] = True
     return np.diff(np.flatnonzero(ends) + 1, prepend=0)
+
+
+def row_lengths(tokens: NDArray[Any], end: int) -> NDArray[np.int64]:
+    """Return the lengths of chunks without what fills them up: int64 [rows].
+
+    Args:
+        tokens: [rows, length].
+        end: the token that ends each chunk (EOS), which counts as part of it.
+    """
+    return np.argmax(tokens == end, axis=1) + 1

@@ -122,7 +122,7 @@ def _write_tokenizer(cell: Cell, folder: Path) -> None:
         content = read_json(folder / "tokenizer.json")
         end = ending(tokenizer)
         token = str(tokenizer.convert_ids_to_tokens(end))
-        content["post_processor"] = post_processor(content.get("post_processor"), (token, end))
+        content["post_processor"] = post_processor(content.get("post_processor"), end=(token, end))
         write_json(folder / "tokenizer.json", content)
 
 

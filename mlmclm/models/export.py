@@ -37,6 +37,7 @@ def export_folder(
     context: int | None = None,
     state: str | None = None,
     objective: str | None = None,
+    begins: bool = False,
 ) -> None:
     """Write a model folder, whole or not at all; an existing one stays as it is.
 
@@ -49,6 +50,7 @@ def export_folder(
             positions.
         state: key of the state that the weights are of; it is noted where it is given.
         objective: name of the objective of the last training step, or `notes.UNTRAINED`.
+        begins: whether the model was trained on texts that begin with BOS.
     """
     if (target / "config.json").is_file():
         return
@@ -57,7 +59,7 @@ def export_folder(
     with whole_folder(target) as folder:
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         config.save_pretrained(str(folder))
-        write_tokenizer(tokenizer, folder, decoder=False)
+        write_tokenizer(tokenizer, folder, decoder=False, begins=begins)
         (folder / "README.md").write_text(card, encoding="utf-8")
         if decoder:
             (folder / "decoder").mkdir()
@@ -67,7 +69,7 @@ def export_folder(
             else:
                 save_file(architecture.decoder_weights(weights), str(file), metadata={"format": "pt"})
             architecture.decoder_config(config).save_pretrained(str(folder / "decoder"))
-            write_tokenizer(tokenizer, folder / "decoder", decoder=True)
+            write_tokenizer(tokenizer, folder / "decoder", decoder=True, begins=begins)
         given = ((CONTEXT, context), (STATE, state), (OBJECTIVE, objective))
         known = {name: value for name, value in given if value is not None}
         for part in (folder, *([folder / "decoder"] if decoder else [])):

@@ -4,6 +4,7 @@
 - The decoder's adds nothing: a prompt goes on, and in pretraining no token marks the start of a document. The token
   before a document is the EOS of the one before, so EOS is also the decoder's BOS, which evaluations and `generate` use
   if a prompt is empty.
+- Models that were trained on chunks (`recipe.rows`) have seen BOS before each of them, so both tokenizers begin with it.
 
 The corpus's tokenizer has a template of its own, usually with a BOS that the model was never trained with. Fine-tuning
 uses that template if a protocol says so (`special_tokens: tokenizer`), so it is kept in the notes.
@@ -22,7 +23,7 @@ from mlmclm.storage.files import hash_file, read_json, readable, write_atomic, w
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def write_tokenizer(source: Path, target: Path, *, decoder: bool) -> None:
+def write_tokenizer(source: Path, target: Path, *, decoder: bool, begins: bool = False) -> None:
     """Write the exported tokenizer into a folder, with a note of the files it stands for.
 
     Whenever this is interrupted, the folder's hashes are those of the corpus's tokenizer: the note is written first,
@@ -31,16 +32,18 @@ def write_tokenizer(source: Path, target: Path, *, decoder: bool) -> None:
     Args:
         source: the corpus's tokenizer, a prepared folder.
         decoder: write the tokenizer of the decoder's folder.
+        begins: whether the model was trained on texts that begin with BOS.
     """
     tokenizer = read_json(source / FILES[0])
     settings = read_json(source / FILES[1])
     own = {"post_processor": tokenizer.get("post_processor"), "bos_token": settings.get("bos_token")}
-    end = settings["eos_token"]
-    end = str(end["content"] if isinstance(end, dict) else end)
-    index = next(token["id"] for token in tokenizer["added_tokens"] if token["content"] == end)
-    tokenizer["post_processor"] = post_processor(own["post_processor"], None if decoder else (end, index))
-    if decoder:
+    if decoder and not begins:
         settings["bos_token"] = settings["eos_token"]
+    ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    begin, end = ((text, ids[text]) for text in (_text(settings["bos_token"]), _text(settings["eos_token"])))
+    tokenizer["post_processor"] = post_processor(
+        own["post_processor"], start=begin if begins else None, end=None if decoder else end
+    )
     contents = {
         FILES[0]: json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")),
         FILES[1]: readable(settings),
@@ -51,7 +54,7 @@ def write_tokenizer(source: Path, target: Path, *, decoder: bool) -> None:
     }
     add_notes(target, {TOKENIZER: {**own, "stands_for": stands_for}})
     if decoder:
-        write_json(target / "generation_config.json", {"bos_token_id": index, "eos_token_id": index})
+        write_json(target / "generation_config.json", {"bos_token_id": begin[1], "eos_token_id": end[1]})
     for name in reversed(FILES):  # tokenizer.json last: once it is the exported one, all is there
         write_atomic(target / name, contents[name])
 
@@ -79,21 +82,30 @@ def original_text(file: Path) -> str:
     return json.dumps({**read_json(file), "post_processor": noted["post_processor"]}, ensure_ascii=False)
 
 
-def post_processor(own: dict[str, Any] | None, end: tuple[str, int] | None) -> dict[str, Any]:
-    """Return a post-processor that ends each text with a token and treats offsets of characters as `own` does.
+def _text(token: str | dict[str, Any]) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def post_processor(
+    own: dict[str, Any] | None, *, start: tuple[str, int] | None = None, end: tuple[str, int] | None
+) -> dict[str, Any]:
+    """Return a post-processor that puts tokens around each text and treats offsets of characters as `own` does.
 
     Args:
         own: the tokenizer's, as in tokenizer.json.
-        end: text and id of the token; None to add nothing.
+        start: text and id of the token before a text, or before two; None for none.
+        end: text and id of the token behind a text, and behind each of two; None for none.
     """
     kept = [part for part in map(_positions, _parts(own)) if part is not None]
-    special = {} if end is None else {end[0]: {"id": end[0], "ids": [end[1]], "tokens": [end[0]]}}
+    around = [token for token in (start, end) if token is not None]
+    special = {text: {"id": text, "ids": [index], "tokens": [text]} for text, index in around}
 
     def form(*parts: str) -> list[dict[str, Any]]:
-        pieces: list[dict[str, Any]] = []
+        pieces = [] if start is None else [{"SpecialToken": {"id": start[0], "type_id": 0}}]
         for number, part in enumerate(parts):
             pieces.append({"Sequence": {"id": part, "type_id": number}})
-            pieces += [{"SpecialToken": {"id": text, "type_id": number}} for text in special]
+            if end is not None:
+                pieces.append({"SpecialToken": {"id": end[0], "type_id": number}})
         return pieces
 
     template = {"type": "TemplateProcessing", "single": form("A"), "pair": form("A", "B"), "special_tokens": special}

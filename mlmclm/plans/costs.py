@@ -84,14 +84,23 @@ class Pricing:
         return Cost(steps, tokens, flops, hours)
 
 
-def leg_flops(size: Size, leg: Leg, recipe: Recipe, vocabulary: int, documents: NDArray[Any] | None = None) -> int:
+def leg_flops(
+    size: Size,
+    leg: Leg,
+    recipe: Recipe,
+    vocabulary: int,
+    documents: NDArray[Any] | None = None,
+    *,
+    filled: float = 1.0,
+) -> int:
     """Return the model FLOPs of a leg's steps (`models.sizes.training_flops`). The LM head counts labelled tokens only.
 
     Args:
-        documents: lengths of a sample of the corpus's documents, if the recipe isolates documents. Without it the
-            result is an upper bound.
+        documents: lengths of a sample of the corpus's documents, or chunks, if the recipe isolates them. Without it
+            the result is an upper bound.
+        filled: share of the rows' positions that hold tokens; less than 1 for chunks only.
     """
-    tokens, block_length = leg.tokens(leg.stop, recipe), recipe.during(leg.phase).block_length
+    tokens, block_length = round(filled * leg.tokens(leg.stop, recipe)), recipe.during(leg.phase).block_length
     length, count = (block_length, 1) if documents is None else (int(documents.sum()), len(documents))
     return training_flops(
         size,

@@ -119,12 +119,12 @@ def samples_of(legs: Sequence[Leg], step: int, recipe: Recipe) -> range | MixedS
     return MixedSamples(numbers, own.mix, tuple(sorted(before.items())))
 
 
-def source_tokens(legs: Sequence[Leg], recipe: Recipe) -> dict[str, int]:
-    """Return the tokens of each source that training on mixes sees; empty without mixes."""
-    found = Counter[str]()
+def samples_by_source(legs: Sequence[Leg], recipe: Recipe) -> dict[tuple[str, int], int]:
+    """Return the samples that training sees by the name of their source and their length; without mixes the name is ""."""
+    found = Counter[tuple[str, int]]()
     for (length, mix), samples in _seen(legs, legs[-1].stop if legs else 0, recipe).items():
-        if mix is not None:
-            found.update({name: count * length for name, count in counts(mix, samples).items()})
+        parts = {"": samples} if mix is None else counts(mix, samples)
+        found.update({(name, length): count for name, count in parts.items()})
     return dict(found)
 
 

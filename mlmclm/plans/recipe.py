@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
+from mlmclm.corpora.chunks import Rows
 from mlmclm.corpora.mixes import Mix
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.objective import Objective
@@ -88,6 +89,9 @@ class Recipe(Frozen):
     isolate_documents: bool = False
     """Isolate the documents that are packed into one block. Attention and positions then restart at each document, no
     document is predicted from the one before it, and the cost of attention depends on the documents' lengths."""
+    rows: Rows = "joined"
+    """Content of a row: `joined` documents, end to end, or `chunks`. A chunk is BOS, a part of one document, and EOS, as
+    Ettin's models were trained on; shorter ones cost no more than their own tokens."""
     rope_base: float | None = Field(None, gt=1)
     """Base of the rotary position embedding; None for the architecture's or the given model's."""
     local_rope_base: float | None = Field(None, gt=1)
@@ -182,6 +186,12 @@ class Recipe(Frozen):
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(f"{field}: the phases have schedules of their own; leave it out")
         for phases in (self.phases, *self.phases_by_size.values()):
+            for counted in phases:
+                if counted.tokens is not None and self.rows == "chunks":
+                    raise ValueError(
+                        f"phase {counted.name!r}: tokens {counted.tokens}: the tokens of chunks depend on the text, so the steps can't be known; "
+                        "give steps"
+                    )
             names = [phase.name for phase in phases]
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
@@ -193,7 +203,7 @@ class Recipe(Frozen):
     def _check_phase(self, phase: SettledPhase) -> None:
         where = f"phase {phase.name!r}"
         long, short = max(phase.block_length, self.block_length), min(phase.block_length, self.block_length)
-        if long % short:
+        if long % short and self.rows == "joined":
             raise ValueError(
                 f"{where}: block_length {phase.block_length} neither divides the recipe's {self.block_length} nor is a multiple of it"
             )
@@ -232,6 +242,11 @@ class Recipe(Frozen):
             update={"phases": (), "phases_by_size": {}, **{name: getattr(phase, name) for name in CARRIED}}
         )
 
+    @property
+    def isolates(self) -> bool:
+        """Whether attention stays within documents."""
+        return self.isolate_documents or self.rows == "chunks"
+
     def lengths(self, sizes: Iterable[str]) -> set[int]:
         """Return the block lengths that models of these sizes are trained on."""
         found = {phase.block_length for size in sizes for phase in self.phases_of(size)}
@@ -251,6 +266,7 @@ class Recipe(Frozen):
         # Fields added later are left out at their default, so that the keys of older states stay valid.
         optional = (
             "corruption", "decay", "loss_weights", "isolate_documents", "rope_base", "local_rope_base", "optimizer", "mix",
+            "rows",
         )  # fmt: skip
         fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
         return self.model_dump(mode="json", include=fields)

@@ -111,10 +111,13 @@ def check_isolation(model_type: str, recipe: Recipe) -> None:
     Raises:
         UserError: if it cannot; the message names the architectures that can.
     """
-    if recipe.isolate_documents and not ARCHITECTURES[model_type].isolates:
+    if recipe.isolates and not ARCHITECTURES[model_type].isolates:
         able = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.isolates)
+        asked, instead = (
+            ("rows: chunks", "rows: joined") if recipe.rows == "chunks" else ("isolate_documents", "set it to false")
+        )
         raise UserError(
-            f"recipe.isolate_documents: {model_type!r} models can't keep the documents of a block apart; set it to false, or use one of: {able}."
+            f"recipe.{asked}: {model_type!r} models can't keep the documents of a batch apart; {instead}, or use one of: {able}."
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.chunks import Chunks
 from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks
 from mlmclm.corpora.order import Samples
 from mlmclm.models.sizes import Size
@@ -36,8 +37,8 @@ class StageJob:
     """The model that the stage is for (the first if there are several), used as a label of metrics."""
     corpus: str
     """Key of the prepared corpus."""
-    train: Blocks | MixedBlocks
-    validation: Blocks | InTurns
+    train: Blocks | Chunks | MixedBlocks
+    validation: Blocks | Chunks | InTurns
     tokenizer: str
     """Folder of the prepared tokenizer."""
     legs: tuple[Leg, ...]

@@ -44,9 +44,9 @@ class Labelling:
 
 
 def separator(recipe: Recipe, tokenizer: Path) -> int | None:
-    """Return the token that ends each document of a corpus if the recipe isolates documents, else None.
+    """Return the token that ends each document, or chunk of one, if the recipe isolates them; else None.
 
     Args:
         tokenizer: folder of the prepared tokenizer.
     """
-    return special_ids(tokenizer)["eos"] if recipe.isolate_documents else None
+    return special_ids(tokenizer)["eos"] if recipe.isolates else None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.corpora.chunks import rows_of_length
 from mlmclm.corpora.mixed_blocks import in_turns
 from mlmclm.corpora.order import rows_of
 from mlmclm.errors import EnvironmentFault, MlmclmError
@@ -91,6 +92,10 @@ def run_stage(
             initial.check()
         folder = store / "runs" / stage.end.key(fingerprint)
         settled = stage.end.settled(recipe)
+        train, validation = (
+            rows_of_length(blocks, settled.block_length, settled.rows, corpus.tokenizer)
+            for blocks in (corpus.train, corpus.validation)
+        )
         job = StageJob(
             title=stage.title,
             size=stage.end.size,
@@ -100,8 +105,8 @@ def run_stage(
             run_folder=str(folder.resolve()),
             model=stage.models[0] if stage.models else stage.title,
             corpus=corpus.key,
-            train=corpus.train.at_length(settled.block_length),
-            validation=in_turns(corpus.validation.at_length(settled.block_length), settled.mix),
+            train=train,
+            validation=in_turns(validation, settled.mix),
             tokenizer=str(corpus.tokenizer),
             legs=stage.end.legs,
             start=start.step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.chunks import rows_of_length
 from mlmclm.corpora.mixed_blocks import MixedBlocks
 from mlmclm.corpora.mixes import MixedSamples
 from mlmclm.corpora.order import Samples, step_tokens
+from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.plans.names import ModelName
@@ -44,12 +47,14 @@ class Seen:
     """[batch, length]."""
     labels: npt.NDArray[np.int64] | None
     """[batch, length], -100 where nothing is predicted; None without an objective."""
+    lengths: npt.NDArray[np.int64]
+    """[batch], the tokens of each row without filling."""
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Yield one mapping per row of the batch."""
-        for row, (block, input_ids) in enumerate(zip(self.blocks.tolist(), self.input_ids.tolist(), strict=True)):
-            record = {"step": self.step, "row": row, "block": block, "input_ids": input_ids}
-            yield record if self.labels is None else record | {"labels": self.labels[row].tolist()}
+        """Yield one mapping per row of the batch, without filling."""
+        for row, (block, length) in enumerate(zip(self.blocks.tolist(), self.lengths.tolist(), strict=True)):
+            record = {"step": self.step, "row": row, "block": block, "input_ids": self.input_ids[row, :length].tolist()}
+            yield record if self.labels is None else record | {"labels": self.labels[row, :length].tolist()}
 
 
 def seen(
@@ -71,6 +76,7 @@ def seen(
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     legs = history(model, recipe).legs if model is not None else ()
+    of_length = cache(lambda length: rows_of_length(blocks, length, recipe.rows, tokenizer))
     for step in steps:
         samples: Samples
         if not legs:
@@ -80,12 +86,14 @@ def seen(
             samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
         length = recipe.during(leg.phase if leg is not None else None).block_length
         rows = np.arange(len(samples))
-        chosen, tokens = step_tokens(blocks.at_length(length), samples, recipe.seed, rows)
+        chosen, tokens = step_tokens(of_length(length), samples, recipe.seed, rows)
+        filled = end if recipe.rows == "chunks" else None
+        lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
         if leg is None or not masked:
-            yield Seen(step, chosen, tokens, None)
+            yield Seen(step, chosen, tokens, None, lengths)
         else:
             label = Labelling(leg.objective, tokens_of, recipe.corruption, recipe.seed, end)
-            yield Seen(step, chosen, *label(tokens, rows=rows, step=step))
+            yield Seen(step, chosen, *label(tokens, rows=rows, step=step), lengths)
 
 
 def export(batches: Iterable[Seen], path: Path) -> None:
@@ -159,11 +167,11 @@ def _columns(batch: Seen) -> pyarrow.RecordBatch:
     import pyarrow
 
     rows, length = batch.input_ids.shape
-    # All lists have the same length, so they are one flat array and evenly spaced offsets.
-    ends = np.arange(0, rows * length + 1, length, dtype=np.int32)
+    ends = np.cumsum([0, *batch.lengths], dtype=np.int32)
+    real = np.arange(length) < batch.lengths[:, None]  # all but filling
 
     def lists(values: npt.NDArray[np.int64]) -> pyarrow.ListArray:
-        return pyarrow.ListArray.from_arrays(ends, values.astype(np.int32).ravel())
+        return pyarrow.ListArray.from_arrays(ends, values.astype(np.int32)[real])
 
     columns = {
         "step": np.full(rows, batch.step),

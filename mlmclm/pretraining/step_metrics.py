@@ -107,18 +107,20 @@ class StepMeter:
 
     def take(self) -> list[StepMetrics]:
         """Return the metrics over all workers of the steps since the last call (at least one); collective."""
-        steps, world, device = self._steps, self.engine.world, self.engine.device
+        steps, device = self._steps, self.engine.device
         # One all-reduce for all steps, in fp64 to keep the digits of the sums.
-        totals = torch.stack([each.loss for each in steps]).double()
+        tokens = torch.tensor(sum(each.tokens for each in steps), device=device, dtype=torch.float64)
+        totals = torch.stack([*(each.loss.double() for each in steps), tokens])
         distributed.all_reduce(totals)
-        losses = (totals / torch.stack([each.labelled for each in steps]).to(totals)).tolist()
+        losses = (totals[:-1] / torch.stack([each.labelled for each in steps]).to(totals)).tolist()
+        all_tokens = int(totals[-1])
         memory = torch.tensor(self.engine.backend.peak_memory(), device=device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
         # Read the clock only now: the all-reduce above waits for the slowest worker and for queued work on the
         # accelerator.
         seconds = sum(each.seconds for each in steps) + time.perf_counter() - self._since
-        tokens_per_second = sum(each.tokens for each in steps) * world / seconds
-        utilisation = self._flops() / seconds / self._peak
+        tokens_per_second = all_tokens / seconds
+        utilisation = self._flops(all_tokens) / seconds / self._peak
         data_wait = sum(each.waited for each in steps) / seconds
         self._steps, self._documents = [], []
         return [
@@ -133,11 +135,11 @@ class StepMeter:
         """Restart the clock of the next step, so that it excludes what has happened since the last one."""
         self._since = time.perf_counter()
 
-    def _flops(self) -> int:
-        """Return the model FLOPs of the recorded steps on all workers."""
+    def _flops(self, tokens: int) -> int:
+        """Return the model FLOPs of the recorded steps on all workers, which had so many tokens."""
         return training_flops(
             self.job.shape,
-            tokens=sum(each.tokens for each in self._steps) * self.engine.world,
+            tokens=tokens,
             labelled=sum(int(each.labelled) for each in self._steps),
             length=self.job.recipe.block_length,
             vocabulary=self.vocabulary,

@@ -15,12 +15,14 @@ import numpy as np
 import ray.train
 import torch
 import torch.distributed as distributed
+from numpy.typing import NDArray
 from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mlmclm.backends.choice import backend_of, give_up
 from mlmclm.corpora.blocks import Blocks
+from mlmclm.corpora.chunks import Chunks, without_filling
 from mlmclm.corpora.mixed_blocks import InTurns
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.tokenizer import vocabulary
@@ -191,7 +193,7 @@ def _latest_folder(job: StageJob) -> str | None:
 
 
 def _micro_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -> list[tuple[Tensor, Tensor]]:
-    """Return this worker's share of a step's global batch, as (input_ids, labels) of [micro, length] each.
+    """Return this worker's share of a step's global batch as (input_ids, labels), see `_tensors`.
 
     While the batch still grows, micro-batches are smaller, not fewer: their number is part of DeepSpeed's configuration.
     """
@@ -201,13 +203,23 @@ def _micro_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -
     _, tokens = step_tokens(job.train, samples, job.recipe.seed, mine)
     input_ids, labels = label(tokens, rows=mine, step=step)  # [share, length]
     parts = (np.array_split(rows, engine.accumulation) for rows in (input_ids, labels))
-    return [(torch.from_numpy(ids), torch.from_numpy(own)) for ids, own in zip(*parts, strict=True)]
+    return [_tensors(ids, own, job.recipe, label) for ids, own in zip(*parts, strict=True)]
+
+
+def _tensors(
+    input_ids: NDArray[np.int64], labels: NDArray[np.int64], recipe: Recipe, label: Labelling
+) -> tuple[Tensor, Tensor]:
+    """Return a micro-batch as tensors, [micro, length] each; of chunks the tokens without filling, [1, tokens] each."""
+    if recipe.rows == "chunks":
+        assert label.separator is not None
+        input_ids, labels = without_filling(input_ids, labels, label.separator)
+    return torch.from_numpy(input_ids), torch.from_numpy(labels)
 
 
 def _validation_batches(
-    blocks: Blocks | InTurns, recipe: Recipe, engine: Engine, label: Labelling
+    blocks: Blocks | Chunks | InTurns, recipe: Recipe, engine: Engine, label: Labelling
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this worker's share of the validation blocks, as (input_ids, labels).
+    """Yield this worker's share of the validation blocks as (input_ids, labels), see `_tensors`.
 
     If the blocks do not divide evenly, unlabelled rows fill up the share.
     """
@@ -218,4 +230,4 @@ def _validation_batches(
         rows = np.arange(start, min(start + engine.micro, share)) * engine.world + engine.rank
         input_ids, labels = label(blocks.take(np.minimum(rows, count - 1)), rows=rows, step=VALIDATION_STEP)
         labels[rows >= count] = -100
-        yield torch.from_numpy(input_ids), torch.from_numpy(labels)
+        yield _tensors(input_ids, labels, recipe, label)

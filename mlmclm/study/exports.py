@@ -148,4 +148,5 @@ def export_state(found: Found, store: Path, target: Path, about: Mapping[str, An
         decoder=facts["causal"],
         context=settled.block_length,
         objective=str(found.state.legs[-1].objective),
+        begins=settled.rows == "chunks",
     )

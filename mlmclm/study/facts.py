@@ -5,6 +5,7 @@ None of them depends on when, where or how fast anything ran, except `StudyFacts
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.corpora.chunks import Chunks, rows_of_length
 from mlmclm.corpora.mixed_blocks import in_turns
 from mlmclm.corpora.mixed_corpus import PreparedSources
 from mlmclm.corpora.mixes import words
-from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.segments import document_lengths, row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.plans.costs import leg_flops
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import CARRIED
-from mlmclm.plans.plan import State, history, source_tokens
+from mlmclm.plans.plan import State, history, samples_by_source
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.reports.pairs import made
@@ -106,6 +108,7 @@ def state_facts(
     size = shape(name.size, initial)
     vocabulary = size.vocabulary or corpus.vocabulary  # a given model keeps its own
     validation = [record["validation_loss"] for record in trained if "validation_loss" in record]
+    seen = tokens_by_source(state, recipe, corpus)
     return {
         "name": str(name),
         "size": name.size,
@@ -125,11 +128,11 @@ def state_facts(
         "objective": str(objective) if objective is not None else None,
         "causal": objective is not None and objective.causal,
         "steps": state.step,
-        "tokens": state.tokens(recipe),
+        "tokens": sum(seen.values()),
         "flops": flops(state, recipe, size, vocabulary, corpus),
         "recipe": _shared_settings(recipe),
         "corpus": {
-            **_sources(corpus, sources, recipe, source_tokens(state.legs, recipe)),
+            **_sources(corpus, sources, recipe, seen),
             "documents": corpus.documents,
             "tokens": corpus.tokens,
             "vocabulary": corpus.vocabulary,
@@ -202,9 +205,25 @@ def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: Pre
     """
     total = 0
     for leg in state.legs:
-        documents = _some_documents(corpus, recipe.during(leg.phase)) if recipe.isolate_documents else None
-        total += leg_flops(size, leg, recipe, vocabulary, documents)
+        own = recipe.during(leg.phase)
+        documents = _some_documents(corpus, own) if recipe.isolates else None
+        filled = 1.0
+        if recipe.rows == "chunks" and documents is not None:
+            filled = float(documents.mean()) / own.block_length
+        total += leg_flops(size, leg, recipe, vocabulary, documents, filled=filled)
     return total
+
+
+def tokens_by_source(state: State, recipe: Recipe, corpus: PreparedCorpus | PreparedSources) -> dict[str, int]:
+    """Return the tokens that a state was trained on, by source; the only one of a study without mixes is called "".
+
+    Chunks count without filling, each with the mean of its source.
+    """
+    found = Counter[str]()
+    for (name, length), samples in samples_by_source(state.legs, recipe).items():
+        rows = rows_of_length(corpus.sources[name].train, length, recipe.rows, corpus.tokenizer)
+        found[name] += round(samples * rows.table.tokens / len(rows)) if isinstance(rows, Chunks) else samples * length
+    return dict(found)
 
 
 def _shared_settings(recipe: Recipe) -> dict[str, Any]:
@@ -214,14 +233,16 @@ def _shared_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _some_documents(corpus: PreparedCorpus | PreparedSources, recipe: Recipe) -> NDArray[np.int64]:
-    """Return the lengths of the documents in blocks sampled evenly from the training part.
+    """Return the lengths of the documents, or chunks of one, in rows sampled evenly from the training part.
 
     Args:
         recipe: the recipe as it is in a phase.
     """
-    blocks = in_turns(corpus.train.at_length(recipe.block_length), recipe.mix)
+    every = rows_of_length(corpus.train, recipe.block_length, recipe.rows, corpus.tokenizer)
+    blocks = in_turns(every, recipe.mix)
     rows = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
-    return document_lengths(blocks.take(rows), special_ids(corpus.tokenizer)["eos"])
+    lengths = row_lengths if recipe.rows == "chunks" else document_lengths
+    return lengths(blocks.take(rows), special_ids(corpus.tokenizer)["eos"])
 
 
 def study_facts(
@@ -245,7 +266,7 @@ def study_facts(
         models=tuple(_model_facts(prepared, name) for name in prepared.plan.models),
         baseline=study.baseline,
         corpus={
-            **_sources(corpus, study.sources, recipe, source_tokens(longest.legs, recipe)),
+            **_sources(corpus, study.sources, recipe, tokens_by_source(longest, recipe, corpus)),
             "documents": corpus.documents,
             "training tokens": len(corpus.train) * recipe.block_length,
             "validation tokens": len(corpus.validation) * recipe.block_length,
@@ -342,7 +363,7 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         stages=tuple(stage_texts(name, recipe)),
         parameters=parameters(size, vocabulary),
         steps=state.step,
-        tokens=state.tokens(recipe),
+        tokens=sum(tokens_by_source(state, recipe, prepared.corpus).values()),
         flops=flops(state, recipe, size, vocabulary, prepared.corpus),
         validation_loss=validation[-1][1] if validation else None,
         curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),

@@ -167,4 +167,5 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
         decoder=objective is not None and objective.causal,
         context=recipe.block_length,
         objective=UNTRAINED if objective is None else str(objective),
+        begins=recipe.rows == "chunks",
     )

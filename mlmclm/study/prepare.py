@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from mlmclm.corpora.chunks import Chunks, rows_of_length
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixed_corpus import PreparedSources, find_sources, prepare_sources
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
@@ -84,10 +85,10 @@ def _where(study: StudyFile, place: Place) -> dict[str, Any]:
 
 
 def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -> None:
-    """Refuse phases whose blocks are longer than the corpus's shards.
+    """Refuse phases whose blocks are longer than the corpus's shards, and count the chunks of documents.
 
     Raises:
-        UserError: a part of the corpus has no block of such a length.
+        UserError: a part of the corpus has no row of such a length.
     """
     phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
     read = [(phase.block_length, phase.mix) for phase in phases] or [(study.recipe.block_length, study.recipe.mix)]
@@ -95,8 +96,11 @@ def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -
         for name, _ in mix or (("", 1),):
             source = corpus.sources[name]
             for part, blocks in (("training", source.train), ("validation", source.validation)):
-                if not len(blocks.at_length(length)):
-                    key = f"corpora.{name}" if name else "corpus"
+                key = f"corpora.{name}" if name else "corpus"
+                found = rows_of_length(blocks, length, study.recipe.rows, corpus.tokenizer)
+                if not len(found) and isinstance(found, Chunks):
+                    raise UserError(f"{key}: no document of its {part} part has a token; use other text.")
+                if not len(found):
                     raise UserError(
                         f"recipe.phases: blocks of {length:,} tokens are longer than each shard of the {name or 'corpus'}'s {part} part; use "
                         f"more text, or larger shards ({key}.shard_mib)."

@@ -12,6 +12,7 @@ from mlmclm.pretraining.side_by_side import room, run_stages
 from mlmclm.progress import Bar, say
 from mlmclm.service.placement import Device, check_workers, choose_device, worker_bundle
 from mlmclm.storage.claims import Claims
+from mlmclm.study.facts import tokens_by_source
 from mlmclm.study.prepared_study import PreparedStudy
 
 OnRecords = Callable[[Stage, list[dict[str, Any]]], None]
@@ -71,11 +72,14 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device, on
         return
     recipe = prepared.study.recipe
 
-    def tokens(step: int) -> int:
-        return sum(leg.tokens(step, recipe) for leg in stage.end.legs)
+    total = sum(tokens_by_source(stage.end, recipe, prepared.corpus).values())
+    filled = total / stage.end.tokens(recipe)
 
-    with Bar(title, stage.end.tokens(recipe), unit="tokens") as bar:
-        bar.start_at(start.tokens(recipe))
+    def tokens(step: int) -> int:
+        return round(filled * sum(leg.tokens(step, recipe) for leg in stage.end.legs))
+
+    with Bar(title, total, unit="tokens") as bar:
+        bar.start_at(tokens(start.step))
 
         def follow(records: list[dict[str, Any]]) -> None:
             trained = [record for record in records if "loss" in record]  # the others are validation records

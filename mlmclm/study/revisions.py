@@ -154,6 +154,7 @@ class _Writer:
                 context=recipe.block_length,
                 state=self._key(revision),
                 objective=objective,
+                begins=recipe.rows == "chunks",
             )
             parts = [folder / "decoder", folder] if self.causal else [folder]
             for repository, part, card in zip(self.repositories, parts, cards, strict=True):

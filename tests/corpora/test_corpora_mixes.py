@@ -18,7 +18,7 @@ from mlmclm.corpora.mixes import MixedSamples, counts, words
 from mlmclm.corpora.order import rows_of, sample_rows
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import fingerprint, history, leg_at, samples_of, source_tokens
+from mlmclm.plans.plan import fingerprint, history, leg_at, samples_by_source, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.worker import _micro_batches
 
@@ -97,10 +97,8 @@ def test_each_source_goes_on_through_phases_with_other_mixes_and_lengths() -> No
     assert rows.keys() == {(16, "web"), (16, "books"), (16, "code"), (32, "code")}
     for (length, name), seen in rows.items():
         assert seen == sample_rows(sizes[length][name], range(len(seen)), 0).tolist()
-    tokens = Counter[str]()
-    for (length, name), seen in rows.items():
-        tokens[name] += length * len(seen)
-    assert source_tokens(legs, made) == tokens
+    seen_by_source = {(name, length): len(seen) for (length, name), seen in rows.items()}
+    assert samples_by_source(legs, made) == seen_by_source
     assert len(rows[32, "code"]) == 4 * 6 and len(rows[16, "code"]) == 9
 
 

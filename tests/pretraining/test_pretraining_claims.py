@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from mlmclm.corpora.blocks import Blocks, Shard
+from mlmclm.corpora.shelf import Shelf
 from mlmclm.plans.names import parse
 from mlmclm.plans.plan import Plan, Stage, make_plan
 from mlmclm.plans.recipe import Recipe
@@ -25,7 +27,7 @@ from mlmclm.storage.files import whole_folder
 
 RECIPE = Recipe(warmup_steps=2, decay_steps=4)
 PRINT = "of this recipe and corpus"
-BLOCKS = SimpleNamespace(at_length=lambda length: None)
+BLOCKS = Blocks(Shelf("nowhere"), [Shard("train-00000.bin", 1)], 32, "<u2")
 CORPUS = SimpleNamespace(key="", train=BLOCKS, validation=BLOCKS, tokenizer="")
 GIVEN: dict[str, Any] = {"corpus": CORPUS, "recipe": RECIPE, "fingerprint": PRINT, "device": "cpu"}
 

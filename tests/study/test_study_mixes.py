@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from mlmclm.cli.main import main
-from mlmclm.corpora.mixed_blocks import InTurns
+from mlmclm.corpora.chunks import rows_of_length
+from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks
 from mlmclm.corpora.mixed_corpus import PreparedSources, open_stored
 from mlmclm.corpora.order import rows_of
 from mlmclm.corpora.tokenizer import special_ids
@@ -45,6 +46,12 @@ def made(path: Path) -> PreparedStudy:
     return prepare(study, place)
 
 
+def joined(made: PreparedStudy, length: int) -> MixedBlocks:
+    found = rows_of_length(made.corpus.train, length, "joined", made.corpus.tokenizer)
+    assert isinstance(found, MixedBlocks)
+    return found
+
+
 def test_sources_share_a_tokenizer_of_the_mix_and_are_found_again(path: Path, made: PreparedStudy) -> None:
     corpus = made.corpus
     assert isinstance(corpus, PreparedSources) and list(corpus.sources) == ["prose", "verse"]
@@ -72,7 +79,7 @@ def test_flops_of_isolated_documents_are_those_of_each_phase_s_blocks(made: Prep
     wanted = 0
     for leg in state.legs:
         own = recipe.during(leg.phase)
-        blocks = InTurns(made.corpus.train.at_length(own.block_length), own.mix)
+        blocks = InTurns(joined(made, own.block_length), own.mix)
         rows = blocks.take(np.linspace(0, len(blocks) - 1, min(len(blocks), 1024)).astype(np.int64))
         ends = special_ids(made.corpus.tokenizer)["eos"]
         lengths = [len(part) for row in rows for part in np.split(row, np.flatnonzero(row == ends) + 1) if len(part)]
@@ -137,7 +144,7 @@ def test_the_order_as_a_data_set_is_what_the_training_loop_reads(
     assert sorted(rows.column_names) == ["input_ids", "step"]
     legs, expected = made.target(parse(MODEL)).legs, []
     for step in range(14):
-        blocks = made.corpus.train.at_length(32 if step < 10 else 64)
+        blocks = joined(made, 32 if step < 10 else 64)
         chosen = rows_of(blocks, samples_of(legs, step, made.study.recipe), made.study.recipe.seed)
         expected += [{"input_ids": ids, "step": step} for ids in blocks.take(chosen).tolist()]
     assert rows.to_list() == expected

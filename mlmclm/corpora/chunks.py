@@ -1,0 +1,185 @@
+"""Rows that are chunks of one document each, between BOS and EOS, read from the blocks of a corpus.
+
+A corpus is stored as one stream of tokens, in which each document ends with EOS. So the same shards give chunks of any
+length, and nothing is tokenised again.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlmclm.corpora.blocks import Blocks, Shard
+from mlmclm.corpora.mixed_blocks import MixedBlocks
+from mlmclm.corpora.segments import row_lengths
+from mlmclm.corpora.tokenizer import special_ids
+from mlmclm.errors import UserError
+from mlmclm.progress import bars
+from mlmclm.storage.checksums import parse_sealed, sealed
+
+Rows = Literal["joined", "chunks"]
+"""What fills a row: the stream of all documents end to end, or a part of one document."""
+
+FRAME = 2
+"""BOS and EOS, which each chunk has of its own."""
+REMEMBERED = 4096
+"""Shards whose chunks' places one process remembers: 130 kB each, for chunks of 1,024 tokens in 64 MiB."""
+
+
+class Table(NamedTuple):
+    """The number of the chunks, without which they can't be shuffled, and what is needed to find them."""
+
+    rows: tuple[int, ...]
+    """Chunks that begin in each shard."""
+    offsets: tuple[int, ...]
+    """Tokens that the chunk at each shard's beginning has in the shards before."""
+    tokens: int
+    """Tokens of all chunks, with BOS and EOS."""
+
+
+def chunk_starts(ends: NDArray[np.int64], size: int, room: int, offset: int) -> tuple[NDArray[np.int64], int]:
+    """Return where the chunks of a shard start.
+
+    Args:
+        ends: positions of EOS in the shard, int64 [documents].
+        size: tokens of the shard.
+        room: tokens of a document in a whole chunk.
+        offset: tokens that the chunk at the shard's beginning has in the shards before; 0 if none reaches into it.
+
+    Returns:
+        Positions in the shard, int64 [chunks], and the `offset` of the next shard.
+    """
+    begins = np.concatenate(([-offset], ends + 1))
+    counts = -(-(np.append(ends, size) - begins) // room)  # a document without tokens has no chunk
+    first = np.cumsum(counts) - counts
+    starts = np.repeat(begins, counts) + room * (np.arange(counts.sum()) - np.repeat(first, counts))
+    return starts[starts >= 0], int(size - begins[-1]) % room
+
+
+class Chunks:
+    """The chunks of a part's documents, as one array [n, length]; stands for `Blocks`.
+
+    A document is cut every `length - 2` tokens. A row is BOS, the tokens and EOS, filled up with EOS; so what is behind
+    its first EOS is filling. Chunks don't depend on how the corpus is divided into shards. Picklable, like `Blocks`.
+    """
+
+    def __init__(self, blocks: Blocks, length: int, table: Table, start: int, end: int) -> None:
+        """Describe the chunks of a corpus part; nothing is opened yet.
+
+        Args:
+            table: `chunk_table` of the part.
+            start: id of BOS.
+            end: id of EOS, another one.
+        """
+        self.blocks, self.block_length, self.table, self.start, self.end = blocks, length, table, start, end
+        self._ends = list(accumulate(table.rows))
+        self._starts: dict[int, NDArray[np.int32]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of chunks."""
+        return self._ends[-1]
+
+    def __reduce__(self) -> tuple[type[Chunks], tuple[Blocks, int, Table, int, int]]:
+        """Pickle the description, not the data."""
+        return Chunks, (self.blocks, self.block_length, self.table, self.start, self.end)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards that chunks are read from."""
+        return self.blocks.shards
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Read the chunks `rows` (int64 [n]) as int64 [n, length]; raises what `Blocks.take` does."""
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
+            raise IndexError(f"rows must be in [0, {len(self)}), got {rows.min()} to {rows.max()}")
+        taken = np.full((len(rows), self.block_length), self.end, dtype=np.int64)
+        taken[:, 0] = self.start
+        shards = np.searchsorted(self._ends, rows, side="right").tolist()
+        for index, (shard, row) in enumerate(zip(shards, rows.tolist(), strict=True)):
+            place = int(self._starts_in(shard)[row - self._ends[shard]])  # a negative index, from the shard's end
+            tokens = self._read(shard, place)
+            taken[index, 1 : 1 + len(tokens)] = tokens
+        return taken
+
+    def _read(self, shard: int, place: int) -> NDArray[Any]:
+        """Return the tokens of the chunk that begins in a shard; it may go on in the next."""
+        room = self.block_length - FRAME
+        tokens = self.blocks.tokens(shard)[place : place + room]
+        while len(tokens) < room and shard + 1 < len(self.shards) and not (tokens == self.end).any():
+            shard += 1
+            tokens = np.concatenate((tokens, self.blocks.tokens(shard)[: room - len(tokens)]))
+        ends = np.flatnonzero(tokens == self.end)
+        return tokens[: ends[0]] if len(ends) else tokens
+
+    def _starts_in(self, shard: int) -> NDArray[np.int32]:
+        known = self._starts.get(shard)
+        if known is None:
+            if len(self._starts) >= REMEMBERED:
+                del self._starts[next(iter(self._starts))]  # the one found first
+            tokens = self.blocks.tokens(shard)
+            ends = np.flatnonzero(tokens == self.end)
+            starts, _ = chunk_starts(ends, len(tokens), self.block_length - FRAME, self.table.offsets[shard])
+            known = self._starts[shard] = starts.astype(np.int32)
+        return known
+
+
+def chunk_table(blocks: Blocks, length: int, end: int) -> Table:
+    """Count the chunks of a corpus part, or read what was counted before; a file beside the shards keeps it."""
+    file = f"chunks-{Path(blocks.shards[0].file).stem}-{length}.json"
+    found = blocks.shelf.read(file)
+    if found is not None:
+        where = blocks.shelf.where(file)
+        value = parse_sealed(found, where, f"Delete {where}: it is made again.")
+        return Table(tuple(value["rows"]), tuple(value["offsets"]), value["tokens"])
+    rows, offsets, tokens, offset = list[int](), list[int](), 0, 0
+    with bars() as report:
+        for number in range(len(blocks.shards)):
+            stream = blocks.tokens(number)
+            ends = np.flatnonzero(stream == end)
+            offsets.append(offset)
+            starts, offset = chunk_starts(ends, len(stream), length - FRAME, offset)
+            rows.append(len(starts))
+            tokens += len(stream) - len(ends) + FRAME * len(starts)
+            report("counting chunks of documents", number + 1, len(blocks.shards))
+    table = Table(tuple(rows), tuple(offsets), tokens)
+    blocks.shelf.write_json(file, sealed(table._asdict()))
+    return table
+
+
+def rows_of_length(
+    blocks: Blocks | Chunks | MixedBlocks, length: int, rows: Rows, tokenizer: Path
+) -> Blocks | Chunks | MixedBlocks:
+    """Return the rows that a phase trains on.
+
+    Args:
+        length: tokens of a row.
+        tokenizer: folder of the corpus's prepared tokenizer.
+
+    Raises:
+        UserError: rows are to be chunks, and the tokenizer's BOS is also its EOS.
+    """
+    if isinstance(blocks, MixedBlocks):
+        found = {name: rows_of_length(each, length, rows, tokenizer) for name, each in blocks.sources.items()}
+        return MixedBlocks(cast("dict[str, Blocks | Chunks]", found))
+    assert isinstance(blocks, Blocks), "what a corpus has stored"
+    if rows == "joined":
+        return blocks.at_length(length)
+    ids = special_ids(tokenizer)
+    if ids["bos"] == ids["eos"]:
+        raise UserError(
+            f"recipe.rows: chunks: a chunk lies between BOS and EOS, and the tokenizer in {tokenizer} has one token for both (id {ids['eos']}). "
+            "Use a tokenizer with two, or rows: joined."
+        )
+    return Chunks(blocks, length, chunk_table(blocks, length, ids["eos"]), ids["bos"], ids["eos"])
+
+
+def without_filling(
+    tokens: NDArray[np.int64], labels: NDArray[np.int64], end: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return tokens and labels of chunks, int64 [n, length] each, as one row without filling: [1, tokens] each."""
+    real = np.arange(tokens.shape[1]) < row_lengths(tokens, end)[:, None]
+    return tokens[real][None], labels[real][None]

@@ -1,0 +1,198 @@
+"""Training on chunks of documents on real Ray Train: equal to a plain loop over padded rows, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+from mlmclm.cli.main import main
+from mlmclm.corpora.chunks import Chunks, rows_of_length
+from mlmclm.corpora.segments import row_lengths
+from mlmclm.corpora.tokenizer import special_ids
+from mlmclm.errors import UserError
+from mlmclm.evaluation.texts import Texts
+from mlmclm.models.build import build
+from mlmclm.models.sizes import SIZES
+from mlmclm.plans.names import parse
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining import run_stage as launch
+from mlmclm.pretraining import states
+from mlmclm.pretraining.engine import check_isolation
+from mlmclm.pretraining.initial import first_config
+from mlmclm.pretraining.seen import seen
+from mlmclm.study.facts import flops, state_facts, tokens_by_source
+from mlmclm.study.model_folders import export_models
+from mlmclm.study.place import Place
+from mlmclm.study.prepare import prepare
+from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.pretrain import pretrain
+from mlmclm.study.study_file import load_study
+from small_study import write_study
+
+PHASES = [
+    {"name": "pretrain", "steps": 5, "block_length": 20},  # neither divides 32 nor is a multiple of it
+    {"name": "ext", "steps": 5, "block_length": 61, "batch": 4},
+]
+MODELS = ("1m-mlm40-5", "1m-mlm40-5-clm-10")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chunks")
+    recipe = {
+        "block_length": 32, "batch": 8, "peak_learning_rate": 3e-3, "precision": "fp32", "rows": "chunks", "phases": PHASES,
+        "checkpoint_every": 5, "evaluate_every": 5, "evaluation_blocks": 6, "workers": 2, "micro_batch": 2,
+    }  # fmt: skip
+    return write_study(folder, models=list(MODELS), baseline=None, recipe=recipe)
+
+
+@pytest.fixture(scope="module")
+def trained(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedStudy]:
+    from mlmclm.service.ray_cluster import ray_session
+
+    made = prepare(load_study(path), Place(tmp_path_factory.mktemp("store"), path.parent / "data"))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+        launch.prepare_environment()
+        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
+            pretrain(made)
+    yield made
+
+
+def chunks(made: PreparedStudy, length: int) -> Chunks:
+    found = rows_of_length(made.corpus.train, length, "chunks", made.corpus.tokenizer)
+    assert isinstance(found, Chunks)
+    return found
+
+
+def logits(model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Logits of padded rows, [n, length, vocabulary], whose tokens see no filling."""
+    length = ids.shape[1]
+    allowed = real[:, None, None, :].expand(-1, 1, length, -1).clone()
+    if causal:
+        allowed &= torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    found: torch.Tensor = model(ids, attention_mask=mask).logits
+    return found
+
+
+def test_chunks_in_two_phases_are_a_plain_loop_over_padded_rows(trained: PreparedStudy) -> None:
+    name, recipe = parse(MODELS[-1]), trained.study.recipe
+    end = special_ids(trained.corpus.tokenizer)["eos"]
+    config = first_config("1m", None, trained.corpus.tokenizer, Recipe(block_length=61))
+    config._attn_implementation = "eager"
+    model = build(config, recipe.seed)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=3e-3, betas=recipe.adam_betas, eps=recipe.adam_eps, weight_decay=recipe.weight_decay
+    )
+    losses, tokens = [], []
+    for batch in seen(trained.corpus.train, recipe, range(10), model=name, tokenizer=trained.corpus.tokenizer):
+        rows = chunks(trained, 20 if batch.step < 5 else 61)
+        assert np.array_equal(batch.lengths, row_lengths(rows.take(batch.blocks), end)) and batch.lengths.min() < 20
+        assert batch.labels is not None
+        ids, labels = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.labels)
+        real = torch.arange(ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
+        assert not (labels[~real] != -100).any() and not (ids[real][:-1] == ids[~real][0]).all()
+        found = logits(model, ids, real, causal=batch.step >= 5)
+        loss = torch.nn.functional.cross_entropy(found.flatten(0, 1), labels.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        tokens.append(int(real.sum()))
+    curve = [row for row in trained.curve(name) if "loss" in row]
+    assert [row["loss"] for row in curve] == pytest.approx(losses, rel=2e-5)
+    key = trained.target(name).key(trained.fingerprint)
+    weights = load_file(states.state_folder(trained.place.store, key) / "state.safetensors")
+    for parameter, value in model.named_parameters():
+        torch.testing.assert_close(weights[f"w/{parameter}"], value.detach(), rtol=0, atol=2e-4)
+    # The tokens of a card are those of the mean chunk; the batches' own are near.
+    told = sum(tokens_by_source(trained.target(name), recipe, trained.corpus).values())
+    assert told == round(40 * chunks(trained, 20).table.tokens / len(chunks(trained, 20))) + round(
+        20 * chunks(trained, 61).table.tokens / len(chunks(trained, 61))
+    )
+    assert told == pytest.approx(sum(tokens), rel=0.1) and told < trained.target(name).tokens(recipe)
+
+
+def test_tokens_per_second_leave_filling_out(trained: PreparedStudy) -> None:
+    name, recipe = parse(MODELS[0]), trained.study.recipe
+    batches = seen(trained.corpus.train, recipe, range(5), model=name, tokenizer=trained.corpus.tokenizer)
+    tokens = sum(int(batch.lengths.sum()) for batch in batches)
+    curve = [row for row in trained.curve(name) if "loss" in row]
+    (rate,) = {row["tokens_per_second"] for row in curve}
+    # The five steps were measured together: their seconds, and the time that combining the metrics took.
+    assert tokens / rate >= sum(row["step_seconds"] for row in curve)
+    assert tokens / rate == pytest.approx(sum(row["step_seconds"] for row in curve), rel=0.5)
+
+
+def test_the_card_counts_tokens_and_flops_without_filling(trained: PreparedStudy) -> None:
+    name, study = parse(MODELS[0]), trained.study
+    state = trained.target(name)
+    facts = state_facts(name, state, study.recipe, trained.corpus, study.sources, [])
+    rows = chunks(trained, 20)
+    lengths = row_lengths(rows.take(np.arange(len(rows))), rows.end)
+    assert facts["tokens"] == round(40 * lengths.mean()) and facts["recipe"]["rows"] == "chunks"
+    size = SIZES["1m"]
+    head = trained.corpus.vocabulary * size.hidden
+    keys = float((lengths**2).sum() / lengths.sum())
+    per_token = 6 * size.layers * size.products + 12 * size.attended * size.layers * keys + 6 * 0.4 * head
+    assert flops(state, study.recipe, size, trained.corpus.vocabulary, trained.corpus) == pytest.approx(
+        40 * lengths.mean() * per_token, rel=2e-3
+    )
+
+
+def test_exported_tokenizers_begin_texts_with_bos_as_chunks_do(trained: PreparedStudy) -> None:
+    ids = special_ids(trained.corpus.tokenizer)
+    export_models(trained)
+    for model, part, kind in ((MODELS[0], "", AutoModelForMaskedLM), (MODELS[1], "decoder", AutoModelForCausalLM)):
+        folder = trained.model_folder(parse(model)) / part
+        kind.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        text = tokenizer("Anna was here")["input_ids"]
+        assert text[0] == ids["bos"] == tokenizer.bos_token_id and (text[-1] == ids["eos"]) == (part == "")
+        assert text.count(ids["bos"]) == 1 and text.count(ids["eos"]) == (part == "")
+        own = Texts.of(tokenizer)
+        assert (own.start, own.end) == ([ids["bos"]], [ids["eos"]] if part == "" else [])
+    pair = AutoTokenizer.from_pretrained(trained.model_folder(parse(MODELS[0])))("Anna", "Berta")["input_ids"]
+    assert pair[0] == ids["bos"] and pair.count(ids["eos"]) == 2 and pair[-1] == ids["eos"]
+    generation = json.loads((trained.model_folder(parse(MODELS[1])) / "decoder" / "generation_config.json").read_text())
+    assert generation["bos_token_id"] == ids["bos"] and generation["eos_token_id"] == ids["eos"]
+
+
+def test_the_order_of_the_data_is_exported_without_filling(trained: PreparedStudy, path: Path, tmp_path: Path) -> None:
+    words: list[Any] = ["data", "order", path, "--model", MODELS[-1], "--export", tmp_path / "order"]
+    words += ["--store", trained.place.store, "--data", path.parent / "data"]
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, words)))
+    assert ended.value.code == 0
+    rows = datasets.load_dataset(str(tmp_path / "order"), split="train", cache_dir=str(tmp_path / "cache"))
+    wanted = [
+        {"input_ids": ids[:length], "step": batch.step}
+        for batch in seen(
+            trained.corpus.train, trained.study.recipe, range(10), model=parse(MODELS[-1]),
+            tokenizer=trained.corpus.tokenizer, masked=False,
+        )
+        for ids, length in zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True)
+    ]  # fmt: skip
+    assert rows.to_list() == wanted
+    assert len({len(row["input_ids"]) for row in wanted}) > 5
+
+
+def test_settings_that_chunks_cannot_have_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"phase 'a': tokens 100: .* give steps"):
+        Recipe.model_validate({"rows": "chunks", "phases": [{"name": "a", "tokens": 100}]})
+    with pytest.raises(ValueError, match="neither divides"):
+        Recipe.model_validate({"block_length": 32, "phases": [{"name": "a", "steps": 10, "block_length": 20}]})
+    with pytest.raises(UserError, match=r"recipe.rows: chunks: 'bert' models .* rows: joined"):
+        check_isolation("bert", Recipe(rows="chunks"))
+    assert "rows" not in Recipe().identity() and Recipe(rows="chunks").identity()["rows"] == "chunks"
