@@ -12,6 +12,7 @@ from mlmclm.cli import options
 if TYPE_CHECKING:
     from mlmclm.study.exports import Found
     from mlmclm.study.place import Place
+    from mlmclm.study.revisions import Exported
     from mlmclm.study.study_file import StudyFile
 
 
@@ -54,7 +55,8 @@ def export(
         typer.Option(
             "--push-to-hub",
             metavar="REPO",
-            help="Also upload the folder to this repository of the Hugging Face Hub, made private where it is new.",
+            help="Also upload the folder, or each revision with its tag, to this repository of the Hugging Face Hub, made private where it "
+            "is new.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -72,11 +74,14 @@ def export(
     Example: mlmclm export examples/quickstart.yaml 1m-clm-1k --step 500 --to exported
 
     With --revisions, transformers then loads any of them without a network:
-    from_pretrained("mlmclm/1m-clm-1k", revision="step500", cache_dir="exported").
+    from_pretrained("mlmclm/1m-clm-1k", revision="step500", cache_dir="exported"). With --push-to-hub too, the Hub gets the
+    tags that it lacks.
 
     With --task, the best cell of the model on a retrieval task is trained again, and SentenceTransformer("exported") gives
     its vectors: that of the best learning rate, and of its seeds the one with the best validation score.
     """
+    from dataclasses import asdict
+
     from mlmclm.cli.output import print_json, show
     from mlmclm.errors import UserError
     from mlmclm.plans.names import parse
@@ -96,8 +101,12 @@ def export(
             )
         _fine_tuned(source, model, task, to, options.place(store, data, task_dir), as_json=as_json)
         return
-    if revisions and (step is not None or push_to_hub is not None):
-        raise UserError("--revisions writes all steps to a folder; leave out --step and --push-to-hub.")
+    if revisions and step is not None:
+        raise UserError("--revisions writes all steps to a folder; leave out --step.")
+    if revisions and push_to_hub is not None and repository not in (None, push_to_hub):
+        raise UserError(
+            f"--repository {repository}: --push-to-hub {push_to_hub} names the repository already; leave one of them out."
+        )
     if repository is not None and not revisions:
         raise UserError("--repository names the repository of --revisions; give that too.")
     if push_to_hub is not None:
@@ -128,7 +137,17 @@ def export(
     found = find_state(place.store, name, step=step, fingerprint=fingerprint, initial=initial)
     about: dict[str, Any] = {} if study is None else study_card(study, name)
     if revisions:
-        _revisions(found, place.store, to, repository or f"mlmclm/{name}", study, source, about, as_json=as_json)
+        own = push_to_hub or repository or f"mlmclm/{name}"
+        made = _revisions(found, place.store, to, own, study, source, about)
+        pushed = _push_revisions(made, to, str(name), dry_run=dry_run) if push_to_hub is not None else {}
+        if as_json:
+            print_json({"model": str(name), "folder": str(to), **asdict(made), "hub": pushed})
+            return
+        for each in made.repositories:
+            show(f"{each} in {to}: main, {', '.join(made.tags)}")
+        show(f"{len(made.written)} written, {len(made.tags) - len(made.written)} there before")
+        for each, tags in pushed.items():
+            show(f"{'would be uploaded' if dry_run else 'uploaded'} to {each}: {', '.join(tags) or 'nothing new'}")
         return
     if step is None and found.state.step < name.steps:
         say(f"{name} has come to step {found.state.step:,} of {name.steps:,}; that is exported.")
@@ -197,23 +216,39 @@ def _revisions(
     study: StudyFile | None,
     source: Path,
     about: dict[str, Any],
-    *,
-    as_json: bool,
-) -> None:
-    from dataclasses import asdict
-
-    from mlmclm.cli.output import print_json, show
+) -> Exported:
     from mlmclm.study.revisions import export_revisions, say_missing
 
     every = (found.recipe if study is None else study.recipe).revisions_every
     made = export_revisions(found, store, to, repository, every, about)
     say_missing(made.missing, str(found.name), "STUDY.yaml" if study is None else source)
-    if as_json:
-        print_json({"model": str(found.name), "folder": str(to), **asdict(made)})
-        return
-    for each in made.repositories:
-        show(f"{each} in {to}: main, {', '.join(made.tags)}")
-    show(f"{len(made.written)} written, {len(made.tags) - len(made.written)} there before")
+    return made
+
+
+def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) -> dict[str, list[str]]:
+    """Upload the revisions in a cache; return the tags that were uploaded by repository (of a dry run, all)."""
+    from mlmclm.models.hub import files_to_upload, push_revisions
+    from mlmclm.models.hub_cache import CachedRepository
+    from mlmclm.progress import Bar, say
+
+    pushed = {}
+    for repository in made.repositories:
+        cached = CachedRepository(cache, repository)
+        folders = {tag: folder for tag in made.tags if (folder := cached.snapshot(tag)) is not None}
+        size = sum(sum(files_to_upload(folder).values()) for folder in folders.values())
+        say(
+            f"{'would upload' if dry_run else 'uploading'} to {repository} on the Hugging Face Hub (made private where it is new): "
+            f"{len(folders)} revisions, {size:,} bytes, but for those that are there"
+        )
+        if dry_run:
+            pushed[repository] = list(folders)
+            continue
+        with Bar(f"uploading {repository}", len(folders), unit="revisions") as bar:
+            pushed[repository] = push_revisions(
+                folders, repository, f"{name}, exported by mlmclm", lambda tag, done: bar.update(done, note=tag)
+            )
+            bar.update(len(folders))
+    return pushed
 
 
 def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[str, object]:

@@ -1,7 +1,10 @@
-"""Upload of a model folder to the Hugging Face Hub."""
+"""Upload of a model folder, or of a model's revisions, to the Hugging Face Hub."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub
@@ -10,6 +13,10 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError 
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, UserError, one_line
+from mlmclm.models.notes import NOTES
+
+BRANCH = "revisions"
+"""Branch of the commits that the tags of revisions stand for."""
 
 
 def files_to_upload(folder: Path) -> dict[str, int]:
@@ -54,20 +61,85 @@ def push(folder: Path, repository: str, message: str) -> str:
     """
     check_access()
     hub = huggingface_hub.HfApi()
-    try:
+    with _answers(
+        repository, f"The folder is kept in {folder}; upload it later with `hf upload {repository} {folder}`."
+    ):
         hub.create_repo(repository, private=True, exist_ok=True)
         commit = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    return str(commit.commit_url)
+
+
+def push_revisions(
+    revisions: Mapping[str, Path], repository: str, message: str, observe: Callable[[str, int], None]
+) -> list[str]:
+    """Upload folders as commits with a tag each, and the last one as `main` too; return the tags that were uploaded.
+
+    A tag that the repository has with the same weights stays as it is. The commits of tags are on the branch
+    `revisions`, so that `main` is never an earlier step.
+
+    Args:
+        revisions: tag -> folder (`hub_cache.CachedRepository.snapshot`), in the order of training.
+        observe: called with each tag and the number of those before it.
+
+    Raises:
+        UserError: the token may not write there, or the repository has a tag with other weights.
+        EnvironmentFault: the hub cannot be reached, or fails.
+    """
+    check_access()
+    hub = huggingface_hub.HfApi()
+    uploaded = []
+    with _answers(repository, "What was uploaded stays: run the same command again."):
+        hub.create_repo(repository, private=True, exist_ok=True)
+        hub.create_branch(repository, branch=BRANCH, exist_ok=True)
+        there = {each.name for each in hub.list_repo_refs(repository).tags}
+        # All are compared before any is uploaded, so that a repository of another model stays as it is.
+        for tag in [each for each in revisions if each in there]:
+            _check_same(hub, repository, tag, revisions[tag])
+        for number, (tag, folder) in enumerate(revisions.items()):
+            observe(tag, number)
+            if tag in there:
+                continue
+            commit = hub.upload_folder(
+                repo_id=repository, folder_path=folder, commit_message=f"{message}: {tag}", revision=BRANCH
+            )
+            hub.create_tag(repository, tag=tag, revision=commit.oid)
+            uploaded.append(tag)
+        if uploaded:
+            hub.upload_folder(repo_id=repository, folder_path=list(revisions.values())[-1], commit_message=message)
+    return uploaded
+
+
+def _check_same(hub: huggingface_hub.HfApi, repository: str, tag: str, folder: Path) -> None:
+    """Refuse a tag of other weights: the folder's notes have the key of the state that the weights are of.
+
+    Raises:
+        UserError: the tag's notes are others, or it has none.
+    """
+    content = (folder / NOTES).read_bytes()
+    git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    if [getattr(each, "blob_id", None) for each in hub.get_paths_info(repository, NOTES, revision=tag)] != [git]:
+        raise UserError(
+            f"--push-to-hub {repository}: its revision {tag!r} has the weights of another model or training. Give another repository."
+        )
+
+
+@contextmanager
+def _answers(repository: str, kept: str) -> Iterator[None]:
+    """Turn the hub's failures into this project's errors, which end with what is kept.
+
+    Raises:
+        UserError: the token may not write there.
+        EnvironmentFault: the hub cannot be reached, or fails.
+    """
+    try:
+        yield
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403, 404):
             raise UserError(
                 f"--push-to-hub {repository}: the hub refuses the access token ({status}); it must be one that may write to "
-                f"{repository}. The folder is kept in {folder}."
+                f"{repository}. {kept}"
             ) from error
-        raise EnvironmentFault(f"the hub failed ({status}): {error}. The folder is kept in {folder}.") from error
+        raise EnvironmentFault(f"the hub failed ({status}): {error}. {kept}") from error
     except (HTTPError, OSError) as error:
-        raise EnvironmentFault(
-            f"the hub at {constants.ENDPOINT} cannot be reached ({error}). The folder is kept in {folder}; upload it later "
-            f"with `hf upload {repository} {folder}`."
-        ) from error
-    return str(commit.commit_url)
+        raise EnvironmentFault(f"the hub at {constants.ENDPOINT} cannot be reached ({error}). {kept}") from error

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from mlmclm.cli.main import main
+from small_hub import Hub, served
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +55,20 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
         return (code if isinstance(code, int) else 0), captured.out + captured.err
 
     return call
+
+
+@pytest.fixture
+def at_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets the hub's address, where nobody has logged in. huggingface_hub has read the environment long before."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return lambda address: monkeypatch.setattr(constants, "ENDPOINT", address)
+
+
+@pytest.fixture
+def hub(at_address: Callable[[str], None]) -> Iterator[Hub]:
+    """A stand-in for the Hub, at its address."""
+    with served() as found:
+        at_address(found.address)
+        yield found

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from huggingface_hub import constants
 from safetensors.torch import load_file
 
+from small_hub import Hub
 from small_study import run as run_process
 from small_study import start, write_study
 
@@ -126,98 +123,29 @@ def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study:
     assert f"steps 0 to {made['step']}: masked at 40 % (MLM)" in (tmp_path / "out" / "README.md").read_text()
 
 
-class _Hub(BaseHTTPRequestHandler):
-    """The four requests of an upload, as the hub answers them where every file is small."""
-
-    uploaded: dict[str, bytes]
-    asked: list[tuple[str, Any]]
-
-    def do_POST(self) -> None:
-        length = self.headers.get("Content-Length")
-        body = self.rfile.read(int(length)) if length else self._chunks()
-        lines = [json.loads(line) for line in body.splitlines() if line]
-        self.asked.append((self.path, lines[0]))
-        repository = f"http://{self.headers['Host']}/me/model"
-        if self.path.endswith("/preupload/main"):
-            answer: Any = {
-                "files": [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in lines[0]["files"]]
-            }
-        elif "/commit/" in self.path:
-            for line in lines:
-                if line["key"] == "file":
-                    self.uploaded[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            answer = {"commitUrl": f"{repository}/commit/1", "commitOid": "1", "success": True}
-        else:
-            answer = {"url": repository, "name": "me/model"}
-        self._answer(answer)
-
-    def do_GET(self) -> None:
-        self._answer({"id": "me/model", "sha": "0", "siblings": [], "name": "me"})
-
-    def _chunks(self) -> bytes:
-        body = b""
-        while size := int(self.rfile.readline(), 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
-
-    def _answer(self, value: Any) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        return
-
-
-@pytest.fixture
-def hub() -> Iterator[tuple[str, type[_Hub]]]:
-    handler = type("Hub", (_Hub,), {"uploaded": {}, "asked": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture
-def at_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Sets the hub's address, where nobody has logged in. huggingface_hub has read the environment long before."""
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    return lambda address: monkeypatch.setattr(constants, "ENDPOINT", address)
-
-
 def test_the_hub_gets_exactly_what_the_dry_run_says(
     store: Path,
     tmp_path: Path,
-    hub: tuple[str, type[_Hub]],
-    at_address: Callable[[str], None],
+    hub: Hub,
     monkeypatch: pytest.MonkeyPatch,
     run: Run,
 ) -> None:
-    address, handler = hub
-    at_address(address)
     monkeypatch.setenv("HF_TOKEN", "hf_made_up")
     words = ("export", store, NAME, "--step", "10", "--push-to-hub", "me/model", "--json")
     code, output, errors = run(*words, "--to", tmp_path / "dry", "--dry-run")
     assert code == 0, errors
-    assert not handler.asked and "would upload to me/model" in errors
+    assert not hub.asked and "would upload to me/model" in errors
     said = json.loads(output)["hub"]
     code, output, errors = run(*words, "--to", tmp_path / "real")
     assert code == 0, errors
-    assert json.loads(output)["hub"] == {**said, "commit": f"{address}/me/model/commit/1"}
-    made = next(asked for path, asked in handler.asked if path.endswith("/repos/create"))
+    assert json.loads(output)["hub"] == {**said, "commit": f"{hub.address}/me/model/commit/1"}
+    made = next(asked for path, asked in hub.asked if path.endswith("/repos/create"))
     assert made["name"] == "model" and (made.get("private") is True or made.get("visibility") == "private")
     expected = {path: (tmp_path / "real" / path).read_bytes() for path in said["files"]}
-    assert handler.uploaded == expected and {path: len(content) for path, content in expected.items()} == said["files"]
+    assert (
+        hub.repositories["me/model"].files("main") == expected
+        and {path: len(content) for path, content in expected.items()} == said["files"]
+    )
     assert {
         "README.md",
         "config.json",

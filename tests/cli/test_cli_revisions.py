@@ -18,10 +18,12 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
+from mlmclm.models.hub_cache import CachedRepository
 from mlmclm.pretraining import states
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import find_prepared
 from mlmclm.study.study_file import load_study
+from small_hub import Hub
 
 Run = Callable[..., tuple[int, str, str]]
 CAUSAL, MASKED = "1m-clm-30", "1m-clm-10-mlm40-30"
@@ -144,6 +146,37 @@ def test_the_second_time_nothing_is_written_and_what_is_gone_or_damaged_is_writt
     assert export(CAUSAL, cache)["written"] == [] and listing(cache).keys() == before.keys()
     model = AutoModelForCausalLM.from_pretrained(f"mlmclm/{CAUSAL}", cache_dir=cache)
     assert model.config.model_type == "llama"
+
+
+def test_the_hub_gets_a_tag_for_each_revision_and_only_what_it_lacks(
+    finished_study: Any, tmp_path: Path, export: Callable[..., Any], hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
+    cache, tags = tmp_path / "cache", [f"step{step}" for step in STEPS]
+    words = ("--push-to-hub", "me/decoder")
+    made = export(CAUSAL, cache, *words, "--dry-run")
+    assert made["hub"] == {"me/decoder": tags, "me/decoder-encoder": tags} and not hub.asked
+    assert "would upload to me/decoder" in made["errors"]
+    hub.commits_left = 3  # the hub fails while the revisions are uploaded
+    with pytest.raises(AssertionError, match="the hub failed"):
+        export(CAUSAL, cache, *words)
+    assert list(hub.repositories["me/decoder"].tags) == tags[:3] and hub.repositories["me/decoder"].files("main") == {}
+    hub.commits_left = 100
+    assert export(CAUSAL, cache, *words)["hub"] == {"me/decoder": tags[3:], "me/decoder-encoder": tags}
+    for name, repository in hub.repositories.items():
+        cached = CachedRepository(cache, name)
+        for tag in (*tags, "main"):
+            folder = cached.snapshot(tag)
+            assert folder is not None
+            assert repository.files(tag) == {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert list(repository.tags) == tags
+    before = len(hub.asked)
+    assert export(CAUSAL, cache, *words)["hub"] == {"me/decoder": [], "me/decoder-encoder": []}
+    assert not [path for path, _ in hub.asked[before:] if "/commit/" in path]
+    with pytest.raises(AssertionError, match=r"its revision 'step\d+' has the weights of another model or training"):
+        export(MASKED, tmp_path / "other", *words)
+    with pytest.raises(AssertionError, match="leave one of them out"):
+        export(MASKED, tmp_path / "other", *words, "--repository", "me/other")
 
 
 def test_revisions_that_were_not_kept_are_named(
