@@ -5,7 +5,8 @@ Cells keep no weights, so the cell is trained again: the same cell ends at the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from mlmclm.backends.packing import Packing
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import run_cell
+from mlmclm.models.architectures import ARCHITECTURES, weights_of
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.exported_tokenizer import post_processor
 from mlmclm.models.folder import load_tokenizer, quiet
@@ -37,16 +39,11 @@ def check_target(cell: Cell, target: Path) -> None:
     """Refuse what can't be exported before the cell is trained.
 
     Raises:
-        UserError: the task is not retrieval, the protocol is causal, or there is something at the target.
+        UserError: the task is not retrieval, or there is something at the target.
     """
     if cell.declared.family != "retrieval":
         raise UserError(
             f"task {cell.task} is {cell.declared.family}: only a retrieval cell is an encoder of sentence-transformers."
-        )
-    if cell.protocol.attention == "causal":
-        raise UserError(
-            f"task {cell.task}: the protocol has attention: causal, and sentence-transformers would load the folder as an "
-            "encoder that sees both sides. Use attention: bidirectional."
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
@@ -66,7 +63,7 @@ def export_sentence_encoder(
         on_step: as for `run_cell`.
 
     Raises:
-        UserError: as `check_target`; or transformers can't load the model as an encoder that sees both sides.
+        UserError: as `check_target`; or transformers can't load the model with the cell's attention.
         EnvironmentFault: the cell diverged.
     """
     check_target(cell, target)
@@ -74,7 +71,7 @@ def export_sentence_encoder(
 
         def keep(encoder: nn.Module, result: dict[str, Any]) -> None:
             if result["status"] == "ok":
-                _write_encoder(encoder.cpu().to(torch.float32), folder)
+                _write_encoder(encoder.cpu().to(torch.float32), folder, causal=cell.protocol.attention == "causal")
 
         result = run_cell(cell, store=store, data_root=data_root, on_end=keep, on_step=on_step)
         if result["status"] != "ok":
@@ -84,30 +81,53 @@ def export_sentence_encoder(
     return result
 
 
-def _write_encoder(encoder: PreTrainedModel, folder: Path) -> None:
-    """Write an encoder so that transformers loads it as one that sees both sides, as the cell did.
-
-    A decoder's class is causal unless its configuration says `is_causal: false`, and some classes ignore that.
+def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> None:
+    """Write an encoder so that transformers loads it as one that sees what the cell saw: both sides, or one.
 
     Raises:
         UserError: it can't be loaded so.
     """
     encoder.eval()
-    packing = Packing.of([8])
-    ids = pack_ids([np.arange(8)], packing)[:, :8]  # any tokens will do
+    # Any tokens will do. One text is shorter, because some classes change their direction with a mask for padding.
+    packing = Packing.of([8, 5])
+    ids = torch.arange(8).repeat(2, 1)
+    mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
+    row = pack_ids([np.arange(8), np.arange(5)], packing)
     with torch.no_grad():
-        wanted = encode(encoder, pack_ids([np.arange(8)], packing), packing, causal=False)[:8]
-        for _ in range(2):
-            encoder.save_pretrained(folder)
+        wanted = encode(encoder, row, packing, causal=causal)[: packing.tokens]
+        for model in _forms(encoder, causal=causal):
+            shutil.rmtree(folder)
+            model.save_pretrained(folder)
             with quiet():
-                found = AutoModel.from_pretrained(folder).eval()(ids).last_hidden_state[0]
+                loaded = AutoModel.from_pretrained(folder).eval()
+            found = loaded(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
             if (found - wanted).abs().max() < 1e-3 * wanted.abs().max():
                 return
-            encoder.config.is_causal = False
+    sees = "earlier tokens only, and the cell saw both sides"
+    if causal:
+        sees = "both sides, and the cell saw earlier tokens only"
     raise UserError(
-        f"transformers loads {type(encoder).__name__} as a model that sees earlier tokens only, and the cell saw both sides. "
-        "sentence-transformers can't use such a folder."
+        f"transformers loads {type(encoder).__name__} as a model that sees {sees}. sentence-transformers can't use such a folder."
     )
+
+
+def _forms(encoder: PreTrainedModel, *, causal: bool) -> Iterator[PreTrainedModel]:
+    """Yield the forms of an encoder that transformers may load with the right direction.
+
+    Most classes have one direction. Some follow the configuration's `is_causal`, and some have a twin for decoders.
+    """
+    yield encoder
+    encoder.config.is_causal = causal
+    yield encoder
+    architecture = ARCHITECTURES.get(encoder.config.model_type)
+    if causal and architecture is not None:
+        weights = {f"model.{name}": weight for name, weight in weights_of(encoder).items()}
+        if architecture.decoder_weights is not None:
+            weights = architecture.decoder_weights(weights)
+        decoder = AutoModel.from_config(architecture.decoder_config(encoder.config), attn_implementation="eager")
+        # Not strict: some classes add a pooling layer, which nothing here reads.
+        decoder.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()}, strict=False)
+        yield decoder
 
 
 def _write_tokenizer(cell: Cell, folder: Path) -> None:

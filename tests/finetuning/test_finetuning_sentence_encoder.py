@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from mlmclm.backends.packing import Packing
 from mlmclm.errors import UserError
@@ -24,9 +25,22 @@ from small_models import save_framed_model, save_small_decoder, write_retrieval,
 TASK = "reqa_squad"
 
 
-def cell_of(place: Path, task: str = TASK, *, decoder: bool = False, **changes: Any) -> Cell:
+def save_modernbert(folder: Path) -> None:
+    save_framed_model(folder)
+    for file in ("config.json", "model.safetensors"):
+        (folder / file).unlink()
+    config = ModernBertConfig(
+        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, local_attention=8,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, initializer_range=0.2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        ModernBertForMaskedLM(config).save_pretrained(folder)
+
+
+def cell_of(place: Path, task: str = TASK, *, decoder: bool = False, modernbert: bool = False, **changes: Any) -> Cell:
     write_retrieval(place / "data")
-    (save_small_decoder if decoder else save_framed_model)(place / "model")
+    (save_small_decoder if decoder else save_modernbert if modernbert else save_framed_model)(place / "model")
     settings = {"max_steps": 6, "max_length": 12, "stride": 3, "batch_size": 16, "precision": "fp32", **changes}
     protocol = Protocol.model_validate(settings)
     model = place / "model"
@@ -44,7 +58,8 @@ def own_vectors(cell: Cell, place: Path) -> tuple[np.ndarray[Any, Any], int]:
         rows = [sequences[row] for row in range(len(sequences))]
         packing = Packing.of(sequences.lengths)
         with torch.no_grad():
-            hidden = encode(encoder, pack_ids(rows, packing), packing, causal=False)
+            causal = cell.protocol.attention == "causal"
+            hidden = encode(encoder, pack_ids(rows, packing), packing, causal=causal)
             kept.append(family.embeddings(hidden, packing).numpy())
 
     run_cell(cell, store=place / "store", data_root=place / "data", on_end=keep)
@@ -53,8 +68,15 @@ def own_vectors(cell: Cell, place: Path) -> tuple[np.ndarray[Any, Any], int]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"pooling": "last", "special_tokens": "tokenizer", "query_prefix": "ask: "}, {"decoder": True}],
-    ids=["mean, end", "last, tokenizer", "decoder that sees both sides"],
+    [
+        {},
+        {"pooling": "last", "special_tokens": "tokenizer", "query_prefix": "ask: "},
+        {"decoder": True},
+        {"decoder": True, "attention": "causal", "pooling": "last"},
+        {"attention": "causal", "pooling": "last"},
+        {"modernbert": True, "attention": "causal"},
+    ],
+    ids=["mean, end", "last, tokenizer", "decoder, both sides", "decoder", "encoder, one side", "ModernBERT, one side"],
 )
 def test_vectors_of_sentence_transformers_are_those_of_the_cell(tmp_path: Path, changes: dict[str, Any]) -> None:
     library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[dev]'")
@@ -118,10 +140,8 @@ def test_ndcg_at_10_is_mteb_s_of_the_exported_folder(tmp_path: Path, monkeypatch
     assert score == pytest.approx(result["scores"]["test"]["ndcg@10"], abs=1e-5)
 
 
-def test_only_a_retrieval_cell_that_sees_both_sides_is_exported_and_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_only_a_retrieval_cell_is_exported_and_nothing_is_overwritten(tmp_path: Path) -> None:
     places: dict[str, Any] = {"store": tmp_path / "store", "data_root": tmp_path / "data"}
-    with pytest.raises(UserError, match="attention: causal"):
-        export_sentence_encoder(cell_of(tmp_path, attention="causal"), tmp_path / "out", **places)
     with pytest.raises(UserError, match="there is something already"):
         export_sentence_encoder(cell_of(tmp_path), tmp_path / "data", **places)
     write_sentiment(tmp_path / "data")
