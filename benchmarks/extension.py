@@ -37,6 +37,9 @@ SHORT, LONG, BATCH = 128, 1024, 32
 BASES = {"same base, 10,000": None, "base 160,000": 160_000}
 PARTS = ((0, 128), (128, 512), (512, 1024))
 BLOCKS, RATIO = 48, 0.3
+BIN = 64
+"""Positions that a point of the figure is a mean of."""
+FIGURE = Path(__file__).with_name("extension.png")
 WORDS, QUERY, CUT = 520, 24, (350, 450)
 """Words of a document and of a query, and where in the document a query is cut out."""
 TRAIN, TEST = 1200, 300
@@ -90,9 +93,9 @@ def study(folder: Path, name: str, base: int | None, steps: int) -> tuple[Path, 
 
 
 @torch.no_grad()
-def losses(folder: Path, blocks: np.ndarray, *, causal: bool, mask: int) -> list[float]:
-    """Return the mean loss in nats at the positions of each of `PARTS`."""
-    sums, counts = np.zeros(len(PARTS)), np.zeros(len(PARTS))
+def losses(folder: Path, blocks: np.ndarray, *, causal: bool, mask: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the summed loss in nats, and the number of predictions, at each position: [`LONG`] each."""
+    sums, counts = np.zeros(LONG), np.zeros(LONG)
     model = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_pretrained(
         folder / "decoder" if causal else folder
     )
@@ -106,11 +109,43 @@ def losses(folder: Path, blocks: np.ndarray, *, causal: bool, mask: int) -> list
             logits = model(torch.where(hides, mask, row)[None]).logits[0]
             found = functional.cross_entropy(logits[hides], row[hides], reduction="none")
             positions = np.flatnonzero(hides.numpy())
-        for index, (first, last) in enumerate(PARTS):
-            chosen = (positions >= first) & (positions < last)
-            sums[index] += float(found.numpy()[chosen].sum())
-            counts[index] += chosen.sum()
-    return [float(value) for value in sums / counts]
+        sums[positions] += found.numpy()
+        counts[positions] += 1
+    return sums, counts
+
+
+def mean(loss: tuple[np.ndarray, np.ndarray], first: int, last: int) -> float:
+    """Return the mean loss at the positions from `first` to before `last`."""
+    sums, counts = loss
+    return float(sums[first:last].sum() / counts[first:last].sum())
+
+
+def draw(found: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]], articles: pd.DataFrame) -> None:
+    """Draw a panel of losses for each objective, and one of retrieval with its 95 % intervals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    objectives = list(dict.fromkeys(objective for objective, _ in found))
+    figure, axes = plt.subplots(1, len(objectives) + 1, figsize=(15, 3.8))
+    firsts = np.arange(0, LONG, BIN)
+    for axis, objective in zip(axes, objectives, strict=False):
+        for (own, way), loss in found.items():
+            if own == objective:
+                line = [mean(loss, first, first + BIN) for first in firsts]
+                axis.plot(firsts + BIN / 2, line, label=way, linestyle=":" if way == "before" else "-")
+        axis.axvline(SHORT, color="gray", linewidth=0.8)
+        axis.set_title(objective)
+        axis.set_xlabel("position of the predicted token")
+    axes[0].set_ylabel("loss, nats")
+    axes[0].legend(fontsize=8)
+    around = [articles["test_mean"] - articles["test_low"], articles["test_high"] - articles["test_mean"]]
+    axes[-1].bar(articles.index, articles["test_mean"], yerr=around, capsize=4, color="tab:gray")
+    axes[-1].set_title("articles found by words cut out of them")
+    axes[-1].set_ylabel("NDCG@10")
+    figure.tight_layout()
+    figure.savefig(FIGURE, dpi=110)
 
 
 def write_retrieval(folder: Path, articles: Path) -> None:
@@ -139,8 +174,8 @@ def write_retrieval(folder: Path, articles: Path) -> None:
     (folder / "space.yaml").write_text(yaml.safe_dump(SPACE), encoding="utf-8")
 
 
-def retrieval(folder: Path, models: Mapping[str, Path], short: Sequence[str], store: Path) -> list[str]:
-    """Fine-tune the models, those in `short` on 128 tokens of a document; return the rows of a table."""
+def retrieval(folder: Path, models: Mapping[str, Path], short: Sequence[str], store: Path) -> pd.DataFrame:
+    """Fine-tune the models, those in `short` on 128 tokens of a document; return their rows of the study's best.csv."""
     content = {
         "name": "extension-retrieval",
         "models": {name: str(path) for name, path in models.items()},
@@ -151,11 +186,8 @@ def retrieval(folder: Path, models: Mapping[str, Path], short: Sequence[str], st
     (folder / "sweep.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     words = ("sweep", folder / "sweep.yaml", "--store", store, "--data", folder, "--task-dir", folder, "--replace")
     subprocess.run([sys.executable, "-m", "mlmclm", *map(str, words)], check=True)
-    best = pd.read_csv(store / "studies" / "extension-retrieval" / "best.csv").set_index("model")
-    return [
-        f"| {name} | {SHORT if name in short else LONG:,} | {100 * row.test_mean:.1f} [{100 * row.test_low:.1f}, {100 * row.test_high:.1f}] |"
-        for name, row in best.loc[list(models)].iterrows()
-    ]
+    best: pd.DataFrame = pd.read_csv(store / "studies" / "extension-retrieval" / "best.csv").set_index("model")
+    return best.loc[list(models)]
 
 
 def main() -> None:
@@ -200,18 +232,24 @@ def main() -> None:
             "base-160k": folders["base 160,000", after],
         }
         write_retrieval(place, options.data / "enwiki2015" / "train.parquet")
-        found_articles = retrieval(place, encoders, ("before", "base-160k-128"), store)
+        short = ("before", "base-160k-128")
+        articles = retrieval(place, encoders, short, store)
+        found: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}
         for objective in ("clm", "mlm30"):
             before, after = (f"2m-{objective}-{format_steps(end)}" for end in (steps, steps + steps // 5))
             ways = {"before": folders[next(iter(BASES)), before], **{title: folders[title, after] for title in BASES}}
             for way, folder in ways.items():
-                found = losses(folder, blocks, causal=objective == "clm", mask=mask)
-                rows.append(f"| {objective} | {way} | {' | '.join(f'{value:.3f}' for value in found)} |")
+                loss = losses(folder, blocks, causal=objective == "clm", mask=mask)
+                found[objective, way] = loss
+                rows.append(f"| {objective} | {way} | {' | '.join(f'{mean(loss, *part):.3f}' for part in PARTS)} |")
+    draw(found, articles)
     heads = " | ".join(f"{first}-{last - 1}" for first, last in PARTS)
     lines = [
         f"Command: `python -m benchmarks.extension --data FOLDER --steps {steps}`. Machine: {machine()}.",
         f"Size 2m, {steps:,} steps of {BATCH} x {SHORT} tokens of enwiki2015, then {steps // 5:,} of {BATCH * SHORT // LONG} x {LONG:,}. Loss in nats "
         f"on {len(blocks)} held-out blocks of {LONG:,} tokens by position of the predicted token, of transformers' own models.",
+        "",
+        f"![loss by position, and retrieval]({FIGURE.name})",
         "",
         f"| objective | model | {heads} |",
         f"|---|---|{'---|' * len(PARTS)}",
@@ -222,7 +260,10 @@ def main() -> None:
         "",
         "| model | tokens read | NDCG@10 |",
         "|---|---|---|",
-        *found_articles,
+        *(
+            f"| {name} | {SHORT if name in short else LONG:,} | {100 * row.test_mean:.1f} [{100 * row.test_low:.1f}, {100 * row.test_high:.1f}] |"
+            for name, row in articles.iterrows()
+        ),
     ]
     write_section("Extension of the context", lines)
 
