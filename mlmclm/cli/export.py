@@ -85,6 +85,7 @@ def export(
     from mlmclm.cli.output import print_json, show
     from mlmclm.errors import UserError
     from mlmclm.plans.names import parse
+    from mlmclm.plans.plan import history
     from mlmclm.progress import say
     from mlmclm.study.exports import export_state, find_state, sizes_in
     from mlmclm.study.facts import reported_scores, study_card
@@ -123,18 +124,18 @@ def export(
     name = parse(model, sizes_in(place.store) if study is None else study.sizes)
     if not name.phases:
         raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
-    fingerprint = initial = prepared = None
+    of = prepared = None
     if study is not None:
         prepared = find_prepared(study, place)
         if prepared is None:
             raise UserError(
                 f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {source}` first."
             )
-        fingerprint = prepared.fingerprint
         initial = prepared.initial[name.size].key if name.size in prepared.initial else None
+        of = history(name, study.recipe, initial, prepared.plan.targets[0].sources), prepared.fingerprint
     if revisions:
         step = name.steps  # a model that is still trained has no `main` yet
-    found = find_state(place.store, name, step=step, fingerprint=fingerprint, initial=initial)
+    found = find_state(place.store, name, step=step, of=of)
     about: dict[str, Any] = {} if study is None else study_card(study, name)
     if revisions:
         own = push_to_hub or repository or f"mlmclm/{name}"

@@ -26,6 +26,9 @@ from mlmclm.storage.files import stable_hash
 SHAPE = ("block_length", "rope_base", "local_rope_base")
 """Settings of the first phase that an untrained model is exported with."""
 
+Sources = tuple[tuple[str, str], ...]
+"""Corpora by name, each with its key."""
+
 ENGINE_VERSION = 5
 """Part of every state's key. Increase it when the engine's arithmetic changes, so that older states are not reused."""
 
@@ -147,6 +150,8 @@ class State:
     """Key of the model whose weights it starts from; None for random weights."""
     shape: tuple[tuple[str, Any], ...] = ()
     """Settings that an untrained model takes from the first of the recipe's phases, if there are any."""
+    sources: Sources = ()
+    """Names and keys of the corpora that the recipe's mixes are drawn from, if it has mixes."""
 
     @property
     def step(self) -> int:
@@ -172,7 +177,14 @@ class State:
         return replace(self, legs=tuple(leg for leg in _split_at(self.legs, step) if leg.stop <= step))
 
     def key(self, fingerprint: str) -> str:
-        """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`)."""
+        """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`).
+
+        Of the sources only those count that the history reads, so that a later phase may add one.
+        """
+        read = {
+            name for leg in self.legs for name, _ in (leg.phase.mix if leg.phase is not None else self.sources) or ()
+        }
+        sources = {name: key for name, key in self.sources if name in read}
         return stable_hash(
             {
                 "size": self.size,
@@ -182,6 +194,7 @@ class State:
                 # Added only if set, so that the keys of older states stay valid.
                 **({} if self.initial is None else {"initial": self.initial}),
                 **({"shape": dict(self.shape)} if self.shape else {}),
+                **({"sources": sources} if sources else {}),
             }
         )
 
@@ -308,6 +321,7 @@ def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with
     """Return the hash of everything that all models of a study share and that can change their weights.
 
     Args:
+        corpus_key: key of the corpus; of several sources, which states have keys of, that of their tokenizer.
         padded_with_eos: whether the pad token is EOS. Earlier versions kept EOS's embedding at 0 in this case, so these
             states need different keys.
     """
@@ -315,11 +329,12 @@ def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with
     return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary, **learned})
 
 
-def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> State:
+def history(name: ModelName, recipe: Recipe, initial: str | None = None, sources: Sources = ()) -> State:
     """Return the state that a name stands for.
 
     Args:
         initial: as in `State`.
+        sources: as in `State`.
 
     Raises:
         UserError: if a phase is shorter than its decay, or the decay begins before the end of the warm-up, so that the
@@ -330,7 +345,7 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> Stat
     warmup: int | None = None
     phases = recipe.phases_of(name.size)
     if phases:
-        return _history_in_phases(name, phases, initial)
+        return replace(_history_in_phases(name, phases, initial), sources=sources)
     for index, phase in enumerate(name.phases):
         # Only the last phase and `dec` phases decay. All others hand over at the stable rate.
         decays = phase.decayed or index == len(name.phases) - 1
@@ -352,7 +367,7 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None) -> Stat
             origin = phase.until
             warmup = None if recipe.rewarmup_steps == recipe.warmup_steps else recipe.rewarmup_steps
     # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
-    return State(name.size, tuple(legs), initial).at(name.steps)
+    return State(name.size, tuple(legs), initial, sources=sources).at(name.steps)
 
 
 def _history_in_phases(name: ModelName, phases: Sequence[SettledPhase], initial: str | None) -> State:
@@ -396,7 +411,9 @@ def _check_peak(name: ModelName, until: int, origin: int, warmup: int, recipe: R
     )
 
 
-def make_plan(names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, str] | None = None) -> Plan:
+def make_plan(
+    names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, str] | None = None, sources: Sources = ()
+) -> Plan:
     """Plan the stages for all models, with every shared step trained once.
 
     The model that stays longest with an objective is planned first. Models that leave earlier, to decay or to change
@@ -404,8 +421,9 @@ def make_plan(names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, 
 
     Args:
         initial: key of the starting weights, by size, for sizes that do not start from random weights.
+        sources: as in `State`.
     """
-    targets = [history(name, recipe, (initial or {}).get(name.size)) for name in names]
+    targets = [history(name, recipe, (initial or {}).get(name.size), sources) for name in names]
     stages: list[Stage] = []
     for target in sorted(targets, key=lambda state: [-leg.stop for leg in state.legs]):
         position = replace(target, legs=())

@@ -16,7 +16,7 @@ from mlmclm.corpora.order import Samples
 from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
 from mlmclm.objectives.objective import Objective
-from mlmclm.plans.plan import Leg, State, leg_at, samples_of
+from mlmclm.plans.plan import Leg, Sources, State, leg_at, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.states import exists
 from mlmclm.service.placement import Device
@@ -55,6 +55,8 @@ class StageJob:
     """The study's recipe, with all phases."""
     fingerprint: str
     device: Device
+    sources: Sources = ()
+    """Names and keys of the corpora that `corpus` consists of, if there are several."""
 
     @property
     def objective(self) -> Objective:
@@ -91,7 +93,7 @@ class StageJob:
 
     def key_at(self, step: int) -> str:
         """Return the key of the state after a step of the stage or before it."""
-        return State(self.size, self.legs, self.initial).at(step).key(self.fingerprint)
+        return State(self.size, self.legs, self.initial, sources=self.sources).at(step).key(self.fingerprint)
 
     def next_deposit(self) -> int:
         """Return the step of the first deposit that the store lacks.

@@ -105,6 +105,7 @@ def run_stage(
             run_folder=str(folder.resolve()),
             model=stage.models[0] if stage.models else stage.title,
             corpus=corpus.key,
+            sources=stage.end.sources,
             train=train,
             validation=in_turns(validation, settled.mix),
             tokenizer=str(corpus.tokenizer),

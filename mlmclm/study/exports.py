@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ class Found:
     """Key of the prepared corpus."""
     fingerprint: str
 
+    @property
+    def key(self) -> str:
+        """The state's key."""
+        return self.state.key(self.fingerprint)
+
 
 def sizes_in(store: Path) -> list[str]:
     """Return the sizes that a store's models can have.
@@ -49,31 +55,29 @@ def find_state(
     name: ModelName,
     *,
     step: int | None = None,
-    fingerprint: str | None = None,
-    initial: str | None = None,
+    of: tuple[State, str] | None = None,
 ) -> Found:
     """Return a model's state at a step, or the furthest one; a damaged state is reported and skipped.
 
     Args:
         step: optimiser steps; None for the furthest state up to the model's last step.
-        fingerprint: the study's (`plans.plan.fingerprint`); None for the only study in the store that has the model.
-        initial: key of the given model that the study's model continues from, if any; goes with `fingerprint`.
+        of: the study's state that the model is, and its fingerprint (`plans.plan.fingerprint`); None for the only study
+            in the store that has the model.
 
     Raises:
         UserError: there is no intact state, or several studies have one.
     """
     every = [
-        found
-        for found in _on_the_way(store, name)
-        if fingerprint is None or (found.fingerprint, found.state.initial) == (fingerprint, initial)
+        found for found in _on_the_way(store, name) if of is None or found.key == of[0].at(found.state.step).key(of[1])
     ]
     wanted = [found for found in every if step in (None, found.state.step)]
-    if len({(found.fingerprint, found.state.initial) for found in wanted}) > 1:
+    ordered = sorted(wanted, key=lambda found: found.state.step)
+    if any(low.key != replace(high, state=high.state.at(low.state.step)).key for low, high in pairwise(ordered)):
         corpora = ", ".join(sorted({found.corpus for found in wanted}))
         raise UserError(
             f"{store}: several studies have a model {str(name)!r} (corpora {corpora}); name the study file instead of the store."
         )
-    for found in sorted(wanted, key=lambda found: found.state.step, reverse=True):
+    for found in reversed(ordered):
         damage = states.damage(found.folder)
         if damage is None:
             return found
@@ -110,7 +114,8 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
         # The right size and step are not enough: the steps up to there must be the model's own.
         at = replace(name, checkpoint=step) if step < name.phases[-1].until else name
         try:
-            state = history(at, recipe, description.get("initial"))
+            sources = tuple(sorted(description.get("sources", {}).items()))
+            state = history(at, recipe, description.get("initial"), sources)
         except UserError:
             continue  # its recipe has no such model
         if description["legs"] == [leg.identity() for leg in state.legs]:

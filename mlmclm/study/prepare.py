@@ -15,7 +15,7 @@ from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError
-from mlmclm.plans.plan import Plan, fingerprint, make_plan
+from mlmclm.plans.plan import Plan, Sources, fingerprint, make_plan
 from mlmclm.pretraining.initial import (
     Beginning,
     InitialModel,
@@ -178,10 +178,13 @@ def _prepared(
     study: StudyFile, place: Place, corpus: PreparedCorpus | PreparedSources, initial: Mapping[str, InitialModel]
 ) -> PreparedStudy:
     # The keys of given models, known only now, are part of the keys of the states that continue from them.
-    plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()})
-    key = fingerprint(
-        study.recipe, corpus.key, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial)
-    )
+    sources: Sources = ()
+    shared = corpus.key
+    if isinstance(corpus, PreparedSources):
+        sources = tuple((name, source.key) for name, source in sorted(corpus.sources.items()))
+        shared = corpus.tokenizer.name
+    plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()}, sources)
+    key = fingerprint(study.recipe, shared, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial))
     return PreparedStudy(study, place, corpus, plan, key, initial)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,34 @@ def test_another_mix_has_other_states_but_the_same_blocks_if_the_tokenizer_is_gi
     assert keys[0][0] == keys[1][0] == keys[2][0]
     assert keys[0][1] != keys[1][1], "another mix"
     assert list(load_study(file).sources) == ["prose", "verse"]
+
+
+def test_a_source_that_a_later_phase_adds_changes_no_key_of_the_phases_before(
+    made: PreparedStudy, path: Path, tmp_path: Path
+) -> None:
+    given = {"path": str(made.corpus.tokenizer.resolve())}
+    keys = []
+    for added in (False, True):
+        phases = [*MIXED_PHASES, {"name": "c", "steps": 2, "mix": {"prose": 1, "late": 1}}] if added else MIXED_PHASES
+        file = write_mixed(
+            tmp_path / str(added),
+            tokenizer=given,
+            recipe={"phases": phases},
+            models=[f"1m-mlm40-{16 if added else 14}"],
+        )
+        content = yaml.safe_load(file.read_text())
+        content["corpora"]["late"] = {**content["corpora"]["verse"], "seed": 7}
+        file.write_text(yaml.safe_dump(content))
+        other = prepare(load_study(file), Place(tmp_path / "store", file.parent / "data"))
+        assert set(other.corpus.sources) == {"prose", "verse", *(["late"] if added else [])}
+        (target,) = other.plan.targets
+        keys.append([target.at(step).key(other.fingerprint) for step in (0, 4, 10, 14)])
+        last = target.key(other.fingerprint)
+        # Another text under the same name is another state.
+        renamed = dict(target.sources) | {"late": "another", "none": "unused"}
+        changed = replace(target, sources=tuple(renamed.items())).key(other.fingerprint)
+        assert (changed != last) == added
+    assert keys[0] == keys[1]
 
 
 def test_the_card_and_the_plan_name_sources_weights_tokens_and_repetitions(made: PreparedStudy) -> None:

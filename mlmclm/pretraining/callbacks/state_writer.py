@@ -95,6 +95,7 @@ class StateWriter(Callback):
             "parent": job.start_key,
             **({} if job.initial is None else {"initial": job.initial}),
             "fingerprint": job.fingerprint,
+            "sources": dict(job.sources),
             "recipe": job.whole_recipe.model_dump(mode="json"),
             "corpus": job.corpus,
             "system": {**system_facts(), "workers": engine.world, "device": str(engine.device), "backend": engine.backend.name},
