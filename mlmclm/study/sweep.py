@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import UserError, for_each
-from mlmclm.progress import bars
+from mlmclm.progress import bars, say
 from mlmclm.study.last_grid import grid_of
 from mlmclm.study.model_folders import restore_exports
 from mlmclm.study.place import Place
@@ -77,6 +77,12 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
     from mlmclm.tasks.prepare_task import prepare_task
     from mlmclm.tasks.registry import get_task
 
+    bare = [task for task in space.tasks if space.protocol_for(task).special_tokens == "end"]
+    if bare and prepared.study.recipe.rows == "chunks":
+        say(
+            f"{', '.join(bare)}: the models have seen BOS before each chunk, and the protocol (special_tokens: end) puts none before a text; "
+            "special_tokens: tokenizer does, in classification, regression and retrieval"
+        )
     with bars() as progress:
 
         def one(task: str) -> PreparedTask:

@@ -36,6 +36,7 @@ from mlmclm.study.prepare import prepare
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.pretrain import pretrain
 from mlmclm.study.study_file import load_study
+from mlmclm.study.sweep import prepare_tasks
 from small_study import write_study
 
 PHASES = [
@@ -167,6 +168,11 @@ def test_exported_tokenizers_begin_texts_with_bos_as_chunks_do(trained: Prepared
     assert pair[0] == ids["bos"] and pair.count(ids["eos"]) == 2 and pair[-1] == ids["eos"]
     generation = json.loads((trained.model_folder(parse(MODELS[1])) / "decoder" / "generation_config.json").read_text())
     assert generation["bos_token_id"] == ids["bos"] and generation["eos_token_id"] == ids["eos"]
+
+
+def test_fine_tuning_without_bos_is_said(trained: PreparedStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare_tasks(trained, trained.study.find_space())
+    assert "sst2, conll2003: the models have seen BOS before each chunk" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_order_of_the_data_is_exported_without_filling(trained: PreparedStudy, path: Path, tmp_path: Path) -> None:
