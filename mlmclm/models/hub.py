@@ -93,8 +93,11 @@ def push_revisions(
         hub.create_branch(repository, branch=BRANCH, exist_ok=True)
         there = {each.name for each in hub.list_repo_refs(repository).tags}
         # All are compared before any is uploaded, so that a repository of another model stays as it is.
-        for tag in [each for each in revisions if each in there]:
-            _check_same(hub, repository, tag, revisions[tag])
+        for tag, folder in revisions.items():
+            if tag in there and not _has(hub, repository, tag, folder):
+                raise UserError(
+                    f"--push-to-hub {repository}: its revision {tag!r} has the weights of another model or training. Give another repository."
+                )
         for number, (tag, folder) in enumerate(revisions.items()):
             observe(tag, number)
             if tag in there:
@@ -104,23 +107,18 @@ def push_revisions(
             )
             hub.create_tag(repository, tag=tag, revision=commit.oid)
             uploaded.append(tag)
-        if uploaded:
-            hub.upload_folder(repo_id=repository, folder_path=list(revisions.values())[-1], commit_message=message)
+        last = list(revisions.values())[-1]
+        if not _has(hub, repository, "main", last):
+            hub.upload_folder(repo_id=repository, folder_path=last, commit_message=message)
     return uploaded
 
 
-def _check_same(hub: huggingface_hub.HfApi, repository: str, tag: str, folder: Path) -> None:
-    """Refuse a tag of other weights: the folder's notes have the key of the state that the weights are of.
-
-    Raises:
-        UserError: the tag's notes are others, or it has none.
-    """
+def _has(hub: huggingface_hub.HfApi, repository: str, revision: str, folder: Path) -> bool:
+    """Return whether a revision has the weights of a folder, whose notes have the key of their state."""
     content = (folder / NOTES).read_bytes()
     git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-    if [getattr(each, "blob_id", None) for each in hub.get_paths_info(repository, NOTES, revision=tag)] != [git]:
-        raise UserError(
-            f"--push-to-hub {repository}: its revision {tag!r} has the weights of another model or training. Give another repository."
-        )
+    found = hub.get_paths_info(repository, NOTES, revision=revision)
+    return [getattr(each, "blob_id", None) for each in found] == [git]
 
 
 @contextmanager

@@ -170,6 +170,9 @@ def test_the_hub_gets_a_tag_for_each_revision_and_only_what_it_lacks(
             assert folder is not None
             assert repository.files(tag) == {path.name: path.read_bytes() for path in folder.iterdir()}
         assert list(repository.tags) == tags
+    hub.repositories["me/decoder"].branches["main"] = "0"  # as if it had been interrupted before the last commit
+    export(CAUSAL, cache, *words)
+    assert "model.safetensors" in hub.repositories["me/decoder"].files("main")
     before = len(hub.asked)
     assert export(CAUSAL, cache, *words)["hub"] == {"me/decoder": [], "me/decoder-encoder": []}
     assert not [path for path, _ in hub.asked[before:] if "/commit/" in path]
