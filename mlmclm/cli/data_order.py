@@ -115,7 +115,8 @@ def _range(text: str | None, study: StudyFile, model: str | None) -> range:
 
     last = max(name.steps for name in study.parsed if model in (None, str(name)))
     if text is None and not last:
-        raise UserError("--model: an untrained model sees no data; name a model that is trained.")
+        which = "--model: an untrained model" if model is not None else "a study of untrained models only"
+        raise UserError(f"{which} sees no data; name a model that is trained.")
     text = f"0:{last}" if text is None else text
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):

@@ -99,6 +99,8 @@ def evaluate(
         raise UserError(
             "nothing to evaluate on: give --task NAME or FILE, --winogender FOLDER, or --mteb NAME or FOLDER."
         )
+    if not asked and (limit is not None or scoring is not None):
+        raise UserError("--limit and --scoring belong to --task and --winogender; mteb's tasks are evaluated whole.")
     place = options.place(store, data)
     found = [find_model(model, place.store, data_root=place.data_root) for model in models]
     chosen = [scoring_of(each.folder, scoring) for each in found] if asked else []
@@ -112,17 +114,26 @@ def evaluate(
         sentences = (Subject.of_sentences(name, each.folder) for name, each in zip(names, found, strict=True))
         subjects += [(subject, sentence_tasks) for subject in sentences]
     ledger = Evaluations(place.store)
-    results = [result for subject, own in subjects for result in _results(subject, own, ledger)]
+    failed: list[UserError] = []
+    results = [result for subject, own in subjects for result in _results(subject, own, ledger, failed)]
     if as_json:
         print_json(
             {"results": [{name: each for name, each in result.items() if name != "values"} for result in results]}
         )
-    else:
+    elif results:
         _show(results)
+    if failed:
+        raise UserError("\n".join(dict.fromkeys(map(str, failed))))
 
 
-def _results(subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations) -> list[dict[str, Any]]:
-    """Return a model's results, computing those that are missing; the model is loaded only if one is."""
+def _results(
+    subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations, failed: list[UserError]
+) -> list[dict[str, Any]]:
+    """Return a model's results, computing those that are missing; the model is loaded only if one is.
+
+    Args:
+        failed: receives the errors of tasks, which don't keep the others from being computed.
+    """
     from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
     from mlmclm.evaluation.load_model import load_model
     from mlmclm.progress import Bar
@@ -131,8 +142,12 @@ def _results(subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluation
     results = []
     for task in tasks:
         key = evaluation_key(subject, task)
-        with nullcontext() if ledger.find(key) else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
-            result, computed = find_or_compute(subject, task, ledger, load, bar.update if bar else None)
+        try:
+            with nullcontext() if ledger.find(key) else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
+                result, computed = find_or_compute(subject, task, ledger, load, bar.update if bar else None)
+        except UserError as error:
+            failed.append(error)
+            continue
         results.append({**result, "computed": computed, "file": str(ledger.path(key))})
     return results
 

@@ -218,6 +218,7 @@ def _source(
     ):
         if wrong:
             raise UserError(f"--start-from {key}: that cell {what}.")
+    declaration = get_task(result["task"], task_dirs)
     cell = Cell(
         model=model.name,
         model_folder=model.folder,
@@ -227,7 +228,7 @@ def _source(
         protocol=Protocol.of_result(result["protocol"]),
         learning_rate=result["learning_rate"],
         seed=read_seed(result["seed"]),
-        declaration=get_task(result["task"], task_dirs),
+        declaration=declaration.model_copy(update={"metric": result["metric"]}),  # a space may choose another one
         recut="pair_truncation" in result["protocol"],  # recorded only where it changed the examples
     )
     # A key hashes everything that can change a result, so a different one means that another engine computed it.

@@ -37,10 +37,12 @@ def _parsed(value: Any) -> Any:
     if not isinstance(given, Mapping):
         raise ValueError(f"expected the name of a source, or names with their weights, got {value!r}")
     for name, weight in given.items():
+        if not isinstance(name, str):
+            raise ValueError(f"the source {name!r} is no text; put its name in quotes")
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not number or not 0 <= weight < math.inf:
             raise ValueError(f"{name}: the weight {weight!r} is not a number of 0 or more")
-    exact = {str(name): Fraction(repr(weight)) for name, weight in sorted(given.items()) if weight}
+    exact = {name: Fraction(repr(weight)) for name, weight in sorted(given.items()) if weight}
     if not exact:
         raise ValueError("its weights add up to nothing; give at least one source a weight above 0")
     common = math.lcm(*(weight.denominator for weight in exact.values()))

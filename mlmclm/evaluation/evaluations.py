@@ -34,8 +34,10 @@ SCHEMA = 1
 ENGINE_VERSION = "2"
 """Version of the computation, part of every key. Increment it whenever a change alters a score."""
 CONFIDENCE = 0.95
-SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
-"""Files of sentence-transformers in a model's folder, beside those of its modules (`1_Pooling`)."""
+SENTENCE_FILES = (
+    "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer_config.json", "special_tokens_map.json",
+)  # fmt: skip
+"""Files that sentence-transformers reads in a model's folder, beside the weights and those of its modules (`1_Pooling`)."""
 MAIN_METRICS = ("acc_norm", "acc", "exact_match", "f1", "against")
 """Metrics that stand for a task where there is room for one only; the first that a task has."""
 
@@ -97,8 +99,11 @@ class Subject:
     @classmethod
     def of_sentences(cls, name: str, folder: Path) -> Subject:
         """Read the hashes of a folder whose texts' vectors are evaluated, and of how sentence-transformers makes them."""
-        files = [*SENTENCE_FILES, *(path.relative_to(folder).as_posix() for path in folder.glob("*_*/*"))]
-        hashes = {file: hash_file(folder / file) for file in sorted(files) if (folder / file).is_file()}
+        modules = folder / "modules.json"
+        parts = [module["path"] for module in read_json(modules)] if modules.is_file() else []
+        files = {folder / name for name in SENTENCE_FILES}
+        files |= {file for part in parts if part for file in (folder / part).rglob("*")}
+        hashes = {file.relative_to(folder).as_posix(): hash_file(file) for file in sorted(files) if file.is_file()}
         own = stable_hash([*_tokenizer(folder), hashes])
         return cls(name, folder, "embedding", weights_hash(folder), own)
 

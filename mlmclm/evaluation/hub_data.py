@@ -20,6 +20,10 @@ def cannot_load(where: str, path: str, error: Exception, remedy: str = "") -> Us
     """
     cause = error.__cause__ or error  # datasets wraps what it stumbles over
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "___".join(path.split("/")[:2])
+    if isinstance(cause, ImportError):
+        return UserError(
+            f"{where}: its data set {path} needs a package that is not installed ({one_line(cause, 300)})."
+        )
     state = "does not hold all of it" if cache.exists() else "is missing"
     return UserError(
         f"{where}: its data set {path} cannot be loaded ({type(cause).__name__}: {one_line(cause, 300)}). Without a network it is taken "

@@ -5,7 +5,7 @@ Both are optional packages: `mlmclm[evaluation]`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -68,11 +68,19 @@ class MtebTask:
         Raises:
             UserError: the data cannot be had.
         """
+        # An aggregate has no data of its own.
+        parts = self.task.metadata.tasks if self.task.is_aggregate else [self.task]
         try:
-            self.task.load_data()
-        except Exception as error:  # datasets raises all kinds
-            raise cannot_load(f"--mteb {self.name}", self.task.metadata.dataset["path"], error) from error
-        found = mteb.evaluate(model.model, self.task, cache=None, show_progress_bar=False).task_results[0]
+            for part in parts:
+                try:
+                    part.load_data()
+                except Exception as error:  # datasets raises all kinds
+                    raise cannot_load(f"--mteb {self.name}", part.metadata.dataset["path"], error) from error
+            found = mteb.evaluate(model.model, self.task, cache=None, show_progress_bar=False).task_results[0]
+        finally:
+            for part in parts:
+                if part.data_loaded:
+                    part.unload_data()  # mteb unloads only what it has loaded itself
         each = [float(entry["main_score"]) for entries in found.scores.values() for entry in entries]
         mean = {"score": finite(sum(each) / len(each)), "low": None, "high": None, "examples": None}
         name = str(self.task.metadata.main_score)
@@ -88,8 +96,13 @@ def load_mteb(names: Sequence[str]) -> list[MtebTask]:
     found: dict[str, MtebTask] = {}
     for name in names:
         for task in [_local(Path(name))] if Path(name).is_dir() else map(_of_hub, _named(name)):
-            if found.setdefault(task.name, task).data != task.data:
-                raise UserError(f"--mteb {name}: another task is called {task.name} too; rename the folder.")
+            other = found.setdefault(task.name, task)
+            if other.fingerprint != task.fingerprint:
+                differs = "is asked for with other splits, languages or data too; evaluate it in another command"
+                folder = "local" in (each.task.metadata.dataset["revision"] for each in (other, task))
+                raise UserError(
+                    f"--mteb {name}: {f'another task is called {task.name} too; rename the folder' if folder else f'its task {task.name} {differs}'}."
+                )
     return list(found.values())
 
 
@@ -112,6 +125,29 @@ def _of_hub(task: AbsTask) -> MtebTask:
     return MtebTask(task, stable_hash([task.metadata.dataset, list(task.hf_subsets)]))
 
 
+def _check(folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]) -> None:
+    """Refuse a local set with which mteb would fail, or compute something else than was meant.
+
+    Raises:
+        UserError: a text is missing or no text, an id is there twice, or a judgement is of an id that isn't there.
+    """
+    ids: dict[str, set[str]] = {}
+    for part, table in texts.items():
+        for row, (number, text) in enumerate(zip(table["id"], table["text"], strict=True)):
+            if not isinstance(text, str):
+                raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: text {text!r} is no text.")
+            if number in ids.setdefault(part, set()):
+                raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: the _id {number!r} is there twice.")
+            ids[part].add(number)
+    if not judged:
+        raise UserError(f"--mteb {folder}: qrels.parquet has no row.")
+    documents = {document for own in judged.values() for document in own}
+    for part, used in (("queries", set(judged)), ("corpus", documents)):
+        unknown = sorted(used - ids.get(part, set()))
+        if unknown:
+            raise UserError(f"--mteb {folder}: qrels.parquet names {unknown[0]!r}, which {part}.parquet does not have.")
+
+
 def _local(folder: Path) -> MtebTask:
     """Return the task of a folder with `queries.parquet`, `corpus.parquet` and `qrels.parquet`."""
     files = {part: folder / f"{part}.parquet" for part in PARTS}
@@ -131,12 +167,15 @@ def _local(folder: Path) -> MtebTask:
             texts[part] = Dataset.from_dict({**rows, "id": list(map(str, rows["id"]))})
         judged: dict[str, dict[str, int]] = {}
         for row in pq.read_table(files["qrels"]).to_pylist():
+            if row["score"] != int(row["score"]) or row["score"] < 0:
+                raise ValueError(f"qrels: the score {row['score']} is no whole number of 0 or more")
             judged.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = int(row["score"])
     except (KeyError, ValueError, TypeError, OSError) as error:
         raise UserError(
             f"--mteb {folder}: it cannot be read ({one_line(error, 200)}). queries and corpus have the columns _id and text (and title), "
             "qrels have query-id, corpus-id and score."
         ) from error
+    _check(folder, texts, judged)
     name = folder.resolve().name
     split = {**texts, "relevant_docs": judged, "top_ranked": None}
 

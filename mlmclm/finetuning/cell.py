@@ -17,6 +17,8 @@ from mlmclm.tasks.registry import get_task
 
 ENGINE_VERSION = "4"
 """Version of the computation, part of every cell's key. Increment it whenever a change alters a cell's scores."""
+DISTINCT_VERSION = 2
+"""The same for cells whose batches have no text twice: increment it when these batches change."""
 CELL_THREADS = 1
 """Number of torch threads that compute a cell. It is fixed because it determines the order in which sums are taken."""
 
@@ -53,7 +55,7 @@ class Cell:
     """The task's declaration, which a worker may not have installed; None for the installed task of this name.
 
     It is not part of the key: `task_data` covers everything in it that affects the scores. Which score is the main one
-    does not."""
+    affects them only if the protocol evaluates during training; then it is in the key."""
     setting: str = field(default="", compare=False)
     """Name of the protocol among the settings of a grid. The key holds `protocol` itself instead."""
     start: Start | None = None
@@ -69,6 +71,12 @@ class Cell:
     def declared(self) -> Task:
         """The task's declaration: the cell's own, else the installed one."""
         return self.declaration or get_task(self.task)
+
+    @property
+    def has_distinct_batches(self) -> bool:
+        """Whether no text is twice in a batch (`batching.training_rows`)."""
+        task = self.declared
+        return self.protocol.distinct_batches or task.negatives is not None or "negative" in task.columns
 
     def identity(self) -> dict[str, Any]:
         """Return the protocol's settings as stored in the key and in the result."""
@@ -89,7 +97,8 @@ def training_key(cell: Cell) -> str:
     settings = {name: value for name, value in cell.protocol.identity().items() if name not in EVALUATION_FIELDS}
     start = cell.start.key if cell.start else None
     seed = seed_value(cell.seed)
-    return stable_hash([cell.weights, cell.training_data, settings, float(cell.learning_rate), seed, start])
+    batches = [DISTINCT_VERSION] if cell.has_distinct_batches else []
+    return stable_hash([cell.weights, cell.training_data, settings, float(cell.learning_rate), seed, start, *batches])
 
 
 def cell_key(cell: Cell) -> str:
@@ -105,6 +114,7 @@ def cell_key(cell: Cell) -> str:
             "engine": ENGINE_VERSION,
             # Left out when empty, so that cells without a start keep their keys.
             **({"start": cell.start.key} if cell.start else {}),
+            **({"batches": DISTINCT_VERSION} if cell.has_distinct_batches else {}),
             # Elsewhere, which score is the main one changes no weights.
             **({"metric": cell.declared.metric} if cell.protocol.evaluate_every else {}),
         }

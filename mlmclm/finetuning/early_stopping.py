@@ -24,19 +24,21 @@ class BestWeights:
         """
         self._modules, self._patience = modules, patience
         self._kept: list[torch.Tensor] = []
+        self._best = -math.inf
         self.step = 0
         """The step (from 1) of the best evaluation; 0 before there is one."""
-        self.evaluations: list[list[float]] = []
-        """Pairs [step, score]."""
+        self.evaluations: list[list[float | None]] = []
+        """Pairs [step, score]; None for a score that is not finite."""
 
     def add(self, step: int, score: float) -> bool:
         """Note an evaluation, keep the weights if it is the best, and return whether to stop."""
-        best = max((known for _, known in self.evaluations), default=-math.inf)
-        self.evaluations.append([step, score])
-        if score > best:
-            self.step = step
-            self._kept = [tensor.detach().clone() for tensor in self._tensors()]
-        since = sum(known > self.step for known, _ in self.evaluations)
+        finite = math.isfinite(score)
+        self.evaluations.append([step, score if finite else None])
+        if finite and score > self._best:
+            self._best, self.step = score, step
+            # In the host's memory, because a GPU may be shared by as many cells as fit without these copies.
+            self._kept = [tensor.detach().to("cpu", copy=True) for tensor in self._tensors()]
+        since = sum(known is not None and known > self.step for known, _ in self.evaluations)
         return self._patience is not None and since >= self._patience
 
     def restore(self) -> None:

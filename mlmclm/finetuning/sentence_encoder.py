@@ -88,11 +88,14 @@ def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> N
         UserError: it can't be loaded so.
     """
     encoder.eval()
-    # Any tokens will do. One text is shorter, because some classes change their direction with a mask for padding.
+    # Any tokens will do, but padding: RoBERTa counts positions without it. One text is shorter, because some classes
+    # change their direction with a mask for padding.
+    padding = encoder.config.pad_token_id or 0
+    tokens = np.delete(np.arange(9), padding) if padding < 9 else np.arange(8)
     packing = Packing.of([8, 5])
-    ids = torch.arange(8).repeat(2, 1)
+    row = pack_ids([tokens, tokens[:5]], packing)
     mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
-    row = pack_ids([np.arange(8), np.arange(5)], packing)
+    ids = torch.from_numpy(tokens).repeat(2, 1).masked_fill(mask == 0, padding)
     with torch.no_grad():
         wanted = encode(encoder, row, packing, causal=causal)[: packing.tokens]
         for model in _forms(encoder, causal=causal):

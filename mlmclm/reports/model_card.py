@@ -229,7 +229,8 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _what(row: Mapping[str, Any]) -> str:
-    return f"{text.metric(row['metric'])}, mean of {text.plural(int(row['n']), 'seed')} and 95 % interval"
+    chosen = "; the learning rate was chosen on these scores" if row["rule"] == "on_test" else ""
+    return f"{text.metric(row['metric'])}, mean of {text.plural(int(row['n']), 'seed')} and 95 % interval{chosen}"
 
 
 def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

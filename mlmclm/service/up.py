@@ -204,7 +204,7 @@ def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
         # Jobs need MLflow only to be seen, and must not end with it.
         failures, said = 0, ""
         while True:
-            time.sleep(min(SECONDS_BETWEEN_LOOKS * 2**failures, MOST_SECONDS_BETWEEN_STARTS))
+            time.sleep(min(SECONDS_BETWEEN_LOOKS * 2 ** min(failures, 20), MOST_SECONDS_BETWEEN_STARTS))
             if mlflow.poll() is not None:
                 if not failures:
                     say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")

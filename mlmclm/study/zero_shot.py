@@ -125,7 +125,8 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
     from mlmclm.evaluation.evaluations import Evaluations, named
 
     listing = read_json(path)
-    if listing["asked"] != _asked(file):
+    # Earlier versions wrote a list of results only.
+    if isinstance(listing, list) or listing["asked"] != _asked(file):
         say(
             f"{file.name}: its zero-shot results are left out: they are of other tasks or models than the file now gives."
         )

@@ -121,7 +121,8 @@ class TaskProtocols(Frozen):
     metrics: MetricFamily = "standard"
     """Which score of a task chooses the learning rate and is reported.
 
-    Every result holds all scores, so no cell is computed again when this changes.
+    Every result holds all scores, so no cell is computed again when this changes, unless `evaluate_every` lets the score
+    choose the weights.
     """
     rule: Rule = "mean"
     """How the best learning rate is chosen: the highest mean over seeds (`mean`), each seed's own (`per_seed`), or the highest

@@ -140,7 +140,9 @@ def share_here(cells: Iterable[Cell], *, store: Path, data_root: Path | None) ->
 def _processes(cell: Cell, store: Path, data_root: Path | None) -> Iterator[Callable[[], float | None]]:
     """Yield a function that starts another process and returns the steps a second of all, or None if one has ended."""
     running: list[subprocess.Popen[bytes]] = []
-    protocol = cell.protocol.model_copy(update={"max_steps": STEPS, "epochs": None})
+    # Without evaluations: at this rate none is better than the first, and `patience` would end the training.
+    without = {"epochs": None, "evaluate_every": None, "patience": None}
+    protocol = cell.protocol.model_copy(update={"max_steps": STEPS, **without})
     job = pickle.dumps((replace(cell, protocol=protocol, learning_rate=RATE), store, data_root))
 
     def together() -> float | None:

@@ -169,6 +169,12 @@ def test_wrong_weights_are_refused(mix: Any, said: str) -> None:
         recipe("web", {"name": "a", "steps": 3, "mix": mix})
 
 
+def test_a_source_that_yaml_reads_as_something_else_is_refused() -> None:
+    for name in (False, 2024):
+        with pytest.raises(ValidationError, match=f"the source {name} is no text; put its name in quotes"):
+            Recipe.model_validate({"mix": {name: 1, "en": 2}})
+
+
 def test_weights_are_ratios_and_recipes_survive_json() -> None:
     made = recipe({"web": 7, "books": 3, "none": 0}, {"name": "a", "steps": 3, "mix": "books"})
     assert words(made.mix or ()) == "70 % web, 30 % books"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -82,6 +83,65 @@ def test_a_local_set_is_scored_once_for_each_model_and_way_to_embed(
     assert other["metrics"]["ndcg_at_10"]["score"] == pytest.approx(written_out(folder, data), abs=1e-5)
     code, output, _ = evaluate(folder, "--mteb", data)
     assert "ndcg_at_10" in output and "(was there)" in output
+    # So is another longest sequence, wherever it is said.
+    settings = folder / "tokenizer_config.json"
+    write_json(settings, {**read_json(settings), "model_max_length": 4})
+    (shorter,) = json.loads(evaluate(folder, "--mteb", data, "--json")[1])["results"]
+    assert shorter["computed"]
+
+
+def test_a_task_that_fails_keeps_no_other_from_being_scored(
+    tmp_path: Path, evaluate: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    write_retrieval(tmp_path / "data")
+    folder = save_model(tmp_path / "model")
+    words = ("--mteb", "CQADupstackRetrieval", "--mteb", tmp_path / "data" / "reqa_squad")
+    code, output, errors = evaluate(folder, *words)
+    assert code == 2 and "ndcg_at_10" in output
+    # An aggregate's parts are loaded, since it has no data of its own.
+    assert "--mteb CQADupstackRetrieval: its data set" in errors and "CQADupstackAndroid" in errors
+
+
+def test_a_local_set_that_would_be_scored_wrongly_is_refused(
+    tmp_path: Path, evaluate: Callable[..., tuple[int, str, str]]
+) -> None:
+    folder = save_model(tmp_path / "model")
+    good = {
+        "queries": [{"_id": "q", "text": "Anna"}],
+        "corpus": [{"_id": "d", "text": "Berta"}, {"_id": "e", "text": "Oslo"}],
+        "qrels": [{"query-id": "q", "corpus-id": "d", "score": 1}],
+    }
+    for number, (part, rows, message) in enumerate(
+        (
+            ("corpus", [{"_id": "d", "text": None}], "corpus.parquet, row 0: text None is no text"),
+            ("queries", [{"_id": "q", "text": 3}], "queries.parquet, row 0: text 3 is no text"),
+            ("corpus", [{"_id": "d", "text": "x"}] * 2, "corpus.parquet, row 1: the _id 'd' is there twice"),
+            ("qrels", [], "qrels.parquet has no row"),
+            (
+                "qrels",
+                [{"query-id": "q", "corpus-id": "x", "score": 1}],
+                "names 'x', which corpus.parquet does not have",
+            ),
+            (
+                "qrels",
+                [{"query-id": "p", "corpus-id": "d", "score": 1}],
+                "names 'p', which queries.parquet does not have",
+            ),
+            ("qrels", [{"query-id": "q", "corpus-id": "d", "score": 0.5}], "the score 0.5 is no whole number"),
+        )
+    ):
+        data = tmp_path / str(number)
+        data.mkdir()
+        for name, own in (good | {part: rows}).items():
+            schema = pa.schema([("query-id", pa.string()), ("corpus-id", pa.string()), ("score", pa.int64())])
+            pq.write_table(pa.Table.from_pylist(own, None if own else schema), data / f"{name}.parquet")
+        code, _, errors = evaluate(folder, "--mteb", data)
+        assert code == 2 and message in errors, errors
+    code, _, errors = evaluate(folder, "--mteb", data, "--limit", "3")
+    assert code == 2 and "--limit and --scoring belong to --task" in errors
 
 
 def save_model(folder: Path) -> Path:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mlmclm.errors import UserError
+from mlmclm.finetuning import cell as cells
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
+from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import work_of
 from mlmclm.tasks.family import Family, fresh_layers, get_family
 from mlmclm.tasks.prepare_task import prepare_task
@@ -49,8 +55,6 @@ def watched(place: Path, streams: dict[str, int]) -> dict[int, dict[str, dict[st
     protocol = Protocol.model_validate(SETTINGS)
     family: Family = get_family("sequence-classification")(prepared(place, protocol), protocol)
     encoder = load_encoder(place / "model")
-    import torch
-
     chance = torch.Generator().manual_seed(streams["head"])
     head = family.head(encoder.config.hidden_size, fresh_layers(chance, encoder.config.initializer_range))
     seen = {}
@@ -107,3 +111,39 @@ def test_patience_counts_evaluations() -> None:
 
     with pytest.raises(UserError, match="give 'evaluate_every' too"):
         parse(Protocol, {"patience": 3}, where="mine")
+
+
+def test_scores_that_are_not_finite_are_never_the_best_and_can_be_filed(place: Path) -> None:
+    layer = torch.nn.Linear(1, 1)
+    best = BestWeights([layer], patience=2)
+    stops = []
+    for step, score in enumerate((math.nan, 0.5, math.nan, 0.9, math.inf, 0.1), 1):
+        with torch.no_grad():
+            layer.weight.fill_(step)
+        stops.append(best.add(step, score))
+    assert stops == [False, False, False, False, False, True] and best.step == 4
+    assert best.evaluations == [[1, None], [2, 0.5], [3, None], [4, 0.9], [5, None], [6, 0.1]]
+    best.restore()
+    assert layer.weight.item() == 4
+    cell = replace(cell_of(place, evaluate_every=1, patience=2, clip_norm=None), learning_rate=1e12)
+    result = run_cell(cell, store=place / "store", data_root=place / "data")
+    assert result["status"] == "diverged" and None in [score for _, score in result["evaluations"]]
+    Ledger(place / "store").write(result)
+
+
+def test_the_score_that_chooses_the_weights_is_in_the_key(place: Path) -> None:
+    plain, watched = cell_of(place), cell_of(place, evaluate_every=4)
+    other = plain.declared.model_copy(update={"metric": "f1"})
+    assert cell_key(replace(plain, declaration=other)) == cell_key(plain)
+    assert cell_key(replace(watched, declaration=other)) != cell_key(watched)
+
+
+def test_distinct_batches_have_a_version_of_their_own_in_keys(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, distinct = cell_of(place), cell_of(place, distinct_batches=True)
+    mined = replace(plain, declaration=plain.declared.model_copy(update={"columns": {"negative": "n"}}))
+    keys = [(cell_key(each), training_key(each)) for each in (plain, distinct, mined)]
+    monkeypatch.setattr(cells, "DISTINCT_VERSION", 3)
+    again = [(cell_key(each), training_key(each)) for each in (plain, distinct, mined)]
+    assert keys[0] == again[0] and all(
+        old != new for old, new in zip(keys[1] + keys[2], again[1] + again[2], strict=True)
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import ModernBertConfig, ModernBertForMaskedLM
+from transformers import ModernBertConfig, ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from mlmclm.backends.packing import Packing
 from mlmclm.errors import UserError
@@ -25,27 +25,35 @@ from small_models import save_framed_model, save_small_decoder, write_retrieval,
 TASK = "reqa_squad"
 
 
-def save_modernbert(folder: Path) -> None:
+def save_other(folder: Path, kind: str) -> None:
+    """A small ModernBERT or RoBERTa, with the tokenizer of `save_framed_model`."""
     save_framed_model(folder)
     for file in ("config.json", "model.safetensors"):
         (folder / file).unlink()
-    config = ModernBertConfig(
-        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, local_attention=8,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, initializer_range=0.2,
-    )  # fmt: skip
+    shared = {
+        "vocab_size": 400, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2,
+    }  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        ModernBertForMaskedLM(config).save_pretrained(folder)
+        if kind == "roberta":
+            RobertaForMaskedLM(RobertaConfig(**shared, num_hidden_layers=2)).save_pretrained(folder)
+        else:
+            more = {"num_hidden_layers": 3, "local_attention": 8, "cls_token_id": 1, "sep_token_id": 2}
+            ModernBertForMaskedLM(ModernBertConfig(**shared, **more)).save_pretrained(folder)
 
 
-def cell_of(place: Path, task: str = TASK, *, decoder: bool = False, modernbert: bool = False, **changes: Any) -> Cell:
+def cell_of(place: Path, task: str = TASK, *, model: str = "encoder", **changes: Any) -> Cell:
     write_retrieval(place / "data")
-    (save_small_decoder if decoder else save_modernbert if modernbert else save_framed_model)(place / "model")
+    folder = place / "model"
+    if model in ("encoder", "decoder"):
+        (save_framed_model if model == "encoder" else save_small_decoder)(folder)
+    else:
+        save_other(folder, model)
     settings = {"max_steps": 6, "max_length": 12, "stride": 3, "batch_size": 16, "precision": "fp32", **changes}
     protocol = Protocol.model_validate(settings)
-    model = place / "model"
-    prepared = prepare_task(task, model, protocol, place / "store", place / "data")
-    return Cell("m", model, weights_hash(model), task, prepared.task_data, protocol, 1e-3, 0)
+    prepared = prepare_task(task, folder, protocol, place / "store", place / "data")
+    return Cell("m", folder, weights_hash(folder), task, prepared.task_data, protocol, 1e-3, 0)
 
 
 def own_vectors(cell: Cell, place: Path) -> tuple[np.ndarray[Any, Any], int]:
@@ -71,12 +79,21 @@ def own_vectors(cell: Cell, place: Path) -> tuple[np.ndarray[Any, Any], int]:
     [
         {},
         {"pooling": "last", "special_tokens": "tokenizer", "query_prefix": "ask: "},
-        {"decoder": True},
-        {"decoder": True, "attention": "causal", "pooling": "last"},
+        {"model": "decoder"},
+        {"model": "decoder", "attention": "causal", "pooling": "last"},
         {"attention": "causal", "pooling": "last"},
-        {"modernbert": True, "attention": "causal"},
+        {"model": "modernbert", "attention": "causal"},
+        {"model": "roberta"},
     ],
-    ids=["mean, end", "last, tokenizer", "decoder, both sides", "decoder", "encoder, one side", "ModernBERT, one side"],
+    ids=[
+        "mean, end",
+        "last, tokenizer",
+        "decoder, both sides",
+        "decoder",
+        "encoder, one side",
+        "ModernBERT, one side",
+        "RoBERTa",
+    ],
 )
 def test_vectors_of_sentence_transformers_are_those_of_the_cell(tmp_path: Path, changes: dict[str, Any]) -> None:
     library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[dev]'")

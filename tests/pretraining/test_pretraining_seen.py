@@ -230,7 +230,7 @@ def test_tables_of_many_batches_are_written_as_they_fill(tmp_path: Path, monkeyp
     def batches() -> Any:
         for step in range(50):
             alive.append(step)
-            yield seen.Seen(step, np.arange(4), np.full((4, 8), step), None)
+            yield seen.Seen(step, np.arange(4), np.full((4, 8), step), None, np.full(4, 8))
 
     seen.export(batches(), tmp_path / "many.parquet")
     assert parquet.read_metadata(tmp_path / "many.parquet").num_row_groups == 13

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from mlmclm.cli.main import main
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.evaluation.config import ZeroShot, read_tasks
@@ -55,10 +56,21 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "sweep.yaml"
 
 
-def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(sweep: Path) -> None:
+def here(capfd: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command line in this process; another would load all libraries anew."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, words)))
+    found = capfd.readouterr()
+    return int(ended.value.code or 0), found.out, found.err
+
+
+def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
+    sweep: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder, store = sweep.parent, sweep.parent / "store"
     options = ("--store", store, "--data", folder / "data")
-    _, output, _ = run("sweep", sweep, *options, "--dry-run", home=folder)
+    _, output, _ = here(capfd, "sweep", sweep, *options, "--dry-run")
     assert "zero-shot evaluations: 3 of 3 to compute" in output
     code, _, errors = run("sweep", sweep, *options, home=folder)
     # One evaluation isn't possible; that keeps nothing else from being done.
@@ -67,7 +79,7 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(swe
     assert pd.read_csv(store / "studies" / "given" / "best.csv")["n"].tolist() == [2, 2, 2]
     # The same results as those of `evaluate`, which finds them.
     words = ("evaluate", folder / "euro", folder / "llama", "--winogender", folder / "wino", "--json", "--store", store)
-    code, output, errors = run(*words, home=folder)
+    code, output, errors = here(capfd, *words)
     assert code == 0, errors
     results = json.loads(output)["results"]
     assert [result["computed"] for result in results] == [False, False]
@@ -87,10 +99,10 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(swe
         ).fetchall()
     scores = {result["model"]: result["metrics"]["against"]["score"] for result in results}
     assert found == [(f"{name} winogender zero-shot", scores[name]) for name in ("euro", "llama")]
-    found = json.loads(run("sweep", sweep, *options, "--dry-run", "--json", home=folder)[1])
+    found = json.loads(here(capfd, "sweep", sweep, *options, "--dry-run", "--json")[1])
     assert (found["evaluations"], found["evaluations_to_compute"], found["cells_to_compute"]) == (3, 1, 0)
     # A report is written from the store alone.
-    code, _, errors = run("report", sweep, *options, "--to", folder / "again", home=folder)
+    code, _, errors = here(capfd, "report", sweep, *options, "--to", folder / "again")
     assert code == 0, errors
     assert (folder / "again" / "zero_shot.csv").read_bytes() == (
         store / "studies" / "given" / "zero_shot.csv"
@@ -106,8 +118,10 @@ def test_results_of_other_tasks_are_not_shown_as_the_study_s(sweep: Path, capfd:
     listing.write_text(
         json.dumps({"asked": asked, "results": [{"model": "euro", "task": "winogender", "key": "0" * 64}]})
     )
-    assert zero_shot_results(file, place) == []
-    assert "its zero-shot results are left out" in " ".join(capfd.readouterr().err.split())
+    for content in (listing.read_text(), "[]"):  # earlier versions wrote a list
+        listing.write_text(content)
+        assert zero_shot_results(file, place) == []
+        assert "its zero-shot results are left out" in " ".join(capfd.readouterr().err.split())
 
 
 def test_files_are_looked_up_beside_the_study_and_named_where_they_are_not_there(tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def test_real_processes_are_measured_once(
 ) -> None:
     monkeypatch.setattr(sharing, "MOST_CELLS", 2)
     options: dict[str, Any] = {"store": tmp_path, "data_root": tmp_path / "data", "device": "this machine"}
-    found = cells_beside_each_other(real_cells[0], **options)
+    # Evaluations would end the measurement: at its learning rate no score is better than the first.
+    stops = real_cells[0].protocol.model_copy(update={"evaluate_every": 1, "patience": 1})
+    cell = replace(real_cells[0], protocol=stops)
+    found = cells_beside_each_other(cell, **options)
     (kept,) = (tmp_path / "calibrations").glob("*.json")
     value = json.loads(kept.read_text())
     assert value["cells"] == found
@@ -67,7 +70,7 @@ def test_real_processes_are_measured_once(
     assert one > 0 and two > 0
     assert found == (2 if two >= sharing.LEAST_GAIN * one else 1)
     monkeypatch.setattr(sharing.subprocess, "Popen", lambda *args, **options: pytest.fail("measured again"))
-    assert cells_beside_each_other(real_cells[0], **options) == found
+    assert cells_beside_each_other(cell, **options) == found
 
 
 def test_a_cell_that_cannot_be_trained_alone_is_an_error_and_nothing_is_kept(
