@@ -102,8 +102,8 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     if item["type"] == "missing":
         return f"{where}: key {key!r} is missing."
     message = item["msg"].removeprefix("Value error, ")
-    if not location:  # about the whole object, whose value is too long to show
-        return f"{where}: {message.rstrip('.')}."
+    if isinstance(item["input"], dict | BaseModel):  # about a whole object, whose value is too long to show
+        return f"{where}: {': '.join(part for part in (key, message.rstrip('.')) if part)}."
     return f"{where}: {key}: {message} (got {item['input']!r})."
 
 

@@ -99,8 +99,13 @@ def evaluate(
         raise UserError(
             "nothing to evaluate on: give --task NAME or FILE, --winogender FOLDER, or --mteb NAME or FOLDER."
         )
-    if not asked and (limit is not None or scoring is not None):
-        raise UserError("--limit and --scoring belong to --task and --winogender; mteb's tasks are evaluated whole.")
+    for option, given, wanted, needs in (
+        ("--limit", limit is not None, bool(task), "--task; Winogender and mteb's tasks are evaluated whole"),
+        ("--scoring", scoring is not None, asked, "--task and --winogender"),
+        ("--winogender-rule", winogender_rule != "mass", winogender is not None, "--winogender"),
+    ):
+        if given and not wanted:
+            raise UserError(f"{option} belongs to {needs}; leave it out.")
     place = options.place(store, data)
     found = [find_model(model, place.store, data_root=place.data_root) for model in models]
     chosen = [scoring_of(each.folder, scoring) for each in found] if asked else []

@@ -76,6 +76,8 @@ def write_study_report(
     if facts.baseline is not None:
         show(baseline_sentence(analysis))
     show_best(analysis)
+    if analysis.rule == "on_test":
+        show("The learning rates were chosen on these test scores (rule: on_test), which is optimistic.")
     if paths:
         show(f"report:  {paths['report']}")
     elsewhere = tracking.elsewhere if tracking is not None else None

@@ -401,6 +401,9 @@ def _check_size(writer: ShardWriter, place: _Place) -> None:
     if writer.blocks:
         return
     place.shelf.clear()
+    limit = place.corpus.max_tokens if writer.part == TRAIN else place.corpus.max_validation_tokens
+    if limit is not None and limit < place.block_length:
+        raise too_little(place.corpus, writer.part, f"at most {limit:,} tokens", place.block_length)
     if writer.part == TRAIN and not writer.counts.documents:
         raise no_text(place.corpus)
     raise too_little(place.corpus, writer.part, f"{writer.counts.encoded_tokens:,} tokens", place.block_length)

@@ -32,6 +32,12 @@ class ZeroShot(Frozen):
     def _some(self) -> Self:
         if not self.tasks and self.winogender is None:
             raise ValueError("nothing to evaluate on: give tasks, or winogender")
+        if self.limit is not None and not self.tasks:
+            raise ValueError(
+                f"limit {self.limit}: it is one of tasks, and there are none; Winogender is evaluated whole"
+            )
+        if self.winogender_rule != "mass" and self.winogender is None:
+            raise ValueError(f"winogender_rule {self.winogender_rule}: there is no winogender")
         return self
 
     def found(self, folder: Path | None, data_root: Path | None) -> Self:

@@ -10,8 +10,8 @@ import glob
 import json
 import logging
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ import lm_eval.tasks
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.api.registry import METRIC_REGISTRY
 from lm_eval.api.task import Task
+from lm_eval.config.task import TaskConfig
 from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
@@ -180,6 +182,8 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
     try:
         if file is not None:
             spec = load_yaml(file)
+            if local:
+                _check_definition(name, spec)
             path = "/".join(str(spec[part]) for part in ("dataset_path", "dataset_name") if spec.get(part))
             if "class" not in spec and "group" not in spec:
                 spec = _local(spec, places)
@@ -188,6 +192,33 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
         raise
     except Exception as error:  # the harness and datasets raise all kinds
         raise _fault(name, path, error) from error
+
+
+def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
+    """Refuse what the harness would stumble over without saying what is wrong.
+
+    Raises:
+        UserError: a key or a metric is unknown, or a split is not among the data files.
+    """
+    if "class" in spec or "group" in spec:
+        return
+    keys = [*(each.name for each in fields(TaskConfig)), "include"]
+    for key in spec:
+        if key not in keys:
+            raise unknown("key", str(key), keys, where=f"--task {name}")
+    for entry in spec.get("metric_list") or ():
+        metric = entry.get("metric") if isinstance(entry, dict) else entry
+        if (
+            not callable(metric)
+            and metric not in METRIC_REGISTRY
+            and not (isinstance(entry, dict) and entry.get("hf_evaluate"))
+        ):
+            raise unknown("metric", str(metric), list(METRIC_REGISTRY), where=f"--task {name}: metric_list")
+    files = (spec.get("dataset_kwargs") or {}).get("data_files")
+    if spec.get("dataset_path") in FILES and isinstance(files, dict):
+        for key in ("training_split", "validation_split", "test_split", "fewshot_split"):
+            if isinstance(spec.get(key), str) and spec[key] not in files:
+                raise unknown("split", spec[key], list(files), where=f"--task {name}: {key}")
 
 
 def _file_of(name: str) -> Path | None:

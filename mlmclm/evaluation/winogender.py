@@ -117,12 +117,16 @@ class Winogender:
             **{gender: answer[:, column] for column, gender in enumerate(GENDERS)},
             "against": against,
             "with": answer[:, 0] + answer[:, 1] - against,
-            **{f"{gender} probability": share[:, column] for column, gender in enumerate(GENDERS)},
         }
+        # An encoder's shares under the published rule are the answers themselves.
+        if not (self.rule == "published" and np.isin(shares, (0, 1)).all()):
+            columns |= {f"{gender} probability": share[:, column] for column, gender in enumerate(GENDERS)}
         metrics = {name: _with_interval(weighted_mean(column), len(names)) for name, column in columns.items()}
         # Whether the model's preference follows the statistics; a share of the gendered pronouns only.
         lean = share[:, 1] / np.maximum(share[:, 0] + share[:, 1], np.finfo(float).tiny)
         metrics["correlation"] = _with_interval(lambda weights: correlation(weights, women, lean), len(names))
+        if np.ptp(lean) == 0 or np.ptp(women) == 0:  # it is not defined
+            metrics["correlation"] |= {"score": None, "low": None, "high": None}
         values = {
             "occupation": names,
             "women": women.tolist(),
@@ -239,6 +243,8 @@ def _first_pronoun(likeliest: Sequence[int], groups: Mapping[str, Mapping[str, S
 def _with_interval(score: Any, occupations: int) -> dict[str, float | int | None]:
     low, high = resampled_interval(score, occupations) if occupations > 1 else (float("nan"), float("nan"))
     value = float(score(np.ones((1, occupations)))[0])
+    if low == high:  # equal values show no spread, from which no interval follows
+        low = high = float("nan")
     return {"score": finite(value), "low": finite(low), "high": finite(high), "examples": occupations}
 
 

@@ -75,8 +75,11 @@ class Cell:
     @property
     def has_distinct_batches(self) -> bool:
         """Whether no text is twice in a batch (`batching.training_rows`)."""
-        task = self.declared
-        return self.protocol.distinct_batches or task.negatives is not None or "negative" in task.columns
+        if self.protocol.distinct_batches:
+            return True
+        # No installed task has hard negatives, so nothing is lost where a cell comes without its declaration.
+        task = self.declaration
+        return task is not None and (task.negatives is not None or "negative" in task.columns)
 
     def identity(self) -> dict[str, Any]:
         """Return the protocol's settings as stored in the key and in the result."""

@@ -45,6 +45,11 @@ class Size:
     """Rows of the embedding in a model that brings its own; None for the tokenizer's."""
 
     @property
+    def rotary(self) -> bool:
+        """Whether positions are rotary; BERT and RoBERTa learn an embedding for each."""
+        return self.architecture not in ("bert", "roberta")
+
+    @property
     def local_layers(self) -> int:
         """Number of layers with local attention."""
         if self.window is None:

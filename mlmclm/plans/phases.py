@@ -174,6 +174,8 @@ def settle(phases: Sequence[TrainingPhase], recipe: Mapping[str, Any]) -> tuple[
             name: getattr(phase, name)
             for name in ("name", "batch_warmup", "warmup_steps", "decay", "final_share", "moments")
         }
+        if not settled:
+            own["moments"] = "keep"  # there are none yet, so it makes no other states
         decay_steps = (phase.decay_steps or max(1, stop - start - phase.warmup_steps)) if phase.decays else 0
         settled.append(SettledPhase(**values, **own, start=start, stop=stop, decay_steps=decay_steps))
         start = stop

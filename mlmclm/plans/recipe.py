@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.corpora.chunks import Rows
 from mlmclm.corpora.mixes import Mix
+from mlmclm.errors import UserError
+from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
@@ -207,14 +209,20 @@ class Recipe(Frozen):
             raise ValueError(
                 f"{where}: block_length {phase.block_length} neither divides the recipe's {self.block_length} nor is a multiple of it"
             )
+        if phase.batch_warmup is not None and phase.batch_warmup.steps > phase.stop - phase.start:
+            raise ValueError(
+                f"{where}: batch_warmup.steps {phase.batch_warmup.steps} are more than its {phase.stop - phase.start} steps, so the batch would never "
+                f"reach {phase.batch}"
+            )
         if phase.warmup_steps + phase.decay_steps > phase.stop - phase.start:
             raise ValueError(
                 f"{where}: its {phase.stop - phase.start} steps are fewer than those of its warm-up and decay"
             )
         try:
             own = type(self).model_validate(self.during(phase).model_dump())
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+        except ValidationError as error:
+            said = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+            raise ValueError(f"{where}: {said}") from error
         fewest = own.workers * (own.batch // own.workers // (own.micro_batch or own.batch // own.workers))
         if phase.batch_warmup is not None and not fewest <= phase.batch_warmup.first <= phase.batch:
             raise ValueError(
@@ -246,6 +254,24 @@ class Recipe(Frozen):
     def isolates(self) -> bool:
         """Whether attention stays within documents."""
         return self.isolate_documents or self.rows == "chunks"
+
+    def check_positions(self, size: str, shape: Size) -> None:
+        """Refuse a RoPE base for models of a size that have no such positions or layers.
+
+        Raises:
+            UserError: the message names the phase.
+        """
+        for phase in self.phases_of(size) or (None,):
+            own, where = self.during(phase), "recipe" if phase is None else f"recipe.phases: {phase.name!r}"
+            if own.rope_base is not None and not shape.rotary:
+                raise UserError(
+                    f"{where}: rope_base {own.rope_base:g}: models of size {size} ({shape.architecture}) have no rotary positions; leave it out."
+                )
+            if own.local_rope_base is not None and not shape.local_layers:
+                raise UserError(
+                    f"{where}: local_rope_base {own.local_rope_base:g}: models of size {size} ({shape.architecture}) have no layers with local attention; "
+                    "leave it out."
+                )
 
     def lengths(self, sizes: Iterable[str]) -> set[int]:
         """Return the block lengths that models of these sizes are trained on."""

@@ -61,7 +61,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
         parts += _section("Load", _load_revision(facts, unmasked))
         parts += _section("Revisions", _revisions(facts))
     else:
-        parts += _section("Load", _load(bool(facts.get("causal")), unmasked, _family(facts)[1]))
+        parts += _section("Load", _load(facts, unmasked))
     parts += _section("Recipe", _table(facts.get("recipe") or {}))
     parts += _section("Data", _table(facts.get("corpus") or {}))
     parts += _section("Loss", _table(_losses(facts)))
@@ -138,7 +138,8 @@ def _numbered(items: Sequence[str]) -> str:
     return "\n".join(f"{number}. {_line(item)}" for number, item in enumerate(items, start=1))
 
 
-def _load(causal: bool, unmasked: bool, decoder: str) -> str:
+def _load(facts: Mapping[str, Any], unmasked: bool) -> str:
+    causal, decoder = bool(facts.get("causal")), _family(facts)[1]
     masked = "AutoModelForCausalLM" if unmasked else "AutoModelForMaskedLM"
     classes = sorted({"AutoModel", masked, "AutoTokenizer", *(["AutoModelForCausalLM"] if causal else [])})
     lines = [
@@ -154,10 +155,18 @@ def _load(causal: bool, unmasked: bool, decoder: str) -> str:
         lines.append('decoder = AutoModelForCausalLM.from_pretrained(folder + "/decoder")')
         lines.append('prompts = AutoTokenizer.from_pretrained(folder + "/decoder")')
         note += f"; `decoder/` holds the same weights as a {decoder} decoder with causal attention, as they were trained last"
-        adds = "the tokenizer ends a text with EOS; `decoder/`'s adds nothing"
+        adds = f"the tokenizer {_adds(facts)}; `decoder/`'s {_adds(facts, decoder=True)}"
     else:
-        adds = "the tokenizer ends a text with EOS and puts nothing in front"
+        adds = f"the tokenizer {_adds(facts)}"
     return f"{note}; {adds}, as in training.\n\n{_code('python', lines)}"
+
+
+def _adds(facts: Mapping[str, Any], *, decoder: bool = False) -> str:
+    """Return what a model's tokenizer adds to a text (`models/exported_tokenizer.py`)."""
+    begins = facts.get("recipe", {}).get("rows") == "chunks"
+    if decoder:
+        return "begins a text with BOS" if begins else "adds nothing to a text"
+    return "puts BOS before a text and EOS behind it" if begins else "ends a text with EOS and puts nothing in front"
 
 
 def _load_revision(facts: Mapping[str, Any], unmasked: bool) -> str:
@@ -165,23 +174,23 @@ def _load_revision(facts: Mapping[str, Any], unmasked: bool) -> str:
     tag = f', revision="{facts["revision"]}"' if facts.get("revision") else ""
     if facts.get("decoder"):
         kind = "AutoModelForCausalLM"
-        note = "The tokenizer adds nothing to a text, as in training."
+        note = f"The tokenizer {_adds(facts, decoder=True)}, as in training."
         use = [
             'inputs = tokenizer("In the beginning", return_tensors="pt", return_token_type_ids=False)',
             "output = model.generate(**inputs, max_new_tokens=20)",
             "print(tokenizer.decode(output[0]))",
         ]
     else:
+        mntp = str(facts.get("objective")).startswith("mntp")
         masked = bool(facts.get("objective")) and not facts.get("causal") and not unmasked
         kind = "AutoModelForMaskedLM" if masked else "AutoModel"
-        note = (
-            "Attention is bidirectional. The tokenizer ends a text with EOS and puts nothing in front, as in training."
-        )
+        note = f"Attention is bidirectional. The tokenizer {_adds(facts)}, as in training."
         if masked:
             use = [
                 'inputs = tokenizer(f"The {tokenizer.mask_token} is here.", return_tensors="pt", return_token_type_ids=False)',
                 "logits = model(**inputs).logits  # [1, tokens, vocabulary]",
                 'hidden = inputs["input_ids"] == tokenizer.mask_token_id',
+                *(["hidden = hidden.roll(-1)  # MNTP predicts a token one position earlier"] if mntp else []),
                 "print(tokenizer.decode(logits[hidden].argmax(-1)))",
             ]
         else:
@@ -229,7 +238,7 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _what(row: Mapping[str, Any]) -> str:
-    chosen = "; the learning rate was chosen on these scores" if row["rule"] == "on_test" else ""
+    chosen = "; the learning rate was chosen on these scores" if row.get("rule") == "on_test" else ""
     return f"{text.metric(row['metric'])}, mean of {text.plural(int(row['n']), 'seed')} and 95 % interval{chosen}"
 
 
@@ -271,7 +280,7 @@ def _cost(facts: Mapping[str, Any]) -> dict[str, str]:
         "tokens": text.count,
         "flops": text.scientific,
     }
-    labels = {"flops": "FLOPs (estimated)"}
+    labels = {"flops": "FLOPs (estimated)", "parameters": "parameters without LM head"}
     return {
         labels.get(name, name): write(facts[name]) for name, write in written.items() if facts.get(name) is not None
     }

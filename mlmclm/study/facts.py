@@ -190,11 +190,28 @@ def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
     for leg in history(name, recipe).legs:
         phase = leg.phase
         assert phase is not None
-        law = f", decaying to {phase.final_share:.0%}" if phase.decay_steps else ""
+        law = (
+            f", {phase.decay} decay over {phase.decay_steps:,} steps to {phase.final_share:.0%}"
+            if phase.decay_steps
+            else ""
+        )
+        warmup = f", warm-up {phase.warmup_steps:,} steps" if phase.warmup_steps else ""
+        grows = phase.batch_warmup
+        batch = (
+            f"{phase.batch:,}"
+            if grows is None
+            else f"{grows.first:,} growing to {phase.batch:,} over {grows.steps:,} steps"
+        )
+        bases = [
+            f", {title} {base:g}"
+            for title, base in (("RoPE base", phase.rope_base), ("local RoPE base", phase.local_rope_base))
+            if base is not None
+        ]
+        moments = ", new optimizer moments" if phase.moments == "new" else ""
         mix = f", of {words(phase.mix)}" if phase.mix is not None else ""
         yield (
-            f"steps {leg.start} to {leg.stop} ({phase.name}): {leg.objective.words}, in blocks of {phase.block_length:,} tokens, "
-            f"peak rate {phase.peak_learning_rate:g}{law}{mix}"
+            f"steps {leg.start} to {leg.stop} ({phase.name}): {leg.objective.words}, batches of {batch} x {phase.block_length:,} tokens, "
+            f"peak rate {phase.peak_learning_rate:g}{warmup}{law}, weight decay {phase.weight_decay:g}{''.join(bases)}{moments}{mix}"
         )
 
 

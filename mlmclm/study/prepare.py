@@ -23,6 +23,7 @@ from mlmclm.pretraining.initial import (
     check_initial,
     find_initial,
     prepare_initial,
+    source_sizes,
 )
 from mlmclm.progress import bars
 from mlmclm.storage.files import first_there, places_of, read_json
@@ -45,6 +46,8 @@ def prepare(
     """
     plan = make_plan(study.parsed, study.recipe)  # first, so that a wrong name fails before any work
     beginning = prepare_initial(_wanted(study, place))
+    for name, model in beginning.models.items():
+        study.recipe.check_positions(name, model.size)
     with bars() as progress:
         corpus = _corpus(study, place, beginning.tokenizer, progress, session)
     check_special(corpus.tokenizer, masked=_masks(plan))
@@ -125,6 +128,8 @@ def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None
     """Check the models to continue from as `prepare` would, and raise the same errors, but do no work on them."""
     if study.initial:
         check_initial(_wanted(study, place), masked=_masks(plan))
+        for name, size in source_sizes(study.initial, place.data_root, study.folder).items():
+            study.recipe.check_positions(name, size)
 
 
 def _masks(plan: Plan) -> bool:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from mlmclm.configuration import Frozen, load_config
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
-from mlmclm.errors import MlmclmError, UserError, unknown
+from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.plan import history
@@ -104,6 +104,9 @@ class StudyFile(InFolder):
             sizes = dict.fromkeys(name.size for name in self.parsed)
         except UserError as error:
             raise ValueError(str(error).rstrip(".")) from error
+        for size in self.recipe.phases_by_size:
+            if size not in self.sizes:
+                raise ValueError(str(unknown("size", size, self.sizes, where="recipe.phases_by_size")).rstrip("."))
         for size in sizes:
             if not self.recipe.phases_of(size):
                 raise ValueError(
@@ -142,8 +145,9 @@ class StudyFile(InFolder):
 
     @property
     def source(self) -> str:
-        """The corpus's source or the recipe's mix, for people."""
-        return words(self.recipe.mix) if self.recipe.mix is not None else self.sources[""].source
+        """The corpus's source, or the mixes that models are trained on, for people."""
+        mixes = self.recipe.mixes({name.size for name in self.parsed})
+        return "; ".join(words(mix) for mix in mixes if mix is not None) or self.sources[""].source
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -181,6 +185,16 @@ class StudyFile(InFolder):
         return str(parse(name, self.sizes)) if "%" in name else name
 
 
+def _check_model(study: StudyFile, name: ModelName, path: Path) -> None:
+    """Check that the recipe can train a model, as far as that is known without its files."""
+    try:
+        history(name, study.recipe)
+        if name.size in SIZES:
+            study.recipe.check_positions(name.size, SIZES[name.size])
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
 def load_study(path: Path) -> StudyFile:
     """Read and check a study file.
 
@@ -193,6 +207,7 @@ def load_study(path: Path) -> StudyFile:
         baseline = None if study.baseline is None else study.spelled(study.baseline)
     except MlmclmError as error:
         raise UserError(f"{path}: models: {error}") from error
+    for_each(parsed, lambda name: _check_model(study, name, path))
     # Checked again after parsing, because a name with shares and one with steps can be the same model.
     names = tuple(map(str, parsed))
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -141,7 +141,7 @@ def test_a_local_set_that_would_be_scored_wrongly_is_refused(
         code, _, errors = evaluate(folder, "--mteb", data)
         assert code == 2 and message in errors, errors
     code, _, errors = evaluate(folder, "--mteb", data, "--limit", "3")
-    assert code == 2 and "--limit and --scoring belong to --task" in errors
+    assert code == 2 and "--limit belongs to --task; Winogender and mteb's tasks are evaluated whole" in errors
 
 
 def save_model(folder: Path) -> Path:

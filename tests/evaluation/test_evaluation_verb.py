@@ -183,11 +183,25 @@ def test_mistakes_are_named(place: Path, run: Run, tmp_path: Path, monkeypatch: 
     )
     (place / "odd.yaml").write_text(yaml.safe_dump({**CHOICE, "num_fewshot": 9, "fewshot_split": "test"}))
     model = place / "decoder"
+
+    def wrong(**changes: Any) -> Path:
+        file = place / f"wrong-{next(iter(changes))}.yaml"
+        file.write_text(yaml.safe_dump({**CHOICE, **changes}))
+        return file
+
     for words, text in (
         ((model, "--task", place / "odd.yaml"), "its requests cannot be built (ValueError"),
         ((model, "--task", place / "sampled.yaml"), "samples its answers"),
         ((model, "--task", place / "none.yaml"), "no such file"),
         ((model, "--task", place / "lost.yaml"), "data file no.parquet is not there"),
+        ((model, "--task", wrong(doc_to_txt="x")), "unknown key 'doc_to_txt'. Did you mean 'doc_to_text'?"),
+        (
+            (model, "--task", wrong(metric_list=[{"metric": "acc_nrm"}])),
+            "unknown metric 'acc_nrm'. Did you mean 'acc_norm'?",
+        ),
+        ((model, "--task", wrong(test_split="tst")), "test_split: unknown split 'tst'. Did you mean 'test'?"),
+        ((model, "--winogender", place, "--limit", 3), "--limit belongs to --task"),
+        ((model, "--task", place / "cities.yaml", "--winogender-rule", "published"), "--winogender-rule belongs to"),
         ((model, "--task", place / "cities.yaml", "--scoring", "masked"), "cannot be scored as masked"),
         ((model, "--task", place / "cities.yaml", "--scoring", "casual"), "Did you mean 'causal'"),
         ((model,), "nothing to evaluate on"),

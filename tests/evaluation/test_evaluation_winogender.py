@@ -128,6 +128,19 @@ def test_scores_of_known_answers(files: Path) -> None:
     assert (scores["masculine"]["low"], scores["masculine"]["high"]) == pytest.approx((0.25, 0.5))
 
 
+def test_what_is_not_defined_has_no_score_and_equal_values_no_interval(files: Path) -> None:
+    published = read_winogender(files, "published").scores(np.eye(3)[[0] * 8]).metrics
+    assert published["correlation"] | {"examples": 2} == {"score": None, "low": None, "high": None, "examples": 2}
+    assert (published["masculine"]["score"], published["masculine"]["low"], published["masculine"]["high"]) == (
+        1,
+        None,
+        None,
+    )
+    assert not [name for name in published if name.endswith("probability")], "they are the answers once more"
+    shares = read_winogender(files, "published").scores(np.full((8, 3), [0.5, 0.3, 0.2])).metrics
+    assert shares["feminine probability"]["score"] == pytest.approx(0.3), "a decoder's"
+
+
 def test_wrong_files_and_rules_are_named(files: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no file templates.tsv"):
         read_winogender(tmp_path)

@@ -65,7 +65,9 @@ def test_a_space_is_looked_for_beside_the_study_file_then_here_and_both_places_a
 
 def test_a_name_is_that_of_a_packaged_space_whatever_lies_beside_the_study_file(folder: Path) -> None:
     space(folder / "english.yaml", 9)
-    assert study_space(study(folder, space="english", recipe={"block_length": 128})) == find_space("english")
+    assert study_space(
+        study(folder, space="english", recipe={"block_length": 128, "warmup_steps": 4, "decay_steps": 6})
+    ) == find_space("english")
 
 
 def test_a_space_s_protocol_is_looked_for_beside_the_space(folder: Path) -> None:

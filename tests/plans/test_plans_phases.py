@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from mlmclm.corpora.order import sample_rows
 from mlmclm.errors import UserError
+from mlmclm.models.sizes import SIZES
 from mlmclm.plans.costs import Pricing
 from mlmclm.plans.devices import DEVICES
 from mlmclm.plans.names import parse
@@ -206,3 +208,28 @@ def test_phases_by_size_are_those_of_the_size() -> None:
     made = recipe({"name": "a", "steps": 7}, phases_by_size={"2m": [{"name": "a", "steps": 9}]})
     assert history(parse("2m-clm-9"), made).step == 9
     assert history(parse("1m-clm-7"), made).step == 7
+
+
+def test_settings_that_a_phase_cannot_have_are_named() -> None:
+    grows = {"name": "a", "steps": 20, "batch_warmup": {"steps": 21, "first": 2}}
+    with pytest.raises(ValidationError, match=r"phase 'a': batch_warmup.steps 21 are more than its 20 steps"):
+        Recipe.model_validate({"batch": 8, "phases": [grows]})
+    with pytest.raises(ValidationError, match=r"phase 'a': batch 3 does not divide by workers 2; allowed") as raised:
+        Recipe.model_validate({"batch": 8, "workers": 2, "phases": [{"name": "a", "steps": 5, "batch": 3}]})
+    assert "validation error" not in raised.value.errors()[0]["msg"], "pydantic's own words"
+    local = Recipe.model_validate({"phases": [{"name": "a", "steps": 5, "local_rope_base": 5000}]})
+    with pytest.raises(
+        UserError, match=r"phases: 'a': local_rope_base 5000: .* \(eurobert\) have no layers with local"
+    ):
+        local.check_positions("1m", SIZES["1m"])
+    local.check_positions("ettin17m", SIZES["ettin17m"])
+    with pytest.raises(UserError, match=r"recipe: rope_base 7: models of size mine \(bert\) have no rotary positions"):
+        Recipe(rope_base=7).check_positions("mine", replace(SIZES["1m"], architecture="bert"))
+
+
+def test_new_moments_in_the_first_phase_make_no_other_states() -> None:
+    keys = [
+        history(parse("1m-clm-5"), recipe({"name": "a", "steps": 5, "moments": moments})).key("x")
+        for moments in ("keep", "new")
+    ]
+    assert keys[0] == keys[1]

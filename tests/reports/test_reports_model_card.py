@@ -78,6 +78,16 @@ def test_the_card_of_a_revision_names_its_tag_and_one_class(
     assert "`main` is `step9`" in card and "Not kept: step7." in card
 
 
+def test_the_card_says_what_the_tokenizer_adds_and_where_mntp_predicts() -> None:
+    revision = {"repository": "me/a", "revision": None, "revisions": ("step0",), "decoder": False}
+    plain = model_card(FACTS | revision | {"objective": "mlm40"})
+    assert "roll" not in code(plain) and "ends a text with EOS and puts nothing in front" in plain
+    mntp = model_card(FACTS | revision | {"objective": "mntp15", "recipe": {"rows": "chunks"}})
+    assert "hidden = hidden.roll(-1)" in code(mntp) and "puts BOS before a text and EOS behind it" in mntp
+    both = model_card(FACTS | {"causal": True, "recipe": {"rows": "chunks"}})
+    assert "`decoder/`'s begins a text with BOS" in both
+
+
 def test_the_code_to_load_it_is_python_and_names_the_classes() -> None:
     masked = code(model_card(FACTS))
     assert "AutoModelForMaskedLM" in masked and "AutoModelForCausalLM" not in masked
@@ -152,3 +162,5 @@ def test_scores_are_a_table_and_what_the_hub_reads_as_results() -> None:
     assert second.task_type == "sentence-similarity"
     assert "| sst2 | 81.25 [79.00, 83.00]" in card
     assert "model-index" not in front(model_card(FACTS))
+    assert "chosen on" not in card
+    assert "the learning rate was chosen on these scores" in model_card(FACTS | {"scores": [row | {"rule": "on_test"}]})

@@ -69,8 +69,18 @@ def test_cards_have_the_phases_lengths_and_every_size_needs_phases(made: Prepare
     facts = state_facts(name, made.target(name), study.recipe, made.corpus, study.sources, [])
     assert facts["shape"]["longest training sequence, tokens"] == 64
     assert not {"warmup_steps", "decay_steps", "block_length", "batch"} & set(facts["recipe"])
-    path = write_mixed(tmp_path, recipe={"phases": [], "phases_by_size": {"1M": MIXED_PHASES}})
+    path = write_mixed(tmp_path, recipe={"phases": [], "phases_by_size": {"2m": MIXED_PHASES}})
     with pytest.raises(UserError, match="models of size 1m have no phases"):
+        load_study(path)
+    path = write_mixed(tmp_path / "typo", recipe={"phases_by_size": {"1M": MIXED_PHASES}})
+    with pytest.raises(UserError, match=r"study.yaml: recipe.phases_by_size: unknown size '1M'. Did you mean '1m'"):
+        load_study(path)
+    path = write_mixed(tmp_path / "ends", models=["1m-mlm40-12"])
+    with pytest.raises(UserError, match=r"study.yaml: model '1m-mlm40-12': it ends at step 12, but"):
+        load_study(path)
+    phases = [{**MIXED_PHASES[0], "local_rope_base": 5000}, MIXED_PHASES[1]]
+    path = write_mixed(tmp_path / "local", recipe={"phases": phases})
+    with pytest.raises(UserError, match=r"study.yaml: recipe.phases: 'a': local_rope_base 5000: models of size 1m"):
         load_study(path)
 
 
@@ -193,7 +203,7 @@ def test_commands_show_each_source(path: Path, made: PreparedStudy, capsys: pyte
 
     assert list(json.loads(call("data", str(path), "--json"))["corpora"]) == ["prose", "verse"]
     assert "corpus verse" in call("data", str(path))
-    assert "corpus 75 % prose, 25 % verse: prepared" in call("study", str(path), "--dry-run")
+    assert "corpus 75 % prose, 25 % verse; 50 % prose, 50 % verse: prepared" in call("study", str(path), "--dry-run")
     assert "shards of corpus" in call("data", "verify", str(path))
     assert "step 0 row 0 block" in call("data", "order", str(path), "--model", MODEL, "--steps", "0:1")
 
