@@ -131,22 +131,25 @@ class FakeWorker(SweepWorker):
 class SlowToStart(SweepWorker):
     """Computes `make_result` in a tenth of a second; all workers but the first take a second longer to start.
 
-    The first waits for them at its tenth cell: on a loaded machine it could compute all cells meanwhile.
+    The first waits at its tenth cell until another has computed five: on a loaded machine it could compute all cells
+    meanwhile.
     """
 
     def setup(self, config: dict[str, Any], **options: Any) -> None:
         super().setup(config, **options)
-        self._taken = 0
+        self._taken, self._first = 0, True
         try:
             (self._store / "first").touch(exist_ok=False)
         except FileExistsError:
+            self._first = False
             time.sleep(1)
-            (self._store / "late").touch()
 
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         self._taken += 1
         deadline = time.monotonic() + 120
-        while self._taken == 10 and not (self._store / "late").exists() and time.monotonic() < deadline:
+        if not self._first and self._taken == 6:
+            (self._store / "late").touch()
+        while self._first and self._taken == 10 and not (self._store / "late").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.1)
         return [make_result(cell, worker=f"host/{os.getpid()}") for cell in cells]
