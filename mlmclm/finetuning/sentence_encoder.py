@@ -6,7 +6,7 @@ Cells keep no weights, so the cell is trained again: the same cell ends at the s
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,7 @@ def export_sentence_encoder(
             raise EnvironmentFault(f"the cell {cell_key(cell)} diverged at step {result['diverged_step']}.")
         _write_tokenizer(cell, folder)
         _write_modules(cell.protocol, folder, read_json(folder / "config.json")["hidden_size"])
+        (folder / "README.md").write_text(_card(cell, result), encoding="utf-8")
     return result
 
 
@@ -147,6 +148,44 @@ def _write_tokenizer(cell: Cell, folder: Path) -> None:
         token = str(tokenizer.convert_ids_to_tokens(end))
         content["post_processor"] = post_processor(content.get("post_processor"), end=(token, end))
         write_json(folder / "tokenizer.json", content)
+
+
+CARD = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, mlmclm]
+---
+
+# {model}, fine-tuned on {task}
+
+{model} after {steps:,} steps on {title} with mlmclm, at learning rate {rate:g} and seed {seed}. {metric} on the test split of that task:
+{score:.4f}. Vectors are pooled by {pooling}{attention}. Queries and documents have prompts, which `encode_query` and `encode_document` add.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")
+queries = model.encode_query(["Who wrote it?"])
+documents = model.encode_document(["She wrote it.", "It rained."])
+print(model.similarity(queries, documents))
+```
+"""
+
+
+def _card(cell: Cell, result: Mapping[str, Any]) -> str:
+    """Return the README of an exported folder."""
+    return CARD.format(
+        model=cell.model,
+        task=cell.task,
+        title=cell.declared.title,
+        steps=result["steps"],
+        rate=cell.learning_rate,
+        seed=cell.seed,
+        metric=result["metric"],
+        score=result["scores"]["test"][result["metric"]],
+        pooling=cell.protocol.pooling,
+        attention=", and a token sees earlier ones only" if cell.protocol.attention == "causal" else "",
+    )
 
 
 def _write_modules(protocol: Protocol, folder: Path, hidden: int) -> None:

@@ -112,6 +112,11 @@ def test_vectors_of_sentence_transformers_are_those_of_the_cell(tmp_path: Path, 
     found = np.concatenate([model.encode_query(texts[0]), model.encode_document(texts[1])])
     assert len(texts[0]) == queries and found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    card = (tmp_path / "out" / "README.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(tmp_path / "out"))
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    assert scope["queries"].shape == (1, 32) and f"fine-tuned on {TASK}" in card
     # The check could fail: another prompt gives other vectors.
     assert np.abs(model.encode(texts[0]) - wanted[:queries]).max() > 1e-3
 
