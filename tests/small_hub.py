@@ -74,13 +74,19 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer({"error": "no more"}, status=400)  # at 500 the library tries again for long
         self.hub.commits_left -= 1
         new = {line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in lines if line["key"] == "file"}  # fmt: skip
+        gone = {line["value"]["path"] for line in lines if line["key"] == "deletedFile"}
         commit = str(len(repository.commits))
-        repository.commits[commit] = {**repository.files(revision), **new}
+        kept = {path: content for path, content in repository.files(revision).items() if path not in gone}
+        repository.commits[commit] = {**kept, **new}
         repository.branches[revision] = commit
         address = f"{self.hub.address}/{owner}/{model}/commit/{commit}"
         return self._answer({"commitUrl": address, "commitOid": commit, "success": True})
 
     def do_GET(self) -> None:
+        if "/tree/" in self.path:
+            *_, owner, model, _, revision = self.path.partition("?")[0].split("/")
+            files = self.hub.repositories[f"{owner}/{model}"].files(revision)
+            return self._answer([_info(path, content) for path, content in files.items()])
         if not self.path.endswith("/refs"):
             return self._answer({"id": "me/model", "sha": "0", "siblings": [], "name": "me"})
         *_, owner, model, _ = self.path.split("/")
@@ -113,7 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _info(path: str, content: bytes) -> dict[str, Any]:
     git = hashlib.sha1(b"blob " + str(len(content)).encode() + b"\0" + content).hexdigest()
-    return {"type": "file", "path": path, "size": len(content), "oid": git}
+    info = {"type": "file", "path": path, "size": len(content), "oid": git}
+    if path.endswith(".safetensors"):
+        info["lfs"] = {"size": len(content), "oid": hashlib.sha256(content).hexdigest(), "pointerSize": 134}
+    return info
 
 
 @contextmanager

@@ -221,7 +221,7 @@ def set_rope(config: PreTrainedConfig, base: float | None, local: float | None) 
             rope["rope_theta"] = float(value)
         else:
             raise UserError(
-                f"{name} {value:g}: {config.model_type} models have no layers with local attention; leave it out."
+                f"{name} {value:g}: {config.model_type} models have no layers with local attention that have a base of their own; leave it out."
             )
 
 

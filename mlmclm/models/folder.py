@@ -18,6 +18,7 @@ from mlmclm.storage.checksums import CHECKSUMS, checked, noted
 from mlmclm.storage.files import hash_file, read_json
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -80,6 +81,19 @@ def check_model_folder(path: Path) -> dict[str, Any]:
             raise UserError(f"{file}: cannot be read; is it cut short? ({error})") from error
     tokenizer_file(path)
     return config
+
+
+def check_finite(model: nn.Module, folder: Path) -> None:
+    """Refuse a model whose scores would be arbitrary.
+
+    Raises:
+        UserError: a weight is infinite or not a number.
+    """
+    for name, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            raise UserError(
+                f"{folder}: the weights {name} have values that are infinite or no numbers, so the model can't be evaluated."
+            )
 
 
 def weights_hash(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError 
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, UserError, one_line
-from mlmclm.models.notes import NOTES
+from mlmclm.storage.files import hash_file
 
+WEIGHTS = "model.safetensors"
 BRANCH = "revisions"
 """Branch of the commits that the tags of revisions stand for."""
 
@@ -75,14 +75,14 @@ def push_revisions(
     """Upload folders as commits with a tag each, and the last one as `main` too; return the tags that were uploaded.
 
     A tag that the repository has with the same weights stays as it is. The commits of tags are on the branch
-    `revisions`, so that `main` is never an earlier step.
+    `revisions`, so that `main` is never an earlier step, and have no other files than the folders.
 
     Args:
         revisions: tag -> folder (`hub_cache.CachedRepository.snapshot`), in the order of training.
         observe: called with each tag and the number of those before it.
 
     Raises:
-        UserError: the token may not write there, or the repository has a tag with other weights.
+        UserError: the token may not write there, or the repository's tags or `main` have other weights.
         EnvironmentFault: the hub cannot be reached, or fails.
     """
     check_access()
@@ -90,35 +90,47 @@ def push_revisions(
     uploaded = []
     with _answers(repository, "What was uploaded stays: run the same command again."):
         hub.create_repo(repository, private=True, exist_ok=True)
-        hub.create_branch(repository, branch=BRANCH, exist_ok=True)
         there = {each.name for each in hub.list_repo_refs(repository).tags}
         # All are compared before any is uploaded, so that a repository of another model stays as it is.
         for tag, folder in revisions.items():
-            if tag in there and not _has(hub, repository, tag, folder):
+            if tag in there and not _same(_weights(hub, repository, tag), folder):
                 raise UserError(
                     f"--push-to-hub {repository}: its revision {tag!r} has the weights of another model or training. Give another repository."
                 )
+        main = _weights(hub, repository, "main")
+        if main is not None and not any(_same(main, folder) for folder in revisions.values()):
+            raise UserError(
+                f"--push-to-hub {repository}: its branch 'main' has the weights of another model, or of a later step. Give another repository."
+            )
+        hub.create_branch(repository, branch=BRANCH, exist_ok=True)
         for number, (tag, folder) in enumerate(revisions.items()):
             observe(tag, number)
             if tag in there:
                 continue
             commit = hub.upload_folder(
-                repo_id=repository, folder_path=folder, commit_message=f"{message}: {tag}", revision=BRANCH
+                repo_id=repository,
+                folder_path=folder,
+                commit_message=f"{message}: {tag}",
+                revision=BRANCH,
+                delete_patterns="*",  # what is left of `main` or of another step
             )
             hub.create_tag(repository, tag=tag, revision=commit.oid)
             uploaded.append(tag)
         last = list(revisions.values())[-1]
-        if not _has(hub, repository, "main", last):
+        if not _same(main, last):
             hub.upload_folder(repo_id=repository, folder_path=last, commit_message=message)
     return uploaded
 
 
-def _has(hub: huggingface_hub.HfApi, repository: str, revision: str, folder: Path) -> bool:
-    """Return whether a revision has the weights of a folder, whose notes have the key of their state."""
-    content = (folder / NOTES).read_bytes()
-    git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-    found = hub.get_paths_info(repository, NOTES, revision=revision)
-    return [getattr(each, "blob_id", None) for each in found] == [git]
+def _weights(hub: huggingface_hub.HfApi, repository: str, revision: str) -> huggingface_hub.hf_api.RepoFile | None:
+    """Return what the hub knows of a revision's weights; None if it has none."""
+    found = hub.get_paths_info(repository, WEIGHTS, revision=revision)
+    return next((each for each in found if isinstance(each, huggingface_hub.hf_api.RepoFile)), None)
+
+
+def _same(weights: huggingface_hub.hf_api.RepoFile | None, folder: Path) -> bool:
+    """Return whether weights on the hub, which keeps safetensors as large files, are those of a folder."""
+    return weights is not None and weights.lfs is not None and weights.lfs.sha256 == hash_file(folder / WEIGHTS)
 
 
 @contextmanager

@@ -57,6 +57,11 @@ class Size:
         return self.layers - -(-self.layers // GLOBAL_EVERY) if self.local is None else self.local
 
     @property
+    def local_rotary(self) -> bool:
+        """Whether the layers with local attention have a RoPE base of their own; Qwen's have not."""
+        return self.local_layers > 0 and self.architecture == "modernbert"
+
+    @property
     def attended(self) -> int:
         """Width of all attention heads together."""
         return self.heads * (self.head_width or self.hidden // self.heads)

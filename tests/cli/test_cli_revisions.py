@@ -18,6 +18,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
+from mlmclm.models.hub import push
 from mlmclm.models.hub_cache import CachedRepository
 from mlmclm.pretraining import states
 from mlmclm.study.place import Place
@@ -180,6 +181,28 @@ def test_the_hub_gets_a_tag_for_each_revision_and_only_what_it_lacks(
         export(MASKED, tmp_path / "other", *words)
     with pytest.raises(AssertionError, match="leave one of them out"):
         export(MASKED, tmp_path / "other", *words, "--repository", "me/other")
+
+
+def test_a_repository_of_another_model_stays_as_it_is_and_tags_have_no_files_of_main(
+    finished_study: Any, tmp_path: Path, export: Callable[..., Any], hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
+    models = finished_study.store / "studies" / load_study(finished_study.study).name / "models"
+    other, own = models / CAUSAL, models / MASKED
+    push(other, "me/encoder", "another model")
+    before = dict(hub.repositories["me/encoder"].branches)
+    with pytest.raises(AssertionError, match="its branch 'main' has the weights of another model, or of a later step"):
+        export(MASKED, tmp_path / "cache", "--push-to-hub", "me/encoder")
+    assert hub.repositories["me/encoder"].branches == before
+    assert not hub.repositories["me/encoder"].tags
+    hub.repositories.clear()
+    (tmp_path / "pushed").mkdir()
+    (tmp_path / "pushed" / "notes.txt").write_text("beside the model")
+    push(own, "me/encoder", "the model itself")
+    push(tmp_path / "pushed", "me/encoder", "a file of the user's")
+    assert export(MASKED, tmp_path / "cache", "--push-to-hub", "me/encoder")["hub"]["me/encoder"]
+    there = hub.repositories["me/encoder"]
+    assert all("notes.txt" not in there.files(tag) for tag in there.tags) and "notes.txt" in there.files("main")
 
 
 def test_revisions_that_were_not_kept_are_named(
