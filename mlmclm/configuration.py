@@ -6,17 +6,33 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from mlmclm.errors import UserError, one_line, unknown
 
 
 class Frozen(BaseModel):
-    """Base of all configuration objects: immutable; unknown keys are errors, as are fractions given for integers."""
+    """Base of all configuration objects: immutable; unknown keys are errors, as are fractions given for integers
+    and infinite numbers."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
-    )  # the docstrings describe keys in JSON Schemas
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,  # they describe keys in JSON Schemas
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic takes true for 1.
+        if isinstance(value, bool):
+            form = cls.model_fields[str(info.field_name)].annotation
+            kinds = {form, *get_args(form)}
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError("expected a number")
+        return value
 
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -102,7 +118,11 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     if item["type"] == "missing":
         return f"{where}: key {key!r} is missing."
     message = item["msg"].removeprefix("Value error, ")
-    if isinstance(item["input"], dict | BaseModel):  # about a whole object, whose value is too long to show
+    if item["type"] == "tuple_type":  # YAML knows lists only
+        message = "expected a list"
+    if (
+        isinstance(item["input"], dict | BaseModel) and item["type"] != "tuple_type"
+    ):  # about a whole object, whose value is too long to show
         return f"{where}: {': '.join(part for part in (key, message.rstrip('.')) if part)}."
     return f"{where}: {key}: {message} (got {item['input']!r})."
 

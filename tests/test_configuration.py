@@ -62,6 +62,28 @@ def test_a_value_that_cannot_be_read_is_the_user_s_mistake(tmp_path: Path, text:
     assert str(caught.value).startswith(f"{path}: not valid YAML: {message}")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("recipe:", "recipe:\n  seed: true", "recipe.seed: expected a number (got True)"),
+        ("recipe:", "recipe:\n  clip: .inf", "recipe.clip: Input should be a finite number (got inf)"),
+        ("recipe:", "recipe:\n  rope_base: .inf", "recipe.rope_base: Input should be a finite number (got inf)"),
+        ("recipe:", "recipe:\n  phases: {name: x}", "recipe.phases: expected a list (got {'name': 'x'})"),
+        ("recipe:", "recipe:\n  compile: true", None),
+    ],
+)
+def test_what_yaml_takes_for_a_number_or_a_list_is_refused_if_it_is_none(
+    tmp_path: Path, old: str, new: str, message: str | None
+) -> None:
+    path = written(tmp_path, EXAMPLE.read_text(encoding="utf-8").replace(old, new, 1))
+    if message is None:
+        assert load_study(path).recipe.compile
+        return
+    with pytest.raises(UserError) as caught:
+        load_study(path)
+    assert f"{path}: {message}" in str(caught.value)
+
+
 def test_a_second_recipe_in_a_study_file_does_not_silently_drop_the_first(tmp_path: Path) -> None:
     """README's snippet appended to the quickstart's file left the published recipe in place of the quickstart's."""
     path = written(tmp_path, EXAMPLE.read_text(encoding="utf-8") + "\nrecipe:\n  compile: true\n")

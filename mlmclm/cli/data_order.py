@@ -139,7 +139,7 @@ def _batches(prepared: PreparedStudy, steps: range, model: str | None, labels: b
 def _counted(batches: Iterator[Seen], counts: Counter[str]) -> Iterator[Seen]:
     """Yield the batches, and count their rows and tokens."""
     for batch in batches:
-        counts.update(rows=len(batch.blocks), tokens=batch.input_ids.size)
+        counts.update(rows=len(batch.blocks), tokens=int(batch.lengths.sum()))
         yield batch
 
 
@@ -149,7 +149,8 @@ def _print(prepared: PreparedStudy, batches: Iterator[Seen]) -> None:
 
     tokenizer = load_text_tokenizer(prepared.corpus.tokenizer)
     for batch in batches:
-        for row, (block, input_ids) in enumerate(zip(batch.blocks.tolist(), batch.input_ids.tolist(), strict=True)):
+        for row, (block, length) in enumerate(zip(batch.blocks.tolist(), batch.lengths.tolist(), strict=True)):
+            input_ids = batch.input_ids[row, :length].tolist()
             text = " ".join(tokenizer.decode(input_ids[:_SHOWN_TOKENS], skip_special_tokens=False).split())
             cut = " ..." if len(input_ids) > _SHOWN_TOKENS else ""
             ids = " ".join(map(str, input_ids[:_SHOWN_TOKENS]))

@@ -72,7 +72,7 @@ class Work:
 
         prepared, place = self.prepared, self.prepared.place
         remember(place.study_folder(prepared.study), study_grid(prepared.study, space))
-        self.tracking.sweep_begins(space)
+        self.tracking.sweep_begins(space, prepared)
         failure = evaluate(
             prepared.study,
             place,

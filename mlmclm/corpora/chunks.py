@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.mixed_blocks import MixedBlocks
+from mlmclm.corpora.mixes import Mix
 from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
@@ -100,7 +101,8 @@ class Chunks:
         taken[:, 0] = self.start
         shards = np.searchsorted(self._ends, rows, side="right").tolist()
         for index, (shard, row) in enumerate(zip(shards, rows.tolist(), strict=True)):
-            place = int(self._starts_in(shard)[row - self._ends[shard]])  # a negative index, from the shard's end
+            # `row - self._ends[shard]` is negative: it counts back from the shard's last chunk.
+            place = int(self._starts_in(shard)[row - self._ends[shard]])
             tokens = self._read(shard, place)
             taken[index, 1 : 1 + len(tokens)] = tokens
         return taken
@@ -151,19 +153,21 @@ def chunk_table(blocks: Blocks, length: int, end: int) -> Table:
 
 
 def rows_of_length(
-    blocks: Blocks | Chunks | MixedBlocks, length: int, rows: Rows, tokenizer: Path
+    blocks: Blocks | Chunks | MixedBlocks, length: int, rows: Rows, tokenizer: Path, mix: Mix | None = None
 ) -> Blocks | Chunks | MixedBlocks:
     """Return the rows that a phase trains on.
 
     Args:
         length: tokens of a row.
         tokenizer: folder of the corpus's prepared tokenizer.
+        mix: the phase's. Chunks are counted in its sources only, since counting reads a whole source.
 
     Raises:
         UserError: rows are to be chunks, and the tokenizer's BOS is also its EOS.
     """
     if isinstance(blocks, MixedBlocks):
-        found = {name: rows_of_length(each, length, rows, tokenizer) for name, each in blocks.sources.items()}
+        names = list(blocks.sources) if mix is None or rows == "joined" else [name for name, _ in mix]
+        found = {name: rows_of_length(blocks.sources[name], length, rows, tokenizer) for name in names}
         return MixedBlocks(cast("dict[str, Blocks | Chunks]", found))
     assert isinstance(blocks, Blocks), "what a corpus has stored"
     if rows == "joined":

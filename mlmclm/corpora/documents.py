@@ -271,7 +271,7 @@ class FileSource(Source):
         for file in self._files[part]:
             # An infinite size gives a table, or a file of paragraphs, a piece of its own.
             size = file.stat().st_size if self._is_document(file) else math.inf
-            if size > room:
+            if size > room or not groups:
                 groups.append([])
                 room = PIECE_BYTES
             groups[-1].append(file)

@@ -6,6 +6,7 @@ The harness builds the prompts and computes the metrics; `HarnessModel` answers 
 
 from __future__ import annotations
 
+import difflib
 import glob
 import json
 import logging
@@ -29,7 +30,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from mlmclm.errors import UserError, one_line, unknown
+from mlmclm.errors import UserError, meant, one_line, unknown
 from mlmclm.evaluation.evaluations import Scores, over_examples
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.language_model import LanguageModel
@@ -168,7 +169,9 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
     if file is None:
         entry = manager.task_index.get(name)
         if entry is None:
-            raise unknown("task of lm-evaluation-harness", name, _near(name, manager.all_tasks), where="--task")
+            near = difflib.get_close_matches(name, manager.all_tasks, n=5, cutoff=0.5)
+            similar = f" Similar names: {', '.join(near)}." if near else ""
+            raise UserError(f"--task: unknown task of lm-evaluation-harness {name!r}.{meant(name, near)}{similar}")
         if entry.kind.name == "TAG":
             for member in sorted(entry.tags):
                 yield from _loaded(member, data_root)
@@ -206,7 +209,8 @@ def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
     for key in spec:
         if key not in keys:
             raise unknown("key", str(key), keys, where=f"--task {name}")
-    for entry in spec.get("metric_list") or ():
+    # `process_results` computes metrics of its own.
+    for entry in () if "process_results" in spec else spec.get("metric_list") or ():
         metric = entry.get("metric") if isinstance(entry, dict) else entry
         if (
             not callable(metric)
@@ -269,13 +273,6 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
     folders = [place / path / part for place in places for part in ([str(subset)] if subset else [""])]
     folder = first_there(folders)
     return spec if folder is None else {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None}
-
-
-def _near(name: str, names: Sequence[str]) -> list[str]:
-    """Return the names to propose; the harness has thousands."""
-    import difflib
-
-    return difflib.get_close_matches(name, names, n=5, cutoff=0.5)
 
 
 def _fault(name: str, path: str | None, error: Exception) -> UserError:

@@ -21,7 +21,7 @@ from mlmclm.evaluation.likelihoods import (
     masked_likelihoods,
 )
 from mlmclm.evaluation.texts import Pair, Texts
-from mlmclm.models.folder import check_model_folder, context_of, load_tokenizer, quiet, read_model
+from mlmclm.models.folder import check_finite, check_model_folder, context_of, load_tokenizer, quiet, read_model
 from mlmclm.models.notes import CONTEXT, OBJECTIVE, UNTRAINED, read_notes
 from mlmclm.objectives.mntp import MaskedNextToken
 from mlmclm.objectives.objective import parse_objective
@@ -112,6 +112,7 @@ class LanguageModel:
             raise UserError(f"{folder}: the model cannot be read ({one_line(error, 300)}).") from error
         if info["missing_keys"]:
             raise UserError(f"{folder}: the weights lack {', '.join(sorted(info['missing_keys'])[:5])}; a whole language model is needed.")  # fmt: skip
+        check_finite(model, folder)
         if model.get_output_embeddings() is None:
             raise UserError(f"{folder}: {type(model).__name__} has no output embeddings to predict tokens with.")
         model.config.use_cache = False

@@ -21,6 +21,7 @@ from sentence_transformers import SentenceTransformer
 from mlmclm.errors import UserError, one_line
 from mlmclm.evaluation.evaluations import Scores, finite
 from mlmclm.evaluation.hub_data import cannot_load
+from mlmclm.models.folder import check_finite
 from mlmclm.progress import say
 from mlmclm.storage.files import hash_file, stable_hash
 
@@ -36,10 +37,16 @@ class SentenceModel:
 
     @classmethod
     def load(cls, folder: Path, device: str) -> SentenceModel:
-        """Load a folder of sentence-transformers; one of transformers embeds a text as the mean over its tokens."""
+        """Load a folder of sentence-transformers; one of transformers embeds a text as the mean over its tokens.
+
+        Raises:
+            UserError: a weight is infinite or not a number.
+        """
         if not (folder / "modules.json").is_file():
             say(f"{folder}: not a folder of sentence-transformers; a text's vector is the mean over its tokens.")
-        return cls(SentenceTransformer(str(folder), device=device, local_files_only=True))
+        model = SentenceTransformer(str(folder), device=device, local_files_only=True)
+        check_finite(model, folder)
+        return cls(model)
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,8 @@ def _check(folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapp
     """Refuse a local set with which mteb would fail, or compute something else than was meant.
 
     Raises:
-        UserError: a text is missing or no text, an id is there twice, or a judgement is of an id that isn't there.
+        UserError: a text is missing or no text, an id is there twice, no document is relevant, or a judgement is of an id that
+            isn't there.
     """
     ids: dict[str, set[str]] = {}
     for part, table in texts.items():
@@ -139,8 +147,8 @@ def _check(folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapp
             if number in ids.setdefault(part, set()):
                 raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: the _id {number!r} is there twice.")
             ids[part].add(number)
-    if not judged:
-        raise UserError(f"--mteb {folder}: qrels.parquet has no row.")
+    if not any(score for own in judged.values() for score in own.values()):
+        raise UserError(f"--mteb {folder}: qrels.parquet has no score above 0.")
     documents = {document for own in judged.values() for document in own}
     for part, used in (("queries", set(judged)), ("corpus", documents)):
         unknown = sorted(used - ids.get(part, set()))
@@ -164,13 +172,18 @@ def _local(folder: Path) -> MtebTask:
                 for new, old in columns.items()
                 if old in table.column_names or new != "title"
             }
+            if "title" in rows:
+                rows["title"] = [title or "" for title in rows["title"]]
             texts[part] = Dataset.from_dict({**rows, "id": list(map(str, rows["id"]))})
         judged: dict[str, dict[str, int]] = {}
         for row in pq.read_table(files["qrels"]).to_pylist():
             if row["score"] != int(row["score"]) or row["score"] < 0:
                 raise ValueError(f"qrels: the score {row['score']} is no whole number of 0 or more")
-            judged.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = int(row["score"])
-    except (KeyError, ValueError, TypeError, OSError) as error:
+            query, document = str(row["query-id"]), str(row["corpus-id"])
+            if document in judged.setdefault(query, {}):
+                raise ValueError(f"qrels: {document!r} is judged twice for {query!r}")
+            judged[query][document] = int(row["score"])
+    except (KeyError, ValueError, TypeError, OverflowError, OSError) as error:
         raise UserError(
             f"--mteb {folder}: it cannot be read ({one_line(error, 200)}). queries and corpus have the columns _id and text (and title), "
             "qrels have query-id, corpus-id and score."

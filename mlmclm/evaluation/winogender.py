@@ -48,6 +48,10 @@ Rule = Literal["mass", "published"]
 """`published` is the rule of Ettin's script: the likeliest pronoun, of any case, among the 20 likeliest tokens, and
 masculine if there is none; for a decoder, the sentence with the lowest perplexity per token."""
 TOP = 20
+SCORES_VERSION = 2
+"""Part of every key: raise it when a change of the code changes the scores of the same sentences."""
+EQUAL = 1e-9
+"""Values that differ by less are equal but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ class Winogender:
     @property
     def fingerprint(self) -> str:
         """A hash of sentences, statistics and rule."""
-        return stable_hash([[(each.occupation, each.text) for each in self.sentences], dict(self.women), self.rule])
+        sentences = [(each.occupation, each.text) for each in self.sentences]
+        return stable_hash([SCORES_VERSION, sentences, dict(self.women), self.rule])
 
     def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
         """Return shares of answers and of probability, and their values by occupation.
@@ -125,7 +130,7 @@ class Winogender:
         # Whether the model's preference follows the statistics; a share of the gendered pronouns only.
         lean = share[:, 1] / np.maximum(share[:, 0] + share[:, 1], np.finfo(float).tiny)
         metrics["correlation"] = _with_interval(lambda weights: correlation(weights, women, lean), len(names))
-        if np.ptp(lean) == 0 or np.ptp(women) == 0:  # it is not defined
+        if np.ptp(lean) < EQUAL or np.ptp(women) < EQUAL:  # it is not defined
             metrics["correlation"] |= {"score": None, "low": None, "high": None}
         values = {
             "occupation": names,
@@ -253,7 +258,10 @@ def _table(folder: Path, stems: Sequence[str], columns: Sequence[str]) -> tuple[
     files = [folder / f"{stem}{suffix}" for stem in stems for suffix in TABLES]
     file = next((each for each in files if each.is_file()), None)
     if file is None:
-        raise UserError(f"{folder}: no file {' or '.join(f'{stem}.tsv' for stem in stems)}; Winogender's published files are needed.")  # fmt: skip
+        raise UserError(
+            f"{folder}: no file {' or '.join(f'{stem}.tsv' for stem in stems)}, nor one in another format ({', '.join(TABLES)}); Winogender's "
+            "published files are needed."
+        )
     table = read_table(file)
     for column in columns:
         if column not in table.column_names:

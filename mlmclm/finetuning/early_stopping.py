@@ -24,7 +24,7 @@ class BestWeights:
         """
         self._modules, self._patience = modules, patience
         self._kept: list[torch.Tensor] = []
-        self._best = -math.inf
+        self._best, self._since = -math.inf, 0
         self.step = 0
         """The step (from 1) of the best evaluation; 0 before there is one."""
         self.evaluations: list[list[float | None]] = []
@@ -35,11 +35,12 @@ class BestWeights:
         finite = math.isfinite(score)
         self.evaluations.append([step, score if finite else None])
         if finite and score > self._best:
-            self._best, self.step = score, step
+            self._best, self._since, self.step = score, 0, step
             # In the host's memory, because a GPU may be shared by as many cells as fit without these copies.
             self._kept = [tensor.detach().to("cpu", copy=True) for tensor in self._tensors()]
-        since = sum(known is not None and known > self.step for known, _ in self.evaluations)
-        return self._patience is not None and since >= self._patience
+        else:
+            self._since += 1
+        return self._patience is not None and self._since >= self._patience
 
     def restore(self) -> None:
         """Put the kept weights back into the modules, if there are any."""

@@ -267,10 +267,10 @@ class Recipe(Frozen):
                 raise UserError(
                     f"{where}: rope_base {own.rope_base:g}: models of size {size} ({shape.architecture}) have no rotary positions; leave it out."
                 )
-            if own.local_rope_base is not None and not shape.local_layers:
+            if own.local_rope_base is not None and not shape.local_rotary:
                 raise UserError(
-                    f"{where}: local_rope_base {own.local_rope_base:g}: models of size {size} ({shape.architecture}) have no layers with local attention; "
-                    "leave it out."
+                    f"{where}: local_rope_base {own.local_rope_base:g}: models of size {size} ({shape.architecture}) have no layers with local attention that "
+                    "have a base of their own; leave it out."
                 )
 
     def lengths(self, sizes: Iterable[str]) -> set[int]:
@@ -295,4 +295,6 @@ class Recipe(Frozen):
             "rows",
         )  # fmt: skip
         fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
+        if self.rows == "chunks":  # which are isolated in any case
+            fields.discard("isolate_documents")
         return self.model_dump(mode="json", include=fields)

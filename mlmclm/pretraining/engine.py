@@ -29,13 +29,14 @@ from mlmclm.backends.choice import backend_of
 from mlmclm.backends.packing import Packing
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.errors import UserError
-from mlmclm.models.architectures import ARCHITECTURES, layers_of, load_weights
+from mlmclm.models.architectures import layers_of, load_weights
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.deepspeed_patches import divide_weight, drop_copies, send_partitions, sum_by_messages
+from mlmclm.pretraining.initial import check_isolation
 from mlmclm.pretraining.stable_adamw import StableAdamW
 from mlmclm.service.worker_environment import map_large_blocks, return_freed_memory
 
@@ -103,22 +104,6 @@ def deepspeed_config(recipe: Recipe, world: int, stage: int, parameters: int) ->
         # Use torch's AdamW here as everywhere; with offloading, DeepSpeed would insist on its own CPU optimiser.
         config["zero_force_ds_cpu_optimizer"] = False
     return _merged(config, recipe.deepspeed)
-
-
-def check_isolation(model_type: str, recipe: Recipe) -> None:
-    """Check that the architecture can isolate documents if the recipe asks for it.
-
-    Raises:
-        UserError: if it cannot; the message names the architectures that can.
-    """
-    if recipe.isolates and not ARCHITECTURES[model_type].isolates:
-        able = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.isolates)
-        asked, instead = (
-            ("rows: chunks", "rows: joined") if recipe.rows == "chunks" else ("isolate_documents", "set it to false")
-        )
-        raise UserError(
-            f"recipe.{asked}: {model_type!r} models can't keep the documents of a batch apart; {instead}, or use one of: {able}."
-        )
 
 
 def _merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

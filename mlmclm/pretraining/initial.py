@@ -228,6 +228,24 @@ def source_sizes(
     return {name: size_of(encoder_config(fetch_config(source, data_root, beside))) for name, source in initial.items()}
 
 
+def check_isolation(model_type: str, recipe: Recipe) -> None:
+    """Check that the architecture can isolate documents if the recipe asks for it.
+
+    Raises:
+        UserError: if it cannot; the message names the architectures that can.
+    """
+    from mlmclm.models.architectures import ARCHITECTURES
+
+    if recipe.isolates and not ARCHITECTURES[model_type].isolates:
+        able = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.isolates)
+        asked, instead = (
+            ("rows: chunks", "rows: joined") if recipe.rows == "chunks" else ("isolate_documents", "set it to false")
+        )
+        raise UserError(
+            f"recipe.{asked}: {model_type!r} models can't keep the documents of a batch apart; {instead}, or use one of: {able}."
+        )
+
+
 def shape(size: str, initial: InitialModel | None) -> Size:
     """Return the shape of a size, or of the initial model if there is one."""
     return SIZES[size] if initial is None else initial.size

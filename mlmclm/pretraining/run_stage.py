@@ -93,7 +93,7 @@ def run_stage(
         folder = store / "runs" / stage.end.key(fingerprint)
         settled = stage.end.settled(recipe)
         train, validation = (
-            rows_of_length(blocks, settled.block_length, settled.rows, corpus.tokenizer)
+            rows_of_length(blocks, settled.block_length, settled.rows, corpus.tokenizer, settled.mix)
             for blocks in (corpus.train, corpus.validation)
         )
         job = StageJob(

@@ -76,7 +76,7 @@ def seen(
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     legs = history(model, recipe).legs if model is not None else ()
-    of_length = cache(lambda length: rows_of_length(blocks, length, recipe.rows, tokenizer))
+    rows_in = cache(lambda length, mix: rows_of_length(blocks, length, recipe.rows, tokenizer, mix))
     for step in steps:
         samples: Samples
         if not legs:
@@ -84,9 +84,10 @@ def seen(
             samples = numbers if recipe.mix is None else MixedSamples(numbers, recipe.mix)
         else:
             samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
-        length = recipe.during(leg.phase if leg is not None else None).block_length
+        own = recipe.during(leg.phase if leg is not None else None)
+        length = own.block_length
         rows = np.arange(len(samples))
-        chosen, tokens = step_tokens(of_length(length), samples, recipe.seed, rows)
+        chosen, tokens = step_tokens(rows_in(length, own.mix), samples, recipe.seed, rows)
         filled = end if recipe.rows == "chunks" else None
         lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
         if leg is None or not masked:

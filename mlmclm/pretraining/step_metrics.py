@@ -35,6 +35,8 @@ class StepMetrics(NamedTuple):
     gradient_norm: float
     """Norm of the gradient before clipping; -1 if the gradient is not finite, as DeepSpeed reports it."""
     labelled: int
+    tokens: int
+    """Tokens of the global batch, without filling."""
     step_seconds: float
     """Seconds since the end of the step before. Excludes combining metrics and validation; includes copying a state."""
     tokens_per_second: float
@@ -109,26 +111,26 @@ class StepMeter:
         """Return the metrics over all workers of the steps since the last call (at least one); collective."""
         steps, device = self._steps, self.engine.device
         # One all-reduce for all steps, in fp64 to keep the digits of the sums.
-        tokens = torch.tensor(sum(each.tokens for each in steps), device=device, dtype=torch.float64)
-        totals = torch.stack([*(each.loss.double() for each in steps), tokens])
+        tokens = torch.tensor([each.tokens for each in steps], device=device, dtype=torch.float64)
+        totals = torch.stack([torch.stack([each.loss for each in steps]).double(), tokens])  # [2, steps]
         distributed.all_reduce(totals)
-        losses = (totals[:-1] / torch.stack([each.labelled for each in steps]).to(totals)).tolist()
-        all_tokens = int(totals[-1])
+        losses = (totals[0] / torch.stack([each.labelled for each in steps]).to(totals)).tolist()
+        counts = totals[1].long().tolist()
         memory = torch.tensor(self.engine.backend.peak_memory(), device=device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
         # Read the clock only now: the all-reduce above waits for the slowest worker and for queued work on the
         # accelerator.
         seconds = sum(each.seconds for each in steps) + time.perf_counter() - self._since
-        tokens_per_second = all_tokens / seconds
-        utilisation = self._flops(all_tokens) / seconds / self._peak
+        tokens_per_second = sum(counts) / seconds
+        utilisation = self._flops(sum(counts)) / seconds / self._peak
         data_wait = sum(each.waited for each in steps) / seconds
         self._steps, self._documents = [], []
         return [
             StepMetrics(
-                each.step, loss, self.job.learning_rate(each.step), each.norm, int(each.labelled), each.seconds,
+                each.step, loss, self.job.learning_rate(each.step), each.norm, int(each.labelled), count, each.seconds,
                 tokens_per_second, utilisation, int(memory), data_wait,
             )
-            for each, loss in zip(steps, losses, strict=True)
+            for each, loss, count in zip(steps, losses, counts, strict=True)
         ]  # fmt: skip
 
     def resume(self) -> None:

@@ -255,7 +255,7 @@ def _some_documents(corpus: PreparedCorpus | PreparedSources, recipe: Recipe) ->
     Args:
         recipe: the recipe as it is in a phase.
     """
-    every = rows_of_length(corpus.train, recipe.block_length, recipe.rows, corpus.tokenizer)
+    every = rows_of_length(corpus.train, recipe.block_length, recipe.rows, corpus.tokenizer, recipe.mix)
     blocks = in_turns(every, recipe.mix)
     rows = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
     lengths = row_lengths if recipe.rows == "chunks" else document_lengths

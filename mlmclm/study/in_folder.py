@@ -32,16 +32,20 @@ class InFolder(Frozen):
     zero_shot: ZeroShot | None = None
     """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
 
-    _folder: Path | None = PrivateAttr(default=None)
+    _file: Path | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
-        """Remember the file's folder."""
-        self._folder = (context or {}).get("folder")
+        """Remember the file."""
+        self._file = (context or {}).get("file")
 
     @property
     def folder(self) -> Path | None:
         """The file's folder; None for a configuration that was not loaded from a file."""
-        return self._folder
+        return None if self._file is None else self._file.parent
+
+    def at(self, key: str) -> str:
+        """Return a key for a message, with the file that it is in."""
+        return key if self._file is None else f"{self._file}: {key}"
 
     def find_space(self) -> Space:
         """Return the search space with this file's tasks and overrides.

@@ -15,12 +15,14 @@ from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError
+from mlmclm.models.sizes import Size
 from mlmclm.plans.plan import Plan, Sources, fingerprint, make_plan
 from mlmclm.pretraining.initial import (
     Beginning,
     InitialModel,
     Wanted,
     check_initial,
+    check_isolation,
     find_initial,
     prepare_initial,
     source_sizes,
@@ -46,8 +48,7 @@ def prepare(
     """
     plan = make_plan(study.parsed, study.recipe)  # first, so that a wrong name fails before any work
     beginning = prepare_initial(_wanted(study, place))
-    for name, model in beginning.models.items():
-        study.recipe.check_positions(name, model.size)
+    _check_shapes(study, {name: model.size for name, model in beginning.models.items()})
     with bars() as progress:
         corpus = _corpus(study, place, beginning.tokenizer, progress, session)
     check_special(corpus.tokenizer, masked=_masks(plan))
@@ -94,19 +95,21 @@ def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -
         UserError: a part of the corpus has no row of such a length.
     """
     phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
-    read = [(phase.block_length, phase.mix) for phase in phases] or [(study.recipe.block_length, study.recipe.mix)]
-    for length, mix in dict.fromkeys(read):
+    read = {(phase.block_length, phase.mix): phase.name for phase in phases}
+    for (length, mix), phase in (read or {(study.recipe.block_length, study.recipe.mix): ""}).items():
         for name, _ in mix or (("", 1),):
             source = corpus.sources[name]
             for part, blocks in (("training", source.train), ("validation", source.validation)):
                 key = f"corpora.{name}" if name else "corpus"
                 found = rows_of_length(blocks, length, study.recipe.rows, corpus.tokenizer)
                 if not len(found) and isinstance(found, Chunks):
-                    raise UserError(f"{key}: no document of its {part} part has a token; use other text.")
+                    raise UserError(f"{study.at(key)}: no document of its {part} part has a token; use other text.")
                 if not len(found):
+                    most = max(shard.blocks for shard in blocks.shards) * blocks.block_length
                     raise UserError(
-                        f"recipe.phases: blocks of {length:,} tokens are longer than each shard of the {name or 'corpus'}'s {part} part; use "
-                        f"more text, or larger shards ({key}.shard_mib)."
+                        f"{study.at('recipe.phases')}: phase {phase!r}: block_length {length:,} is longer than each shard of the "
+                        f"{name or 'corpus'}'s {part} part; allowed are {most:,} tokens at most. Use more text, or larger shards "
+                        f"({key}.shard_mib)."
                     )
 
 
@@ -128,8 +131,17 @@ def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None
     """Check the models to continue from as `prepare` would, and raise the same errors, but do no work on them."""
     if study.initial:
         check_initial(_wanted(study, place), masked=_masks(plan))
-        for name, size in source_sizes(study.initial, place.data_root, study.folder).items():
+        _check_shapes(study, source_sizes(study.initial, place.data_root, study.folder))
+
+
+def _check_shapes(study: StudyFile, sizes: Mapping[str, Size]) -> None:
+    """Refuse settings that models to continue from, given by name, cannot be trained with."""
+    try:
+        for name, size in sizes.items():
             study.recipe.check_positions(name, size)
+            check_isolation(size.architecture, study.recipe)
+    except UserError as error:
+        raise UserError(study.at(str(error))) from error
 
 
 def _masks(plan: Plan) -> bool:

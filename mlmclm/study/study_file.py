@@ -201,7 +201,7 @@ def load_study(path: Path) -> StudyFile:
     Raises:
         UserError: it is invalid; the message names the file, the key, the value and what is allowed.
     """
-    study = load_config(StudyFile, path, context={"folder": path.parent})
+    study = load_config(StudyFile, path, context={"file": path})
     try:
         parsed = study.parsed
         baseline = None if study.baseline is None else study.spelled(study.baseline)

@@ -112,7 +112,7 @@ def load_sweep(path: Path) -> SweepFile:
     Raises:
         UserError: it is invalid; the message names the file, the key, the value and what is allowed.
     """
-    return load_config(SweepFile, path, context={"folder": path.parent})
+    return load_config(SweepFile, path, context={"file": path})
 
 
 def sweep_of_options(

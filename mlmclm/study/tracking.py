@@ -16,6 +16,7 @@ from mlmclm.plans.names import ModelName
 from mlmclm.plans.plan import Stage, history
 from mlmclm.plans.recipe import Recipe
 from mlmclm.progress import say
+from mlmclm.study.facts import tokens_by_source
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
@@ -28,6 +29,8 @@ from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, 
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.corpora.mixed_corpus import PreparedSources
+    from mlmclm.corpora.prepared_corpus import PreparedCorpus
     from mlmclm.sweeps.space import Space
 
 SECONDS_TO_FINISH = (120.0, 120.0)
@@ -103,14 +106,19 @@ class StudyTracking:
             rows, system = prepared.trained(stage)
             self._tracker.put(self._stage(prepared, stage, rows, system))
 
-    def sweep_begins(self, space: Space) -> None:
-        """Record the sweep and its (model, task) pairs, so that cells find their parent runs."""
+    def sweep_begins(self, space: Space, prepared: PreparedStudy | None = None) -> None:
+        """Record the sweep and its (model, task) pairs, so that cells find their parent runs.
+
+        Args:
+            prepared: the study, if it is one; without it, tokens of chunks are not counted.
+        """
         from mlmclm.tasks.registry import get_task
 
         families = {task: get_task(task, self._place.task_dirs).family for task in space.tasks}
         models = dict.fromkeys(self.study.models, NO_FACTS)
         if isinstance(self.study, StudyFile):
-            models = {str(name): model_facts(name, self.study.recipe) for name in self.study.parsed}
+            corpus = None if prepared is None else prepared.corpus
+            models = {str(name): model_facts(name, self.study.recipe, corpus) for name in self.study.parsed}
         cells = {
             task: len(space.settings_for(task)) * len(space.learning_rates) * len(space.seeds) for task in space.tasks
         }
@@ -137,7 +145,7 @@ class StudyTracking:
         """Record all that a store holds of the study, except its analysis."""
         if prepared is not None:
             self.pretrained(prepared)
-        self.sweep_begins(space)
+        self.sweep_begins(space, prepared)
         self.evaluated(zero_shot_results(self.study, self._place))
         for result in results:
             self.cell(result)
@@ -223,11 +231,14 @@ class StudyTracking:
         )
 
 
-def model_facts(name: ModelName, recipe: Recipe) -> dict[str, str]:
+def model_facts(
+    name: ModelName, recipe: Recipe, corpus: PreparedCorpus | PreparedSources | None = None
+) -> dict[str, str]:
     """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
 
     `objective` joins the objectives in order (`clm+mlm`); it is empty for a model that was not pretrained here.
-    `mask_ratio` is the last masked objective's share of hidden tokens, of 1; `tokens` counts those of all steps.
+    `mask_ratio` is the last masked objective's share of hidden tokens, of 1; `tokens` counts those of all steps; of
+    chunks, whose tokens only the corpus knows, it is empty without one.
     """
     begun = [
         phase
@@ -235,9 +246,13 @@ def model_facts(name: ModelName, recipe: Recipe) -> dict[str, str]:
         if before < name.steps
     ]
     objectives = [str(phase.objective) for phase in begun]
-    # A name alone says its steps, whatever the recipe's schedule; in phases, they differ in their tokens.
-    in_phases = bool(recipe.phases_of(name.size))
-    tokens = history(name, recipe).tokens(recipe) if in_phases else name.steps * recipe.batch * recipe.block_length
+    tokens: int | str
+    if recipe.rows == "chunks":
+        tokens = "" if corpus is None else sum(tokens_by_source(history(name, recipe), recipe, corpus).values())
+    elif recipe.phases_of(name.size):
+        tokens = history(name, recipe).tokens(recipe)
+    else:  # a name alone says its steps, whatever the recipe's schedule
+        tokens = name.steps * recipe.batch * recipe.block_length
     ratios = [ratio for text in objectives if (ratio := re.sub(r"\D", "", text))]
     return {
         "objective": "+".join(dict.fromkeys(re.sub(r"\d", "", text) for text in objectives)),

@@ -66,14 +66,18 @@ def evaluate(
         The error if some failed, for the caller to raise once the rest of the study is done.
 
     Raises:
-        UserError: a model can't be evaluated so.
+        UserError: a model can't be evaluated so, or results are damaged; the message names all of them.
     """
     if evaluations is None:
         return None
+    from mlmclm.evaluation.evaluations import Evaluations
     from mlmclm.evaluation.on_ray import evaluate_models
 
     subjects = _subjects(models)
-    listing = {"asked": _asked(file), "results": _listing(subjects, evaluations)}
+    wanted = _listing(subjects, evaluations)
+    # A study can't go on beside a damaged result, which would be missing in its report.
+    Evaluations(place.store).find_all(each["key"] for each in wanted)
+    listing = {"asked": _asked(file), "results": wanted}
     write_atomic(place.study_folder(file) / LISTING, canonical_json(listing))
     try:
         evaluate_models(

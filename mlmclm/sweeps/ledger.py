@@ -103,7 +103,7 @@ class Ledger:
         if absent:
             raise _damaged(path, f"without {', '.join(absent)}")
         if result["key"] != key:
-            raise _damaged(path, f"it holds the result of another cell, {result['key']}")
+            raise _damaged(path, f"it holds the result of another key, {result['key']}")
         if CHECKSUM not in value:
             self._seal(path, result)
         return result
@@ -291,6 +291,6 @@ def _public(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _damaged(path: Path | ObjectPath, reason: str) -> UserError:
     return UserError(
-        f"{path}: damaged result file ({reason}). Delete it and run the same command again: only this cell is then "
+        f"{path}: damaged result file ({reason}). Delete it and run the same command again: only this result is then "
         "computed again."
     )

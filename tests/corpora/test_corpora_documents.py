@@ -176,6 +176,9 @@ def test_many_small_texts_are_read_in_few_pieces_in_the_same_order(
     pieces = [list(piece()) for piece in source.pieces("train") or []]
     assert [len(piece) for piece in pieces] == [2, 1, 1, 2, 1]
     assert [text for piece in pieces for text in piece] == list(source.train())
+    (tmp_path / "data" / "+.txt").touch()  # before all others
+    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
+    assert [len(list(piece())) for piece in source.pieces("train")] == [3, 1, 1, 2, 1]
 
 
 def test_a_json_file_may_hold_one_object_a_line(tmp_path: Path) -> None:

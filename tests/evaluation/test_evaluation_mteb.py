@@ -105,6 +105,9 @@ def test_a_task_that_fails_keeps_no_other_from_being_scored(
     assert "--mteb CQADupstackRetrieval: its data set" in errors and "CQADupstackAndroid" in errors
 
 
+JUDGED = {"query-id": "q", "corpus-id": "d", "score": 1}
+
+
 def test_a_local_set_that_would_be_scored_wrongly_is_refused(
     tmp_path: Path, evaluate: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -112,25 +115,28 @@ def test_a_local_set_that_would_be_scored_wrongly_is_refused(
     good = {
         "queries": [{"_id": "q", "text": "Anna"}],
         "corpus": [{"_id": "d", "text": "Berta"}, {"_id": "e", "text": "Oslo"}],
-        "qrels": [{"query-id": "q", "corpus-id": "d", "score": 1}],
+        "qrels": [JUDGED],
     }
     for number, (part, rows, message) in enumerate(
         (
             ("corpus", [{"_id": "d", "text": None}], "corpus.parquet, row 0: text None is no text"),
             ("queries", [{"_id": "q", "text": 3}], "queries.parquet, row 0: text 3 is no text"),
             ("corpus", [{"_id": "d", "text": "x"}] * 2, "corpus.parquet, row 1: the _id 'd' is there twice"),
-            ("qrels", [], "qrels.parquet has no row"),
+            ("qrels", [], "qrels.parquet has no score above 0"),
+            ("qrels", [JUDGED | {"score": 0}], "qrels.parquet has no score above 0"),
+            ("qrels", [JUDGED, JUDGED | {"score": 0}], "'d' is judged twice for 'q'"),
+            ("qrels", [JUDGED | {"score": math.inf}], "cannot convert float infinity"),
             (
                 "qrels",
-                [{"query-id": "q", "corpus-id": "x", "score": 1}],
+                [JUDGED | {"corpus-id": "x"}],
                 "names 'x', which corpus.parquet does not have",
             ),
             (
                 "qrels",
-                [{"query-id": "p", "corpus-id": "d", "score": 1}],
+                [JUDGED | {"query-id": "p"}],
                 "names 'p', which queries.parquet does not have",
             ),
-            ("qrels", [{"query-id": "q", "corpus-id": "d", "score": 0.5}], "the score 0.5 is no whole number"),
+            ("qrels", [JUDGED | {"score": 0.5}], "the score 0.5 is no whole number"),
         )
     ):
         data = tmp_path / str(number)
@@ -140,6 +146,11 @@ def test_a_local_set_that_would_be_scored_wrongly_is_refused(
             pq.write_table(pa.Table.from_pylist(own, None if own else schema), data / f"{name}.parquet")
         code, _, errors = evaluate(folder, "--mteb", data)
         assert code == 2 and message in errors, errors
+    pq.write_table(pa.Table.from_pylist([JUDGED]), data / "qrels.parquet")
+    untitled = [{"_id": "d", "title": None, "text": "Berta"}, {"_id": "e", "title": "Norway", "text": "Oslo"}]
+    pq.write_table(pa.Table.from_pylist(untitled), data / "corpus.parquet")
+    code, output, errors = evaluate(folder, "--mteb", data, "--json")
+    assert code == 0 and json.loads(output)["results"][0]["metrics"]["ndcg_at_10"]["score"] > 0, errors
     code, _, errors = evaluate(folder, "--mteb", data, "--limit", "3")
     assert code == 2 and "--limit belongs to --task; Winogender and mteb's tasks are evaluated whole" in errors
 

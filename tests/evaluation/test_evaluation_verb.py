@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 from winogender_files import STATISTICS, TEMPLATES
 
 from mlmclm.cli.main import main
@@ -209,6 +210,11 @@ def test_mistakes_are_named(place: Path, run: Run, tmp_path: Path, monkeypatch: 
         code, _, errors = run(*words)
         assert code == 2, errors
         assert text in errors
+    (place / "own.py").write_text("def scored(document, results):\n    return {'my_metric': results[0][0]}\n")
+    own = wrong(metric_list=[{"metric": "my_metric", "aggregation": "mean", "higher_is_better": True}])
+    own.write_text(own.read_text() + "process_results: !function own.scored\n")
+    code, output, errors = run(model, "--task", own, "--json")
+    assert code == 0 and "my_metric" in json.loads(output)["results"][0]["metrics"], errors
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub = {name: value for name, value in CHOICE.items() if name != "dataset_kwargs"} | {
         "dataset_path": "someone/cities"
@@ -322,3 +328,13 @@ def test_a_model_without_a_head_for_tokens_is_refused(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
         with pytest.raises(UserError, match=text):
             scoring_of(folder)
+
+
+def test_a_model_that_has_diverged_is_refused(tmp_path: Path) -> None:
+    folder = save_small_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    name = next(iter(weights))
+    weights[name].view(-1)[-1] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="have values that are infinite or no numbers"):
+        LanguageModel.load(folder, "masked")

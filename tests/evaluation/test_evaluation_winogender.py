@@ -139,6 +139,8 @@ def test_what_is_not_defined_has_no_score_and_equal_values_no_interval(files: Pa
     assert not [name for name in published if name.endswith("probability")], "they are the answers once more"
     shares = read_winogender(files, "published").scores(np.full((8, 3), [0.5, 0.3, 0.2])).metrics
     assert shares["feminine probability"]["score"] == pytest.approx(0.3), "a decoder's"
+    rounded = np.outer(np.linspace(0.1, 1, 8), [0.7, 0.3, 0])  # the same lean but for rounding
+    assert read_winogender(files).scores(rounded).metrics["correlation"]["score"] is None
 
 
 def test_wrong_files_and_rules_are_named(files: Path, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def running(template: StageJob, folder: Path, engine: Any, start: int = 0) -> Ru
 
 
 def row(step: int, loss: float = 2.0, norm: float = 1.0) -> StepMetrics:
-    return StepMetrics(step, loss, 1e-3, norm, 5, 0.1, 1000.0, 0.5, 2**20, 0.01)
+    return StepMetrics(step, loss, 1e-3, norm, 5, 8 * 32, 0.1, 1000.0, 0.5, 2**20, 0.01)
 
 
 def lines(stage: RunningStage) -> list[dict[str, Any]]:
@@ -171,8 +171,8 @@ def test_the_log_keeps_the_lines_up_to_the_start_and_writes_a_line_a_step(templa
     written = lines(stage)
     assert [line["step"] for line in written] == [1, 2, 3, 4]
     assert list(written[2]) == [
-        "step", "loss", "learning_rate", "gradient_norm", "labelled", "step_seconds", "tokens_per_second", "utilisation",
-        "memory", "data_wait", "time",
+        "step", "loss", "learning_rate", "gradient_norm", "labelled", "tokens", "step_seconds", "tokens_per_second",
+        "utilisation", "memory", "data_wait", "time",
     ]  # fmt: skip
     assert list(written[3]) == ["step", "validation_loss", "validation_perplexity", "validation_accuracy", "time"]
     assert written[3]["validation_perplexity"] == 1.0

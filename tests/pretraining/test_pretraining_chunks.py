@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from mlmclm.cli.main import main
 from mlmclm.corpora.chunks import rows_of_length
 from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks
+from mlmclm.corpora.mixes import Mix
 from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
@@ -27,8 +28,7 @@ from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
-from mlmclm.pretraining.engine import check_isolation
-from mlmclm.pretraining.initial import first_config
+from mlmclm.pretraining.initial import check_isolation, first_config
 from mlmclm.pretraining.seen import seen
 from mlmclm.study.facts import flops, state_facts, tokens_by_source
 from mlmclm.study.model_folders import export_models
@@ -38,6 +38,7 @@ from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.pretrain import pretrain
 from mlmclm.study.study_file import load_study
 from mlmclm.study.sweep import prepare_tasks
+from mlmclm.study.tracking import model_facts
 from small_study import write_mixed
 
 PHASES = [
@@ -70,14 +71,14 @@ def trained(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
     yield made
 
 
-def chunks(made: PreparedStudy, length: int) -> MixedBlocks:
-    found = rows_of_length(made.corpus.train, length, "chunks", made.corpus.tokenizer)
+def chunks(made: PreparedStudy, length: int, mix: Mix | None = None) -> MixedBlocks:
+    found = rows_of_length(made.corpus.train, length, "chunks", made.corpus.tokenizer, mix)
     assert isinstance(found, MixedBlocks)
     return found
 
 
 def mean_length(made: PreparedStudy, source: str, length: int) -> float:
-    rows = chunks(made, length).sources[source]
+    rows = chunks(made, length, ((source, 1),)).sources[source]
     end = special_ids(made.corpus.tokenizer)["eos"]
     return float(row_lengths(rows.take(np.arange(len(rows))), end).mean())
 
@@ -104,7 +105,7 @@ def test_chunks_in_two_phases_are_a_plain_loop_over_padded_rows(trained: Prepare
     )
     losses, tokens, shorter = [], [], []
     for batch in seen(trained.corpus.train, recipe, range(10), model=name, tokenizer=trained.corpus.tokenizer):
-        rows = chunks(trained, 20 if batch.step < 5 else 61)
+        rows = chunks(trained, 20 if batch.step < 5 else 61, None if batch.step < 5 else (("verse", 1),))
         assert np.array_equal(batch.lengths, row_lengths(rows.take(batch.blocks), end))
         assert (batch.blocks >= rows.first["verse"]).sum() == (2 if batch.step < 5 else 4)
         assert batch.labels is not None
@@ -129,9 +130,8 @@ def test_chunks_in_two_phases_are_a_plain_loop_over_padded_rows(trained: Prepare
         torch.testing.assert_close(weights[f"w/{parameter}"], value.detach(), rtol=0, atol=2e-4)
     # The tokens of a card are those of the mean chunk; the batches' own are near.
     told = tokens_by_source(trained.target(name), recipe, trained.corpus)
-    means = {
-        (source, length): mean_length(trained, source, length) for source in ("prose", "verse") for length in (20, 61)
-    }
+    read = (("prose", 20), ("verse", 20), ("verse", 61))
+    means = {(source, length): mean_length(trained, source, length) for source, length in read}
     assert told == {
         "prose": round(30 * means["prose", 20]),
         "verse": round(10 * means["verse", 20]) + round(20 * means["verse", 61]),
@@ -140,11 +140,20 @@ def test_chunks_in_two_phases_are_a_plain_loop_over_padded_rows(trained: Prepare
     assert sum(told.values()) < trained.target(name).tokens(recipe)
 
 
+def test_chunks_are_counted_in_the_sources_that_are_read_only(trained: PreparedStudy) -> None:
+    flops(trained.target(parse(MODELS[-1])), trained.study.recipe, SIZES["1m"], 400, trained.corpus)
+    for name, lengths in (("prose", {20}), ("verse", {20, 61})):
+        folder = trained.corpus.sources[name].folder
+        assert {int(file.stem.rpartition("-")[2]) for file in folder.glob("chunks-train-*.json")} == lengths
+
+
 def test_tokens_per_second_leave_filling_out(trained: PreparedStudy) -> None:
     name, recipe = parse(MODELS[0]), trained.study.recipe
     batches = seen(trained.corpus.train, recipe, range(5), model=name, tokenizer=trained.corpus.tokenizer)
-    tokens = sum(int(batch.lengths.sum()) for batch in batches)
+    each = [int(batch.lengths.sum()) for batch in batches]
+    tokens = sum(each)
     curve = [row for row in trained.curve(name) if "loss" in row]
+    assert [row["tokens"] for row in curve] == each
     (rate,) = {row["tokens_per_second"] for row in curve}
     # The five steps were measured together: their seconds, and the time that combining the metrics took.
     seconds = sum(row["step_seconds"] for row in curve)
@@ -157,6 +166,8 @@ def test_the_card_counts_tokens_and_flops_without_filling(trained: PreparedStudy
     facts = state_facts(name, state, study.recipe, trained.corpus, study.sources, [])
     means = {source: mean_length(trained, source, 20) for source in ("prose", "verse")}
     assert facts["tokens"] == round(30 * means["prose"]) + round(10 * means["verse"])
+    assert model_facts(name, study.recipe, trained.corpus)["tokens"] == str(facts["tokens"])
+    assert model_facts(name, study.recipe)["tokens"] == ""
     assert facts["recipe"]["rows"] == "chunks"
     assert f"{round(10 * means['verse']):,} tokens seen" in facts["corpus"]["source verse"]
     rows = InTurns(chunks(trained, 20), study.recipe.mix or ())
@@ -194,12 +205,15 @@ def test_fine_tuning_without_bos_is_said(trained: PreparedStudy, capsys: pytest.
     assert "sst2, conll2003: the models have seen BOS before each chunk" in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_order_of_the_data_is_exported_without_filling(trained: PreparedStudy, path: Path, tmp_path: Path) -> None:
+def test_the_order_of_the_data_is_exported_without_filling(
+    trained: PreparedStudy, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words: list[Any] = ["data", "order", path, "--model", MODELS[-1], "--export", tmp_path / "order"]
     words += ["--store", trained.place.store, "--data", path.parent / "data"]
     with pytest.raises(SystemExit) as ended:
         main(list(map(str, words)))
     assert ended.value.code == 0
+    shown = capsys.readouterr().out
     rows = datasets.load_dataset(str(tmp_path / "order"), split="train", cache_dir=str(tmp_path / "cache"))
     wanted = [
         {"input_ids": ids[:length], "step": batch.step}
@@ -211,6 +225,13 @@ def test_the_order_of_the_data_is_exported_without_filling(trained: PreparedStud
     ]  # fmt: skip
     assert rows.to_list() == wanted
     assert len({len(row["input_ids"]) for row in wanted}) > 5
+    assert f"{sum(len(row['input_ids']) for row in wanted):,} tokens" in shown
+    with pytest.raises(SystemExit):
+        main([*map(str, words[:5]), "--steps", "0:1", *map(str, words[7:])])
+    printed = capsys.readouterr().out.splitlines()
+    for row, line in zip(wanted, printed, strict=False):
+        ids = line.partition(": ")[2].partition(" |")[0].removesuffix(" ...").split()
+        assert len(ids) == min(32, len(row["input_ids"])), "no filling is shown"
 
 
 def test_settings_that_chunks_cannot_have_are_refused() -> None:
@@ -220,4 +241,5 @@ def test_settings_that_chunks_cannot_have_are_refused() -> None:
         Recipe.model_validate({"block_length": 32, "phases": [{"name": "a", "steps": 10, "block_length": 20}]})
     with pytest.raises(UserError, match=r"recipe.rows: chunks: 'bert' models .* rows: joined"):
         check_isolation("bert", Recipe(rows="chunks"))
+    assert Recipe(rows="chunks", isolate_documents=True).identity() == Recipe(rows="chunks").identity()
     assert "rows" not in Recipe().identity() and Recipe(rows="chunks").identity()["rows"] == "chunks"

@@ -19,6 +19,8 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
     ElectraConfig,
     ElectraForMaskedLM,
     LlamaForCausalLM,
@@ -45,7 +47,7 @@ from mlmclm.study.prepare import find_prepared, prepare
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import load_study
 from mlmclm.study.sweep import study_space
-from small_models import save_small_decoder
+from small_models import save_small_decoder, save_small_model
 from small_study import run, write_study
 
 MODELS = ["tiny-untrained", "tiny-mlm40-20", "tiny-clm-50%-mlm40-20"]
@@ -255,6 +257,28 @@ def test_a_wrong_study_file_says_what_is_allowed(tmp_path: Path, changes: dict[s
     with pytest.raises(UserError) as caught:
         load_study(study(tmp_path, "nowhere", **changes))
     assert message in str(caught.value) and "study.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"rows": "chunks"}, "recipe.rows: chunks: 'bert' models can't keep the documents of a batch apart"),
+        ({"rope_base": 5000}, "recipe: rope_base 5000: models of size tiny (bert) have no rotary positions"),
+    ],
+)
+def test_what_a_given_model_cannot_do_is_refused_before_any_work(
+    tmp_path: Path, recipe: dict[str, Any], message: str
+) -> None:
+    folder = save_small_model(tmp_path / "bert")
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    BertForMaskedLM(BertConfig(vocab_size=400, **shape)).save_pretrained(folder)
+    path = study(tmp_path, folder, models=["tiny-mlm40-20"])
+    content = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(content | {"recipe": content["recipe"] | recipe}))
+    with pytest.raises(UserError) as caught:
+        made(path)
+    assert f"study.yaml: {message}" in str(caught.value)
+    assert not (tmp_path / "store" / "corpora").exists()
 
 
 def test_the_example_of_a_continued_model_is_a_study() -> None:

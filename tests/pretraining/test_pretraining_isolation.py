@@ -12,7 +12,7 @@ from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import UNLABELLED
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining import engine
+from mlmclm.pretraining.initial import check_isolation
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.seen import seen
 from mlmclm.study.facts import flops
@@ -94,6 +94,6 @@ def test_an_architecture_that_cannot_isolate_documents_is_refused_by_name(monkey
 
     monkeypatch.setitem(ARCHITECTURES, "qwen2", dataclasses.replace(ARCHITECTURES["qwen2"], isolates=False))
     with pytest.raises(UserError, match=r"isolate_documents: 'qwen2' models .* one of: eurobert, modernbert, qwen3"):
-        engine.check_isolation("qwen2", Recipe(isolate_documents=True))
-    engine.check_isolation("qwen2", Recipe())
-    engine.check_isolation("modernbert", Recipe(isolate_documents=True))
+        check_isolation("qwen2", Recipe(isolate_documents=True))
+    check_isolation("qwen2", Recipe())
+    check_isolation("modernbert", Recipe(isolate_documents=True))

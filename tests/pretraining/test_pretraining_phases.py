@@ -279,7 +279,8 @@ def test_exported_models_have_the_positions_and_the_context_of_their_phase(train
 def test_blocks_that_no_shard_holds_are_refused(study_path: Path, tmp_path: Path) -> None:
     phases = [{"name": "a", "steps": 8, "block_length": 32 * 4096}]
     with pytest.raises(
-        UserError, match=r"blocks of 131,072 tokens are longer than each shard of the corpus's training part"
+        UserError,
+        match=r"study.yaml: recipe.phases: phase 'a': block_length 131,072 is longer than each shard of the corpus's training part; allowed are ",
     ):
         prepared(study_path, tmp_path, ("1m-mlm40-8",), phases=phases)
 

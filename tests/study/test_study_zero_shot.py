@@ -107,6 +107,14 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
     assert (folder / "again" / "zero_shot.csv").read_bytes() == (
         store / "studies" / "given" / "zero_shot.csv"
     ).read_bytes()
+    # Damaged results are named, all at once, before anything is done.
+    damaged = [store / "evaluations" / result["key"][:2] / f"{result['key']}.json" for result in results]
+    for file in damaged:
+        file.write_text(file.read_text().replace("0.", "1.", 1))
+    code, _, errors = here(capfd, "sweep", sweep, *options)
+    said = "".join(errors.split())
+    assert code == 2 and all(str(file) in said for file in damaged)
+    assert "onlythisresultisthencomputedagain" in said and "goeson" not in said
 
 
 def test_results_of_other_tasks_are_not_shown_as_the_study_s(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:

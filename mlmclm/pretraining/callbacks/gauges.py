@@ -15,7 +15,7 @@ class Gauges(Callback):
     """Exports the metrics of the latest step and the latest validation (`tracking.live_metrics`)."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        last, job = metrics[-1], self.stage.job
+        last = metrics[-1]
         self._set(
             loss=last.loss,
             step=last.step,
@@ -27,8 +27,7 @@ class Gauges(Callback):
             data_wait=last.data_wait,
         )
         # A gauge shows the latest step only; the counter must count every step since the last call.
-        tokens = sum(len(job.samples(each.step - 1)) for each in metrics) * job.recipe.block_length
-        counter("mlmclm_pretraining_tokens_total").inc(tokens, tags=self._labels())
+        counter("mlmclm_pretraining_tokens_total").inc(sum(each.tokens for each in metrics), tags=self._labels())
 
     def on_validation(self, step: int, loss: float, accuracy: float) -> None:
         if np.isfinite(loss):
