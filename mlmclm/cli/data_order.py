@@ -48,12 +48,13 @@ def order(
     whose loss the metrics give as step s + 1. `--json` prints one object a row, and with `--export` one about the file.
 
     `--export` with a folder's name makes a data set that `datasets.load_dataset(FOLDER)` reads: rows of `input_ids`, before anything is
-    hidden, and `step`, in a Parquet file for each interval between revisions (`recipe.revisions_every`, else `checkpoint_every`).
+    hidden, and `step`, in a Parquet file for each interval between revisions (`recipe.revisions_every`), else `checkpoint_every`.
 
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
     from mlmclm.cli.output import print_json, show
     from mlmclm.errors import UserError
+    from mlmclm.plans.plan import history, revision_steps
     from mlmclm.pretraining.seen import FORMATS, export, export_data_set
     from mlmclm.progress import spoken
     from mlmclm.study.prepare import prepare
@@ -81,8 +82,10 @@ def order(
     if to is not None:
         counts: Counter[str] = Counter()
         if as_folder:
-            every = study.recipe.revisions_every or study.recipe.checkpoint_every
-            export_data_set(_counted(batches, counts), wanted, every, to)
+            name = max((name for name in study.parsed if model in (None, str(name))), key=lambda name: name.steps)
+            bounds = revision_steps(history(name, study.recipe).legs, study.recipe)
+            every = range(0, wanted.stop, study.recipe.checkpoint_every)
+            export_data_set(_counted(batches, counts), wanted, bounds or every, to)
         else:
             export(_counted(batches, counts), to)
         rows, tokens = counts["rows"], counts["tokens"]

@@ -220,8 +220,8 @@ def _revisions(
 ) -> Exported:
     from mlmclm.study.revisions import export_revisions, say_missing
 
-    every = (found.recipe if study is None else study.recipe).revisions_every
-    made = export_revisions(found, store, to, repository, every, about)
+    policy = found.recipe if study is None else study.recipe
+    made = export_revisions(found, store, to, repository, policy, about)
     say_missing(made.missing, str(found.name), "STUDY.yaml" if study is None else source)
     return made
 

@@ -80,6 +80,10 @@ class Leg:
             own = [self.phase.identity()]
         return [str(self.objective), self.start, self.stop, self.origin, self.decay_end, *own]
 
+    def batch_at(self, step: int, recipe: Recipe) -> int:
+        """Return the sequences of one of this leg's steps, counted from 0."""
+        return recipe.batch if self.phase is None else self.phase.batch_at(step)
+
     def samples(self, stop: int, recipe: Recipe) -> int:
         """Return the sequences that its steps before `stop` see."""
         stop = min(stop, self.stop)
@@ -113,13 +117,31 @@ def samples_of(legs: Sequence[Leg], step: int, recipe: Recipe) -> range | MixedS
     own = recipe.during(here.phase)
     seen = {mix: count for (length, mix), count in _seen(legs, step, recipe).items() if length == own.block_length}
     first = seen.pop(own.mix)
-    numbers = range(first, first + (recipe.batch if here.phase is None else here.phase.batch_at(step)))
+    numbers = range(first, first + here.batch_at(step, recipe))
     if own.mix is None:
         return numbers
     before = Counter[str]()
     for mix, count in seen.items():
         before.update(counts(mix or (), count))
     return MixedSamples(numbers, own.mix, tuple(sorted(before.items())))
+
+
+def revision_steps(legs: Sequence[Leg], recipe: Recipe) -> list[int]:
+    """Return the steps whose weights are kept as revisions, 0 included; none if the recipe asks for none."""
+    last = legs[-1].stop if legs else 0
+    if recipe.revisions_every is not None:
+        return list(range(0, last + 1, recipe.revisions_every))
+    if recipe.revisions_every_tokens is None:
+        return []
+    found, seen = [0], 0
+    for leg in legs:
+        length = recipe.during(leg.phase).block_length
+        for step in range(leg.start, leg.stop):
+            before, seen = seen, seen + leg.batch_at(step, recipe) * length
+            # A step may pass several multiples.
+            if seen // recipe.revisions_every_tokens > before // recipe.revisions_every_tokens:
+                found.append(step + 1)
+    return found
 
 
 def samples_by_source(legs: Sequence[Leg], recipe: Recipe) -> dict[tuple[str, int], int]:

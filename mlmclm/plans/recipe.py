@@ -130,6 +130,8 @@ class Recipe(Frozen):
     revisions_every: int | None = Field(None, ge=1)
     """Steps between revisions, which `mlmclm export --revisions` publishes: the weights at each multiple of this number
     of total steps, from 0 on, are kept for good. None keeps no others than those of the models themselves."""
+    revisions_every_tokens: int | None = Field(None, ge=1)
+    """The same by the tokens seen: the weights after each step in which their number reaches another multiple of this."""
     evaluate_every: int = Field(1000, ge=1)
     """Steps between validations. There is always one at the end of a stage."""
     evaluation_blocks: int = Field(256, ge=1)
@@ -178,6 +180,14 @@ class Recipe(Frozen):
             raise ValueError(
                 f"micro_batch {self.micro_batch} does not divide a worker's share of the batch, {share} sequences"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _revisions_fit(self) -> Recipe:
+        if self.revisions_every_tokens is not None and self.revisions_every is not None:
+            raise ValueError("revisions_every and revisions_every_tokens: give one of them")
+        if self.revisions_every_tokens is not None and self.rows == "chunks":
+            raise ValueError("revisions_every_tokens: the tokens of chunks depend on the text; give revisions_every")
         return self
 
     @model_validator(mode="after")

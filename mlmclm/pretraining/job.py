@@ -6,6 +6,7 @@ Ray Train's controller process loads this module too, so it must import neither 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from mlmclm.backends.model_shape import ModelShape
@@ -16,7 +17,7 @@ from mlmclm.corpora.order import Samples
 from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
 from mlmclm.objectives.objective import Objective
-from mlmclm.plans.plan import Leg, Sources, State, leg_at, samples_of
+from mlmclm.plans.plan import Leg, Sources, State, leg_at, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.states import exists
 from mlmclm.service.placement import Device
@@ -88,8 +89,11 @@ class StageJob:
 
     def revises(self, step: int) -> bool:
         """Return whether the weights after a step are a revision."""
-        every = self.recipe.revisions_every
-        return every is not None and step % every == 0
+        return step in self._revision_steps
+
+    @cached_property
+    def _revision_steps(self) -> frozenset[int]:
+        return frozenset(revision_steps(self.legs, self.whole_recipe))
 
     def key_at(self, step: int) -> str:
         """Return the key of the state after a step of the stage or before it."""

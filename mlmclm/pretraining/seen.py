@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, groupby
@@ -124,8 +125,8 @@ def export(batches: Iterable[Seen], path: Path) -> None:
                 writer.write_table(table)
 
 
-def export_data_set(batches: Iterable[Seen], steps: range, every: int, folder: Path) -> None:
-    """Write the batches of these steps as a data set with a Parquet file for each `every` steps.
+def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int], folder: Path) -> None:
+    """Write the batches of these steps as a data set with a Parquet file for each interval between the bounds, from 0 on.
 
     Its columns are `input_ids` and `step`. The names of the files begin with `train` and have their first step and the
     one behind their last. The folder appears when it is whole.
@@ -139,10 +140,10 @@ def export_data_set(batches: Iterable[Seen], steps: range, every: int, folder: P
     if folder.exists():
         raise UserError(f"--export {folder}: there is something already; name a folder that isn't there.")
     with whole_folder(folder) as temporary:
-        for interval, own in groupby(batches, key=lambda batch: batch.step // every):
+        for number, own in groupby(batches, key=lambda batch: bisect_right(bounds, batch.step)):
             tables = (table.select(["input_ids", "step"]) for table in _tables(own))
             first = next(tables)
-            begin, end = max(steps.start, interval * every), min(steps.stop, (interval + 1) * every)
+            begin, end = max(steps.start, bounds[number - 1]), min([steps.stop, *bounds[number : number + 1]])
             name = f"train-{begin:09}-{end:09}.parquet"
             with ParquetWriter(temporary / name, first.schema, compression="zstd") as writer:
                 for table in chain([first], tables):

@@ -247,6 +247,17 @@ def test_the_code_of_each_card_runs_and_prints_what_the_model_makes_of_a_text(
     assert classes == {"LlamaForCausalLM", "EuroBertForMaskedLM", "EuroBertModel"}
 
 
+def test_revisions_by_tokens_are_those_of_the_steps_that_reach_them(
+    finished_study: Any, tmp_path: Path, export: Callable[..., Any]
+) -> None:
+    study = yaml.safe_load(finished_study.study.read_text())
+    study["recipe"] |= {"revisions_every": None, "revisions_every_tokens": 5 * 8 * 32}
+    file = tmp_path / "tokens.yaml"
+    file.write_text(yaml.safe_dump(study))
+    made = export(CAUSAL, tmp_path / "cache", study=file)
+    assert made["tags"] == [f"step{step}" for step in STEPS] and not made["missing"]
+
+
 def test_mistakes_are_said(finished_study: Any, tmp_path: Path, run_apart: Run) -> None:
     study = yaml.safe_load(finished_study.study.read_text())
 
@@ -263,7 +274,14 @@ def test_mistakes_are_said(finished_study: Any, tmp_path: Path, run_apart: Run) 
     for file, model, more, said in (
         (changed("zero", revisions_every=0), CAUSAL, (), "recipe.revisions_every"),
         (changed("far", revisions_every=31), CAUSAL, (), "revisions_every 31: no model trains for so long; allowed: 1 to 30"),
-        (changed("none", revisions_every=None), CAUSAL, (), "recipe.revisions_every is not set"),
+        (changed("none", revisions_every=None), CAUSAL, (), "neither recipe.revisions_every nor revisions_every_tokens is set"),
+        (changed("tokens", revisions_every_tokens=9), CAUSAL, (), "revisions_every and revisions_every_tokens: give one"),
+        (
+            changed("much", revisions_every=None, revisions_every_tokens=10_000),
+            CAUSAL,
+            (),
+            "revisions_every_tokens 10000: no model sees so many; allowed: 1 to 7680",
+        ),
         (changed("other", batch=4), CAUSAL, (), "no whole state of model"),
         (own, "1m-clm-3O", (), "unknown model '1m-clm-3O'. Did you mean '1m-clm-30'?"),
         (own, "1m-untrained", (), "an untrained model has no state"),

@@ -18,7 +18,7 @@ from mlmclm.plans.costs import Pricing
 from mlmclm.plans.devices import DEVICES
 from mlmclm.plans.names import parse
 from mlmclm.plans.phases import BatchWarmup, TrainingPhase, samples_in, steps_of
-from mlmclm.plans.plan import fingerprint, history, leg_at, make_plan, samples_of
+from mlmclm.plans.plan import fingerprint, history, leg_at, make_plan, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
 
 ETTIN: tuple[dict[str, Any], ...] = (
@@ -42,6 +42,24 @@ def test_rates_are_the_closed_forms_of_ettin_s_configurations() -> None:
     expected += [5e-4 * (0.04 + 0.96 * (1 - math.sqrt(done / 20))) for done in range(20)]
     expected += [5e-4 * min(1, (done + 1) / 3) * (0.02 + 0.98 * min(1, (20 - done) / 10)) for done in range(20)]
     assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_revisions_by_tokens_are_the_steps_at_which_the_tokens_so_far_reach_a_multiple() -> None:
+    for every in (100, 1_000, 3_333, 10**9):
+        own = recipe(revisions_every_tokens=every)
+        legs = history(parse("1m-mlm30-160-clm-180"), own).legs
+        lengths = [16] * 100 + [64] * 80  # a phase keeps the length of the one before
+        seen = np.cumsum([length * len(samples_of(legs, step, own)) for step, length in enumerate(lengths)])
+        expected = [
+            0,
+            *(step + 1 for step in range(180) if seen[step] // every > (seen[step - 1] if step else 0) // every),
+        ]
+        assert revision_steps(legs, own) == expected
+    assert revision_steps(legs, recipe(revisions_every=50)) == [0, 50, 100, 150]
+    assert revision_steps(legs, recipe()) == []
+    assert recipe(revisions_every_tokens=5).identity() == recipe().identity()
+    with pytest.raises(ValidationError, match="the tokens of chunks depend on the text"):
+        Recipe(rows="chunks", revisions_every_tokens=5)
 
 
 @pytest.mark.parametrize("trial", range(30))

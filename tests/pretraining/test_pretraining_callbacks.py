@@ -178,11 +178,12 @@ def test_the_log_keeps_the_lines_up_to_the_start_and_writes_a_line_a_step(templa
     assert written[3]["validation_perplexity"] == 1.0
 
 
+@pytest.mark.parametrize("policy", [{"revisions_every": 5}, {"revisions_every_tokens": 5 * 8 * 32}])
 def test_revisions_are_kept_once_and_what_a_killed_run_owed_is_kept_at_the_start(
-    template: StageJob, tmp_path: Path
+    template: StageJob, tmp_path: Path, policy: dict[str, int]
 ) -> None:
-    recipe = template.recipe.model_copy(update={"revisions_every": 5})
-    job = replace(template, recipe=recipe, store=str(tmp_path), run_folder=str(tmp_path))
+    recipe = template.recipe.model_copy(update=policy)
+    job = replace(template, recipe=recipe, whole_recipe=recipe, store=str(tmp_path), run_folder=str(tmp_path))
 
     def trained(start: int, stop: int) -> None:
         callback = Revisions(RunningStage(job, FakeEngine(), start))

@@ -243,7 +243,7 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
 def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
     name = parse(MODELS[-1])
     found = find_state(trained.place.store, name)
-    done = export_revisions(found, trained.place.store, tmp_path, "me/small", 4, {})
+    done = export_revisions(found, trained.place.store, tmp_path, "me/small", trained.study.recipe, {})
     assert done.tags == ("step0", "step4", "step8", "ext4", "cross2", "cross5") and not done.missing
     for tag, length, base in (("step8", 16, 10_000), ("ext4", 64, 160_000), ("cross5", 64, 160_000)):
         model = AutoModelForMaskedLM.from_pretrained("me/small-encoder", revision=tag, cache_dir=tmp_path)

@@ -12,7 +12,7 @@ from mlmclm.storage.files import in_turn
 
 
 class Revisions(Callback):
-    """Keeps the weights at every multiple of `recipe.revisions_every` that the store does not have yet.
+    """Keeps the weights at the steps of `recipe.revisions_every` that the store does not have yet.
 
     They are on disk before the next step begins. So no checkpoint is ahead of a revision, and a killed stage that goes
     on from one leaves none out.
