@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -28,11 +29,19 @@ class Frozen(BaseModel):
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         # pydantic takes true for 1.
         if isinstance(value, bool):
-            form = cls.model_fields[str(info.field_name)].annotation
-            kinds = {form, *get_args(form)}
+            kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
             if kinds & {int, float} and bool not in kinds:
                 raise ValueError("expected a number")
         return value
+
+
+def _kinds(form: Any) -> set[Any]:
+    """Return the types that an annotation allows, of a literal those of its values."""
+    if get_origin(form) is Annotated:
+        return _kinds(get_args(form)[0])
+    if get_origin(form) in (Union, UnionType):
+        return set().union(*map(_kinds, get_args(form)))
+    return {type(value) for value in get_args(form)} if get_origin(form) is Literal else {form}
 
 
 Config = TypeVar("Config", bound=BaseModel)

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mlmclm.configuration import read_yaml
+from mlmclm.configuration import Frozen, parse, read_yaml
 from mlmclm.errors import UserError
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.plans.recipe import Recipe
 from mlmclm.study.study_file import load_study
+from mlmclm.sweeps.space import Space
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 
@@ -69,6 +72,7 @@ def test_a_value_that_cannot_be_read_is_the_user_s_mistake(tmp_path: Path, text:
         ("recipe:", "recipe:\n  clip: .inf", "recipe.clip: Input should be a finite number (got inf)"),
         ("recipe:", "recipe:\n  rope_base: .inf", "recipe.rope_base: Input should be a finite number (got inf)"),
         ("recipe:", "recipe:\n  phases: {name: x}", "recipe.phases: expected a list (got {'name': 'x'})"),
+        ("recipe:", "recipe:\n  adam_betas: true", "recipe.adam_betas: expected a list (got True)"),
         ("recipe:", "recipe:\n  compile: true", None),
     ],
 )
@@ -82,6 +86,14 @@ def test_what_yaml_takes_for_a_number_or_a_list_is_refused_if_it_is_none(
     with pytest.raises(UserError) as caught:
         load_study(path)
     assert f"{path}: {message}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "key"), [(Recipe, "zero_stage"), (Protocol, "max_evaluation_documents"), (Space, "gpus_per_cell")]
+)
+def test_true_is_no_number_wherever_an_annotation_has_it(model: type[Frozen], key: str) -> None:
+    with pytest.raises(UserError, match=f"x: {key}: expected a number"):
+        parse(model, {key: True}, where="x")
 
 
 def test_a_second_recipe_in_a_study_file_does_not_silently_drop_the_first(tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ def order(
         counts: Counter[str] = Counter()
         if as_folder:
             name = max((name for name in study.parsed if model in (None, str(name))), key=lambda name: name.steps)
-            bounds = revision_steps(history(name, study.recipe).legs, study.recipe)
-            every = range(0, wanted.stop, study.recipe.checkpoint_every)
-            export_data_set(_counted(batches, counts), wanted, bounds or every, to)
+            revisions = revision_steps(history(name, study.recipe).legs, study.recipe)
+            bounds = revisions or range(0, wanted.stop, study.recipe.checkpoint_every)
+            export_data_set(_counted(batches, counts), wanted, bounds, to)
         else:
             export(_counted(batches, counts), to)
         rows, tokens = counts["rows"], counts["tokens"]

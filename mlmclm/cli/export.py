@@ -218,10 +218,11 @@ def _revisions(
     source: Path,
     about: dict[str, Any],
 ) -> Exported:
+    from mlmclm.plans.plan import revision_steps
     from mlmclm.study.revisions import export_revisions, say_missing
 
-    policy = found.recipe if study is None else study.recipe
-    made = export_revisions(found, store, to, repository, policy, about)
+    steps = revision_steps(found.state.legs, found.recipe if study is None else study.recipe)
+    made = export_revisions(found, store, to, repository, steps, about)
     say_missing(made.missing, str(found.name), "STUDY.yaml" if study is None else source)
     return made
 

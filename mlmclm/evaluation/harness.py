@@ -209,8 +209,9 @@ def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
     for key in spec:
         if key not in keys:
             raise unknown("key", str(key), keys, where=f"--task {name}")
-    # `process_results` computes metrics of its own.
-    for entry in () if "process_results" in spec else spec.get("metric_list") or ():
+    # `process_results` computes metrics of its own; an included file may have it.
+    own_metrics = "process_results" in spec or "include" in spec
+    for entry in () if own_metrics else spec.get("metric_list") or ():
         metric = entry.get("metric") if isinstance(entry, dict) else entry
         if (
             not callable(metric)

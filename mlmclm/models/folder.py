@@ -90,7 +90,9 @@ def check_finite(model: nn.Module, folder: Path) -> None:
         UserError: a weight is infinite or not a number.
     """
     for name, weights in model.named_parameters():
-        if not weights.isfinite().all():
+        # torch has no `isfinite` for floats of one byte.
+        values = weights.float() if weights.is_floating_point() and weights.element_size() == 1 else weights
+        if not values.isfinite().all():
             raise UserError(
                 f"{folder}: the weights {name} have values that are infinite or no numbers, so the model can't be evaluated."
             )

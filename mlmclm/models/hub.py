@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError 
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, UserError, one_line
-from mlmclm.storage.files import hash_file
+from mlmclm.storage.checksums import CHECKSUMS
+from mlmclm.storage.files import read_json
 
 WEIGHTS = "model.safetensors"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf")
 BRANCH = "revisions"
 """Branch of the commits that the tags of revisions stand for."""
 
@@ -82,7 +85,8 @@ def push_revisions(
         observe: called with each tag and the number of those before it.
 
     Raises:
-        UserError: the token may not write there, or the repository's tags or `main` have other weights.
+        UserError: the token may not write there, or the repository's tags or `main` have other weights,
+            or tags another configuration.
         EnvironmentFault: the hub cannot be reached, or fails.
     """
     check_access()
@@ -93,12 +97,13 @@ def push_revisions(
         there = {each.name for each in hub.list_repo_refs(repository).tags}
         # All are compared before any is uploaded, so that a repository of another model stays as it is.
         for tag, folder in revisions.items():
-            if tag in there and not _same(_weights(hub, repository, tag), folder):
+            if tag in there and not _has(hub, repository, tag, folder, (WEIGHTS, "config.json")):
                 raise UserError(
                     f"--push-to-hub {repository}: its revision {tag!r} has the weights of another model or training. Give another repository."
                 )
-        main = _weights(hub, repository, "main")
-        if main is not None and not any(_same(main, folder) for folder in revisions.values()):
+        # From the last on, whose weights `main` mostly has.
+        ours = (_has(hub, repository, "main", folder, (WEIGHTS,)) for folder in reversed([*revisions.values()]))
+        if any(name.endswith(WEIGHT_SUFFIXES) for name in hub.list_repo_files(repository)) and not any(ours):
             raise UserError(
                 f"--push-to-hub {repository}: its branch 'main' has the weights of another model, or of a later step. Give another repository."
             )
@@ -117,20 +122,27 @@ def push_revisions(
             hub.create_tag(repository, tag=tag, revision=commit.oid)
             uploaded.append(tag)
         last = list(revisions.values())[-1]
-        if not _same(main, last):
+        if not _has(hub, repository, "main", last, [name for name in files_to_upload(last) if name != "README.md"]):
             hub.upload_folder(repo_id=repository, folder_path=last, commit_message=message)
     return uploaded
 
 
-def _weights(hub: huggingface_hub.HfApi, repository: str, revision: str) -> huggingface_hub.hf_api.RepoFile | None:
-    """Return what the hub knows of a revision's weights; None if it has none."""
-    found = hub.get_paths_info(repository, WEIGHTS, revision=revision)
-    return next((each for each in found if isinstance(each, huggingface_hub.hf_api.RepoFile)), None)
-
-
-def _same(weights: huggingface_hub.hf_api.RepoFile | None, folder: Path) -> bool:
-    """Return whether weights on the hub, which keeps safetensors as large files, are those of a folder."""
-    return weights is not None and weights.lfs is not None and weights.lfs.sha256 == hash_file(folder / WEIGHTS)
+def _has(hub: huggingface_hub.HfApi, repository: str, revision: str, folder: Path, names: Sequence[str]) -> bool:
+    """Return whether a revision has files of a folder that has checksums, with the same content."""
+    sums = read_json(folder / CHECKSUMS)
+    found = {each.path: each for each in hub.get_paths_info(repository, list(names), revision=revision)}
+    for name in names:
+        there, content = found.get(name), folder / name
+        if not isinstance(there, huggingface_hub.hf_api.RepoFile):
+            return False
+        if there.lfs is not None:  # large files, as all weights are; git knows no more of them than this hash
+            same = name in sums and there.lfs.sha256 == sums[name]["sha256"]
+        else:
+            blob = b"blob %d\0" % content.stat().st_size + content.read_bytes()
+            same = there.blob_id == hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+        if not same:
+            return False
+    return True
 
 
 @contextmanager

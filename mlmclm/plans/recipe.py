@@ -305,6 +305,4 @@ class Recipe(Frozen):
             "rows",
         )  # fmt: skip
         fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
-        if self.rows == "chunks":  # which are isolated in any case
-            fields.discard("isolate_documents")
         return self.model_dump(mode="json", include=fields)

@@ -140,11 +140,11 @@ def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int]
     if folder.exists():
         raise UserError(f"--export {folder}: there is something already; name a folder that isn't there.")
     with whole_folder(folder) as temporary:
-        for number, own in groupby(batches, key=lambda batch: bisect_right(bounds, batch.step)):
+        ends = [*(bound for bound in bounds if bound < steps.stop), steps.stop]
+        for number, own in groupby(batches, key=lambda batch: bisect_right(ends, batch.step)):
             tables = (table.select(["input_ids", "step"]) for table in _tables(own))
             first = next(tables)
-            begin, end = max(steps.start, bounds[number - 1]), min([steps.stop, *bounds[number : number + 1]])
-            name = f"train-{begin:09}-{end:09}.parquet"
+            name = f"train-{max(steps.start, ends[number - 1]):09}-{ends[number]:09}.parquet"
             with ParquetWriter(temporary / name, first.schema, compression="zstd") as writer:
                 for table in chain([first], tables):
                     writer.write_table(table)

@@ -136,10 +136,12 @@ def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None
 
 def _check_shapes(study: StudyFile, sizes: Mapping[str, Size]) -> None:
     """Refuse settings that models to continue from, given by name, cannot be trained with."""
+    trained = {name.size for name in study.parsed if name.steps}
     try:
         for name, size in sizes.items():
             study.recipe.check_positions(name, size)
-            check_isolation(size.architecture, study.recipe)
+            if name in trained:
+                check_isolation(size.architecture, study.recipe)
     except UserError as error:
         raise UserError(study.at(str(error))) from error
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mlmclm.errors import UserError
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import State, revision_steps
-from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.plan import State
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import first_config, open_initial
 from mlmclm.progress import say
@@ -52,15 +51,15 @@ class Exported:
     """Tags whose weights the store does not have."""
 
 
-def revisions_of(found: Found, policy: Recipe, store: Path) -> list[Revision]:
-    """Return a model's revisions, the initialisation and the model itself among them."""
-    before = [found.state.at(step) for step in revision_steps(found.state.legs, policy) if step < found.state.step]
+def revisions_of(found: Found, steps: Sequence[int], store: Path) -> list[Revision]:
+    """Return a model's revisions after these steps, and the model itself."""
+    before = [found.state.at(step) for step in steps if step < found.state.step]
     kept = [Revision(each, states.weights_folder(store, each.key(found.fingerprint))) for each in before]
     return [*kept, Revision(found.state, found.folder)]
 
 
 def export_revisions(
-    found: Found, store: Path, cache: Path, repository: str, policy: Recipe, about: Mapping[str, Any]
+    found: Found, store: Path, cache: Path, repository: str, steps: Sequence[int], about: Mapping[str, Any]
 ) -> Exported:
     """Write a trained model's revisions as a repository in the layout of the Hub's cache; what is there stays.
 
@@ -70,7 +69,7 @@ def export_revisions(
     Args:
         found: the model's last state.
         cache: the folder that `from_pretrained` takes as `cache_dir`.
-        policy: a recipe whose `revisions_every` or `revisions_every_tokens` counts.
+        steps: those of its revisions (`plans.plan.revision_steps`); none if the recipe asks for none.
         about: facts for the cards beside those that the store has (`facts.study_card`).
 
     Raises:
@@ -82,12 +81,12 @@ def export_revisions(
     last = found.name.last_objective
     names = (repository, f"{repository}-encoder") if last is not None and last.causal else (repository,)
     repositories = [CachedRepository(cache, name) for name in names]
-    if policy.revisions_every is None and policy.revisions_every_tokens is None:
+    if not steps:
         raise UserError(
             f"model {str(found.name)!r}: neither recipe.revisions_every nor revisions_every_tokens is set, so no revisions were kept. Set one in "
             "the study file before the model is trained."
         )
-    revisions = revisions_of(found, policy, store)
+    revisions = revisions_of(found, steps, store)
     there = [each for each in revisions if each.folder is not None]
     missing = tuple(each.tag for each in revisions if each.folder is None)
     tags = tuple(each.tag for each in there)

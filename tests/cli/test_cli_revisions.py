@@ -24,7 +24,7 @@ from mlmclm.pretraining import states
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import find_prepared
 from mlmclm.study.study_file import load_study
-from small_hub import Hub
+from small_hub import Hub, Repository
 
 Run = Callable[..., tuple[int, str, str]]
 CAUSAL, MASKED = "1m-clm-30", "1m-clm-10-mlm40-30"
@@ -203,6 +203,17 @@ def test_a_repository_of_another_model_stays_as_it_is_and_tags_have_no_files_of_
     assert export(MASKED, tmp_path / "cache", "--push-to-hub", "me/encoder")["hub"]["me/encoder"]
     there = hub.repositories["me/encoder"]
     assert all("notes.txt" not in there.files(tag) for tag in there.tags) and "notes.txt" in there.files("main")
+    assert there.files("main").items() >= there.files("step30").items(), "the notes too"
+    # Encoder and decoder have the same weights, and what says which one it is.
+    push(other, "me/decoder", "the model as an encoder, with its decoder in a folder")
+    export(CAUSAL, tmp_path / "cache", "--push-to-hub", "me/decoder")
+    there = hub.repositories["me/decoder"]
+    assert json.loads(there.files("main")["config.json"])["architectures"] == ["LlamaForCausalLM"]
+    assert there.files("main").items() >= there.files("step30").items()
+    assert not any("decoder/" in path for tag in there.tags for path in there.files(tag))
+    hub.repositories["me/pickled"] = Repository({"0": {"pytorch_model.bin": b"others"}})
+    with pytest.raises(AssertionError, match="its branch 'main' has the weights of another model"):
+        export(CAUSAL, tmp_path / "cache", "--push-to-hub", "me/pickled")
 
 
 def test_revisions_that_were_not_kept_are_named(

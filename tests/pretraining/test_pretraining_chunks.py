@@ -241,5 +241,4 @@ def test_settings_that_chunks_cannot_have_are_refused() -> None:
         Recipe.model_validate({"block_length": 32, "phases": [{"name": "a", "steps": 10, "block_length": 20}]})
     with pytest.raises(UserError, match=r"recipe.rows: chunks: 'bert' models .* rows: joined"):
         check_isolation("bert", Recipe(rows="chunks"))
-    assert Recipe(rows="chunks", isolate_documents=True).identity() == Recipe(rows="chunks").identity()
     assert "rows" not in Recipe().identity() and Recipe(rows="chunks").identity()["rows"] == "chunks"

@@ -20,6 +20,7 @@ from mlmclm.errors import UserError
 from mlmclm.models.architectures import set_rope
 from mlmclm.models.build import build
 from mlmclm.plans.names import parse
+from mlmclm.plans.plan import revision_steps
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
@@ -243,7 +244,8 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
 def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
     name = parse(MODELS[-1])
     found = find_state(trained.place.store, name)
-    done = export_revisions(found, trained.place.store, tmp_path, "me/small", trained.study.recipe, {})
+    steps = revision_steps(found.state.legs, trained.study.recipe)
+    done = export_revisions(found, trained.place.store, tmp_path, "me/small", steps, {})
     assert done.tags == ("step0", "step4", "step8", "ext4", "cross2", "cross5") and not done.missing
     for tag, length, base in (("step8", 16, 10_000), ("ext4", 64, 160_000), ("cross5", 64, 160_000)):
         model = AutoModelForMaskedLM.from_pretrained("me/small-encoder", revision=tag, cache_dir=tmp_path)
