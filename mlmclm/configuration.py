@@ -129,9 +129,7 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "tuple_type":  # YAML knows lists only
         message = "expected a list"
-    if (
-        isinstance(item["input"], dict | BaseModel) and item["type"] != "tuple_type"
-    ):  # about a whole object, whose value is too long to show
+    elif isinstance(item["input"], dict | BaseModel):  # about a whole object, whose value is too long to show
         return f"{where}: {': '.join(part for part in (key, message.rstrip('.')) if part)}."
     return f"{where}: {key}: {message} (got {item['input']!r})."
 
