@@ -17,7 +17,6 @@ from mlmclm.cli import options
 if TYPE_CHECKING:
     from mlmclm.pretraining.seen import Seen
     from mlmclm.study.prepared_study import PreparedStudy
-    from mlmclm.study.study_file import StudyFile
 
 _SHOWN_TOKENS = 32
 
@@ -75,15 +74,15 @@ def order(
         raise UserError("--labels: a folder has the tokens before anything is hidden; export to a file for the labels.")
     if model is None and study.recipe.has_phases:
         raise UserError("--model: the study's recipe has phases, in which models may differ; name one of them.")
-    wanted = _range(steps, study, model)
+    longest = max((name for name in study.parsed if model in (None, str(name))), key=lambda name: name.steps)
+    wanted = _range(steps, longest.steps, model)
     prepared = prepare(study, options.place(store, data))
     batches = _batches(prepared, wanted, model, labels, masked=not as_folder)
     spoken()  # from here on there is output, so the line about slow start-up is no longer due
     if to is not None:
         counts: Counter[str] = Counter()
         if as_folder:
-            name = max((name for name in study.parsed if model in (None, str(name))), key=lambda name: name.steps)
-            revisions = revision_steps(history(name, study.recipe).legs, study.recipe)
+            revisions = revision_steps(history(longest, study.recipe).legs, study.recipe)
             bounds = revisions or range(0, wanted.stop, study.recipe.checkpoint_every)
             export_data_set(_counted(batches, counts), wanted, bounds, to)
         else:
@@ -108,15 +107,18 @@ def order(
         _print(prepared, batches)
 
 
-def _range(text: str | None, study: StudyFile, model: str | None) -> range:
+def _range(text: str | None, last: int, model: str | None) -> range:
     """Parse `--steps`; None stands for all.
+
+    Args:
+        last: steps of the model, or of the longest one of the study.
+        model: the model's name as given.
 
     Raises:
         UserError: the range is malformed, or goes beyond the model's last step.
     """
     from mlmclm.errors import UserError
 
-    last = max(name.steps for name in study.parsed if model in (None, str(name)))
     if text is None and not last:
         which = "--model: an untrained model" if model is not None else "a study of untrained models only"
         raise UserError(f"{which} sees no data; name a model that is trained.")

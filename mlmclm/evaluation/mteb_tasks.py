@@ -105,10 +105,10 @@ def load_mteb(names: Sequence[str]) -> list[MtebTask]:
         for task in [_local(Path(name))] if Path(name).is_dir() else map(_of_hub, _named(name)):
             other = found.setdefault(task.name, task)
             if other.fingerprint != task.fingerprint:
-                differs = "is asked for with other splits, languages or data too; evaluate it in another command"
-                folder = "local" in (each.task.metadata.dataset["revision"] for each in (other, task))
+                if "local" in (each.task.metadata.dataset["revision"] for each in (other, task)):
+                    raise UserError(f"--mteb {name}: another task is called {task.name} too; rename the folder.")
                 raise UserError(
-                    f"--mteb {name}: {f'another task is called {task.name} too; rename the folder' if folder else f'its task {task.name} {differs}'}."
+                    f"--mteb {name}: its task {task.name} is asked for with other splits, languages or data too; evaluate it in another command."
                 )
     return list(found.values())
 

@@ -13,11 +13,12 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError 
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, UserError, one_line
+from mlmclm.models.folder import PICKLES
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import read_json
 
 WEIGHTS = "model.safetensors"
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf")
+WEIGHT_SUFFIXES = (".safetensors", *PICKLES, ".h5", ".msgpack", ".onnx", ".gguf")
 BRANCH = "revisions"
 """Branch of the commits that the tags of revisions stand for."""
 
@@ -91,7 +92,7 @@ def push_revisions(
     """
     check_access()
     hub = huggingface_hub.HfApi()
-    uploaded = []
+    uploaded, folders = [], list(revisions.values())
     with _answers(repository, "What was uploaded stays: run the same command again."):
         hub.create_repo(repository, private=True, exist_ok=True)
         there = {each.name for each in hub.list_repo_refs(repository).tags}
@@ -102,7 +103,7 @@ def push_revisions(
                     f"--push-to-hub {repository}: its revision {tag!r} has the weights of another model or training. Give another repository."
                 )
         # From the last on, whose weights `main` mostly has.
-        ours = (_has(hub, repository, "main", folder, (WEIGHTS,)) for folder in reversed([*revisions.values()]))
+        ours = (_has(hub, repository, "main", folder, (WEIGHTS,)) for folder in reversed(folders))
         if any(name.endswith(WEIGHT_SUFFIXES) for name in hub.list_repo_files(repository)) and not any(ours):
             raise UserError(
                 f"--push-to-hub {repository}: its branch 'main' has the weights of another model, or of a later step. Give another repository."
@@ -121,9 +122,9 @@ def push_revisions(
             )
             hub.create_tag(repository, tag=tag, revision=commit.oid)
             uploaded.append(tag)
-        last = list(revisions.values())[-1]
-        if not _has(hub, repository, "main", last, [name for name in files_to_upload(last) if name != "README.md"]):
-            hub.upload_folder(repo_id=repository, folder_path=last, commit_message=message)
+        names = [name for name in files_to_upload(folders[-1]) if name != "README.md"]
+        if not _has(hub, repository, "main", folders[-1], names):
+            hub.upload_folder(repo_id=repository, folder_path=folders[-1], commit_message=message)
     return uploaded
 
 
@@ -132,14 +133,15 @@ def _has(hub: huggingface_hub.HfApi, repository: str, revision: str, folder: Pat
     sums = read_json(folder / CHECKSUMS)
     found = {each.path: each for each in hub.get_paths_info(repository, list(names), revision=revision)}
     for name in names:
-        there, content = found.get(name), folder / name
+        there = found.get(name)
         if not isinstance(there, huggingface_hub.hf_api.RepoFile):
             return False
         if there.lfs is not None:  # large files, as all weights are; git knows no more of them than this hash
             same = name in sums and there.lfs.sha256 == sums[name]["sha256"]
         else:
-            blob = b"blob %d\0" % content.stat().st_size + content.read_bytes()
-            same = there.blob_id == hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+            content = (folder / name).read_bytes()
+            git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+            same = there.blob_id == git.hexdigest()
         if not same:
             return False
     return True

@@ -215,15 +215,16 @@ def load_study(path: Path) -> StudyFile:
         raise UserError(f"{path}: models: listed twice: {', '.join(twice)}.")
     every, every_tokens = study.recipe.revisions_every, study.recipe.revisions_every_tokens
     longest = max(name.steps for name in parsed)
-    most = max(history(name, study.recipe).tokens(study.recipe) for name in parsed)
     if every is not None and every > longest > 0:
         raise UserError(
             f"{path}: recipe.revisions_every {every}: no model trains for so long; allowed: 1 to {longest}, the steps of the longest."
         )
-    if every_tokens is not None and every_tokens > most > 0:
-        raise UserError(
-            f"{path}: recipe.revisions_every_tokens {every_tokens}: no model sees so many; allowed: 1 to {most}, the most tokens of a model."
-        )
+    if every_tokens is not None:
+        most = max(history(name, study.recipe).tokens(study.recipe) for name in parsed)
+        if every_tokens > most > 0:
+            raise UserError(
+                f"{path}: recipe.revisions_every_tokens {every_tokens}: no model sees so many; allowed: 1 to {most}, the most tokens of a model."
+            )
     study = study.model_copy(update={"models": names, "baseline": baseline})
     if study.baseline is not None and study.baseline not in study.models:
         raise UserError(f"{path}: baseline: {study.baseline!r} is not one of the models ({', '.join(study.models)}).")
