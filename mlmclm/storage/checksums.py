@@ -23,12 +23,7 @@ CHECKSUM = "checksum"
 
 
 def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Record size and SHA-256 of a folder's files, and flush the files to disk.
-
-    Args:
-        folder: the folder that holds the files and gets the checksums.
-        names: the files' names; None for all files.
-    """
+    """Record size and SHA-256 of a folder's files (`names`; None for all) beside them, and flush the files to disk."""
     if names is None:
         names = (path.name for path in folder.iterdir() if path.is_file())
     sums = {}
@@ -44,7 +39,6 @@ def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = Non
     """Return what is wrong with a folder that has checksums, or None if it is intact.
 
     Args:
-        folder: the folder.
         read: whether to compare checksums too. Otherwise only sizes are compared, which takes no time.
         names: the files to check; None for all. A file without a recorded checksum counts as damage.
     """
@@ -88,11 +82,8 @@ def noted(folder: Path) -> bool:
 def whole_cache(folder: Path, needed: str) -> bool:
     """Return whether a reproducible folder exists and is intact, reading all of it.
 
-    A damaged folder is renamed with a message, and the caller makes it again.
-
-    Args:
-        folder: the folder.
-        needed: a file without which the folder is useless; checked in folders of earlier versions too.
+    A damaged folder is renamed with a message, and the caller makes it again. `needed` is a file without which the
+    folder is useless; it is checked in folders of earlier versions too.
     """
     if not folder.is_dir():
         return False

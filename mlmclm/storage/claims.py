@@ -22,17 +22,17 @@ import json
 import os
 import platform
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.progress import say
-from mlmclm.storage.files import disk_fault
+from mlmclm.progress import repeated, say
+from mlmclm.storage.files import disk_fault, usual_mode
 from mlmclm.storage.files import machine as this_machine
 
 LEASE_SECONDS = 120.0
@@ -60,7 +60,6 @@ class Claims:
     """The claims on one store, as one process sees them; thread-safe.
 
     Args:
-        store: the store.
         lease: seconds without renewal after which another machine's claim is dead.
         machine: an identity that distinguishes this machine from others; by default the running kernel's.
     """
@@ -139,12 +138,9 @@ class Claims:
         """
         with ExitStack() as stack:
             for name in names:
-                while True:
-                    if self._take(name, stack):
-                        break
-                    other = self.holder(name)
+                while not self._take(name, stack):
                     # None means that the claim was released or its holder is dead: try again.
-                    if other is not None:
+                    if (other := self.holder(name)) is not None:
                         # Holding some claims while waiting for others could block two processes forever.
                         stack.close()
                         yield other
@@ -185,8 +181,7 @@ class Claims:
             descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".")
             try:
                 os.write(descriptor, content.encode())
-                # mkstemp makes files that only their owner can open, but other users may share the store.
-                os.fchmod(descriptor, 0o666 & ~_umask())
+                os.fchmod(descriptor, usual_mode())  # other users may share the store
                 _lock(descriptor)  # before others can see the file, or they could take it for a dead holder's
                 _link(temporary, path)
             except BaseException:
@@ -198,13 +193,14 @@ class Claims:
             return False
         except OSError as error:
             raise disk_fault(error, path) from error
-        released = threading.Event()
-        renewal = threading.Thread(
-            target=_renew, args=(descriptor, released, self._lease), name=f"mlmclm claim {name}", daemon=True
-        )
-        stack.callback(_release, path, descriptor, released, renewal)
-        renewal.start()  # started last, as it fails when the process may have no more threads
+        stack.callback(_release, path, descriptor)
+        # Last, as it fails when the process may have no more threads.
+        stack.enter_context(self._renewed(name, partial(_renew, descriptor)))
         return True
+
+    def _renewed(self, name: str, renew: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return a context manager that calls a function several times a lease."""
+        return repeated(renew, seconds=self._lease / RENEWALS_A_LEASE, name=f"mlmclm claim {name}")
 
     def _unchanged_since(self, name: str, state: Any) -> float:
         """Return when (on the monotonic clock) this process first saw a claim in its current state."""
@@ -218,11 +214,8 @@ def make_once(store: Path, name: str, title: str, *, there: Callable[[], bool], 
     """Make a part of the store unless it exists, while no other process makes it.
 
     Args:
-        store: the store.
         name: the claim's name.
         title: what the part is, for the message that it is being waited for.
-        there: whether the part exists.
-        make: makes the part.
 
     Raises:
         EnvironmentFault: the disk is full or not writable. Whatever `make` raises is passed on.
@@ -236,16 +229,12 @@ def make_once(store: Path, name: str, title: str, *, there: Callable[[], bool], 
             make()
 
 
-def _renew(descriptor: int, released: threading.Event, lease: float) -> None:
-    while not released.wait(lease / RENEWALS_A_LEASE):
-        with suppress(OSError):  # the file server may be unavailable for a moment
-            os.utime(descriptor)
+def _renew(descriptor: int) -> None:
+    with suppress(OSError):  # the file server may be unavailable for a moment
+        os.utime(descriptor)
 
 
-def _release(path: Path, descriptor: int, released: threading.Event, renewal: threading.Thread) -> None:
-    released.set()
-    if renewal.ident is not None:
-        renewal.join()
+def _release(path: Path, descriptor: int) -> None:
     with suppress(OSError):
         if path.stat().st_ino == os.fstat(descriptor).st_ino:  # unless another process has taken it over
             path.unlink()
@@ -292,10 +281,3 @@ def read_claim(content: bytes) -> dict[str, Any]:
         return unknown | dict(json.loads(content))
     except (ValueError, TypeError):
         return unknown
-
-
-def _umask() -> int:
-    # The umask can only be read by setting it.
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,7 +66,7 @@ def read_table(path: Path) -> pa.Table:
             return _plain(_read_separated(content, "," if kind == ".csv" else "\t"))
         return _plain(_read_json(content))
     except (pa.ArrowException, OSError, EOFError, OverflowError, lzma.LZMAError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} cannot be read; is it cut short? ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path} cannot be read; is it cut short? ({one_line(error)})") from error
 
 
 @contextmanager
@@ -166,25 +166,15 @@ def _read_separated(content: bytes, delimiter: str) -> pa.Table:
     TSV files such as GLUE's may break this rule: if any field does, quotation marks are ordinary characters.
     """
     import pyarrow as pa
-
-    if delimiter == "\t":
-        return _parse(content, delimiter, quoted=_is_quoted(content))
-    # pyarrow accepts the end of the file as the end of a quoted field, so a truncated file would go unnoticed.
-    if any(not field[1] for field in re.finditer(rf"(?:^|[,\n]){_CLOSED}(\"?)".encode(), content)):
-        raise pa.ArrowInvalid("a quoted field has no end")
-    return _parse(content, delimiter, quoted=True)
-
-
-def _is_quoted(content: bytes) -> bool:
-    """Return whether quotation marks quote fields in a TSV file."""
-    fields = re.finditer(rf"(?:^|[\t\n]){_CLOSED}(\"?)([^\t\r\n]?)".encode(), content)
-    return all(field[1] and not field[2] for field in fields)
-
-
-def _parse(content: bytes, delimiter: str, *, quoted: bool) -> pa.Table:
-    import pyarrow as pa
     import pyarrow.csv
 
+    quoted = True
+    if delimiter == "\t":
+        fields = re.finditer(rf"(?:^|[\t\n]){_CLOSED}(\"?)([^\t\r\n]?)".encode(), content)
+        quoted = all(field[1] and not field[2] for field in fields)
+    # pyarrow accepts the end of the file as the end of a quoted field, so a truncated file would go unnoticed.
+    elif any(not field[1] for field in re.finditer(rf"(?:^|[,\n]){_CLOSED}(\"?)".encode(), content)):
+        raise pa.ArrowInvalid("a quoted field has no end")
     return pyarrow.csv.read_csv(
         pa.BufferReader(content),
         read_options=pyarrow.csv.ReadOptions(block_size=_block(content)),

@@ -10,8 +10,8 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
@@ -59,25 +59,24 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         EnvironmentFault: the disk is full or not writable.
     """
-    temporary = ""
-    try:
+    with disk_faults(path), ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = temporary_file(path.parent, path.name)
+        descriptor, name = temporary_file(path.parent, path.name)
+        temporary = Path(name)
+        stack.callback(temporary.unlink, missing_ok=True)
         with os.fdopen(descriptor, "wb") as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
-        # mkstemp makes files that only their owner can read; apply the usual mode. The umask can only be read by
-        # setting it.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise disk_fault(error, path) from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        temporary.chmod(usual_mode())
+        temporary.replace(path)
+
+
+def usual_mode() -> int:
+    """Return the mode that new files usually have; `mkstemp` makes files that only their owner can open."""
+    umask = os.umask(0)  # it can only be read by setting it
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def write_json(path: Path | ObjectPath, value: Any) -> None:
@@ -129,10 +128,7 @@ def expanded(path: str | Path) -> Path:
 def places_of(path: str | Path, beside: Path | None, data_root: Path | None = None) -> list[Path]:
     """List where to look for a path from a configuration file: its folder, the working directory, then `data_root`.
 
-    Args:
-        path: the path.
-        beside: the file's folder; None if no file names the path.
-        data_root: a further folder to look in, if any.
+    `beside` is the file's folder; it is None if no file names the path.
     """
     own = expanded(path)
     if own.is_absolute():
@@ -159,6 +155,15 @@ def disk_fault(
 
 
 @contextmanager
+def disk_faults(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block into a `disk_fault`."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_fault(error, path) from error
+
+
+@contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `target` that becomes `target` on success and is removed on any error.
 
@@ -167,12 +172,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
     Raises:
         EnvironmentFault: the disk is full or not writable.
     """
-    temporary: Path | None = None
-    held: int | None = None
-    try:
+    with disk_faults(target), ExitStack() as stack:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_hidden(target.name)))
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         held = os.open(temporary, os.O_RDONLY)
+        stack.callback(os.close, held)
         _hold(held)
         # mkdtemp makes folders that only their owner can enter.
         temporary.chmod(0o755)
@@ -183,13 +188,6 @@ def whole_folder(target: Path) -> Iterator[Path]:
             # Another process was faster; its content is the same.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-    except OSError as error:
-        raise disk_fault(error, target) from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-        if held is not None:
-            os.close(held)
 
 
 def temporary_file(folder: Path, name: str) -> tuple[int, str]:
@@ -253,24 +251,17 @@ def only_one(path: Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold an advisory lock on `path`, waiting for its holder; `waiting` is called if there is one to wait for.
+def in_turn(path: Path) -> Iterator[None]:
+    """Hold an advisory lock on `path`, waiting for its holder.
 
     Raises:
         EnvironmentFault: the file cannot be created, or the file system has no locks.
     """
-    try:
+    with disk_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a")
-    except OSError as error:
-        raise disk_fault(error, path) from error
     with handle:
-        try:
-            _lock(handle, path, fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is not None:
-                waiting()
-            _lock(handle, path)
+        _lock(handle, path)
         yield
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import threading
 import time
 import uuid
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault
@@ -25,11 +25,9 @@ from mlmclm.storage.objects import ObjectPath, read_all
 
 
 class ObjectClaims(Claims):
-    """The claims below an address, as one process sees them; thread-safe.
+    """The claims below an address (`root`), as one process sees them; thread-safe.
 
-    Args:
-        root: the address.
-        lease: seconds without renewal after which a claim is dead.
+    A claim is dead after `lease` seconds without renewal.
     """
 
     def __init__(self, root: ObjectPath, *, lease: float = LEASE_SECONDS) -> None:
@@ -83,20 +81,9 @@ class ObjectClaims(Claims):
                 return False
         except (FileExistsError, FileNotFoundError):
             return False
-        released = threading.Event()
-        renewal = threading.Thread(
-            target=self._renew, args=(path, who, released), name=f"mlmclm claim {name}", daemon=True
-        )
-        stack.callback(_release, path, who, released, renewal)
-        renewal.start()
+        stack.callback(_release, path, who)
+        stack.enter_context(self._renewed(name, partial(_renew, path, who)))
         return True
-
-    def _renew(self, path: ObjectPath, who: dict[str, Any], released: threading.Event) -> None:
-        while not released.wait(self._lease / RENEWALS_A_LEASE):
-            with suppress(EnvironmentFault, FileNotFoundError):  # the store may be out of reach for a moment
-                if not _ours(path, who):
-                    return  # another process has taken it over
-                path.write_bytes(_content(who))
 
 
 def _content(who: dict[str, Any]) -> bytes:
@@ -107,10 +94,13 @@ def _ours(path: ObjectPath, who: dict[str, Any]) -> bool:
     return bool(read_claim(path.read_bytes()).get("token") == who["token"])
 
 
-def _release(path: ObjectPath, who: dict[str, Any], released: threading.Event, renewal: threading.Thread) -> None:
-    released.set()
-    if renewal.ident is not None:
-        renewal.join()
+def _renew(path: ObjectPath, who: dict[str, Any]) -> None:
+    with suppress(EnvironmentFault, FileNotFoundError):  # the store may be out of reach for a moment
+        if _ours(path, who):
+            path.write_bytes(_content(who))
+
+
+def _release(path: ObjectPath, who: dict[str, Any]) -> None:
     with suppress(EnvironmentFault, FileNotFoundError):
         if _ours(path, who):
             path.unlink(missing_ok=True)

@@ -11,23 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
 
-from mlmclm.errors import EnvironmentFault, UserError, unknown
+from mlmclm.errors import EnvironmentFault, UserError, one_line, unknown
 
-PROTOCOLS = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
+S3, GOOGLE, AZURE = ("s3", "s3a"), ("gs", "gcs"), ("abfs", "abfss", "az")
+PACKAGES = dict.fromkeys(S3, "s3fs") | dict.fromkeys(GOOGLE, "gcsfs") | dict.fromkeys(AZURE, "adlfs")
+PROTOCOLS = (*PACKAGES, "memory")
 """File systems on which a put is atomic. `memory` is this process's own, for trying things out."""
-PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
-}
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,8 @@ class ObjectStat:
 class ObjectPath:
     """A path of an object store, with the part of `pathlib.Path` that results and claims need.
 
-    Every method but those that only handle the name raises `EnvironmentFault` if the store cannot be reached.
+    Every method but those that only handle the name raises `EnvironmentFault` if the store cannot be reached, and like
+    `pathlib.Path` a `FileNotFoundError` if it needs an object that isn't there.
 
     Attributes:
         url: the address, such as s3://bucket/prefix/name.
@@ -63,8 +58,7 @@ class ObjectPath:
     @property
     def suffix(self) -> str:
         """The end of the name from its last dot."""
-        dot = self.name.rfind(".")
-        return self.name[dot:] if dot > 0 else ""
+        return PurePosixPath(self.name).suffix
 
     @property
     def stem(self) -> str:
@@ -88,11 +82,7 @@ class ObjectPath:
     is_file = exists
 
     def stat(self) -> ObjectStat:
-        """Return the object's size.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
+        """Return the object's size."""
         with self._reached() as files:
             return ObjectStat(int(files.size(self.url)))
 
@@ -111,32 +101,21 @@ class ObjectPath:
         return io.BytesIO(self.read_bytes())
 
     def read_bytes(self) -> bytes:
-        """Return the content.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
+        """Return the content."""
         with self._reached() as files:
             return bytes(files.cat_file(self.url))
 
     def write_bytes(self, content: bytes, *, new: bool = False) -> None:
         """Upload an object, which is seen when it is complete.
 
-        Args:
-            new: refuse to replace an object. S3 does so atomically; with other stores this may be a look before the write.
-
-        Raises:
-            FileExistsError: `new`, and the object is there.
+        With `new`, an object that is there already is a `FileExistsError`. S3 refuses it atomically; with other stores
+        this may be a look before the write.
         """
         with self._reached() as files:
             files.pipe_file(self.url, content, mode="create" if new else "overwrite")
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Delete the object.
-
-        Raises:
-            FileNotFoundError: it isn't there and `missing_ok` is false; some stores don't say.
-        """
+        """Delete the object; some stores don't say that it isn't there."""
         try:
             with self._reached() as files:
                 files.rm_file(self.url)
@@ -158,7 +137,7 @@ class ObjectPath:
         except (FileNotFoundError, FileExistsError, EnvironmentFault):
             raise
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = one_line(error) or type(error).__name__
             raise EnvironmentFault(f"{self.url}: the object store does not answer as it should ({reason}).") from error
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISDIR
 
-from mlmclm.storage.files import disk_fault, machine_tag
+from mlmclm.storage.files import disk_faults, machine_tag
 
 GRACE_SECONDS = 60.0
 """Minimum age of what is swept: a younger one may not have been locked by its owner yet."""
@@ -35,13 +35,11 @@ def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
         EnvironmentFault: the disk is full or not writable.
     """
-    try:
+    with disk_faults(parent):
         parent.mkdir(parents=True, exist_ok=True)
         _sweep(parent, prefix)
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
         lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise disk_fault(error, parent) from error
     with lock:
         # Python's descriptors are not inherited by child processes, so no child can keep the lock alive.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,9 +80,9 @@ def sweep_unfinished(store: Path) -> None:
 def _sweep(parent: Path, prefix: str) -> None:
     """Remove this user's abandoned folders; other users' folders, young ones and ones in use are left alone."""
     for folder in parent.glob(f"{prefix}*"):
-        try:
+        with suppress(OSError):  # in use, or just removed by another process
             status = folder.lstat()
-            if not folder.is_dir() or folder.is_symlink() or status.st_uid != os.getuid():
+            if not S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                 continue
             if time.time() - status.st_mtime < GRACE_SECONDS:
                 continue
@@ -92,5 +90,3 @@ def _sweep(parent: Path, prefix: str) -> None:
             with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue  # in use, or just removed by another process
