@@ -28,7 +28,6 @@ def chosen_address(given: str | None, store: Path, environment: Mapping[str, str
 
     Args:
         given: `tracking` of the study file.
-        environment: the environment variables of the process.
 
     Returns:
         The address, and where it comes from.
@@ -47,8 +46,13 @@ def without_password(address: str) -> str:
 
 
 def default_address(store: Path) -> str:
-    """Return the address of the store's own SQLite file."""
-    return sqlite_address(store.resolve() / "mlflow" / "mlflow.db")
+    """Return the address of `own_database`."""
+    return sqlite_address(own_database(store))
+
+
+def own_database(store: Path) -> Path:
+    """Return the store's own SQLite file."""
+    return store.resolve() / "mlflow" / "mlflow.db"
 
 
 def check_address(address: str) -> None:

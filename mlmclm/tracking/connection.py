@@ -14,12 +14,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from mlmclm.progress import say
 from mlmclm.storage.files import in_turn
-from mlmclm.tracking.address import default_address
+from mlmclm.tracking.address import own_database
 from mlmclm.tracking.database import adopt_artifacts, commit_lightly, make_usable, sqlite_file
 from mlmclm.tracking.index import Entry, Index
 from mlmclm.tracking.records import DataSet, Point, RunRecord, points_hash
@@ -35,14 +36,9 @@ CLIENT_ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves one request per run
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+"""Variables that MLflow reads on import or on calls; what the user has set stays."""
 POINTS_A_BATCH, VALUES_A_BATCH = 1000, 100
 LONGEST_PARAM, LONGEST_TAG = 6000, 5000
-
-
-def mlflow_environment() -> None:
-    """Set the environment variables that MLflow reads on import or on calls; what the user has set stays."""
-    for name, value in CLIENT_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
 
 
 @dataclass(frozen=True)
@@ -60,23 +56,23 @@ class Connection:
     (importing MLflow 2 s, creating its SQLite schema 3 s). A connection belongs to one thread.
 
     Args:
-        address: an MLflow tracking address.
         experiment: the name of the study's experiment; that of its cells is named after it (`cells_experiment`).
         folder: the store's `mlflow/`, which holds the index.
         verify: whether to forget runs that are not there any more, which takes about 2 ms for each run that is.
     """
 
     def __init__(self, address: str, experiment: str, folder: Path, *, verify: bool = False) -> None:
-        mlflow_environment()
+        for name, value in CLIENT_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.ERROR)
         database = sqlite_file(address)
-        # Imported here because it takes 2 s, and after `mlflow_environment`, since some variables are read on import.
+        # Imported here because it takes 2 s, and some of the variables are read on import.
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.ERROR)  # the import resets the level
         if database is not None:
-            own = database == sqlite_file(default_address(folder.parent))
+            own = database == own_database(folder.parent)
             make_usable(database, own=own)
             if own:
                 adopt_artifacts(database)
@@ -88,7 +84,6 @@ class Connection:
         with in_turn(folder / ".experiment.lock"):  # another process may be opening the same ones
             self._main = self._open(experiment, view_tags(cells=False), verify)
             self._cells = self._open(cells_experiment(experiment), view_tags(cells=True), verify)
-        self.experiment_id = self._main.experiment_id
 
     def part(self, record: RunRecord) -> Part:
         """Return the experiment of a record's run."""
@@ -103,11 +98,11 @@ class Connection:
         if found is not None and IDENTITY_TAG in found.tags and LAYOUT_TAG not in found.tags:
             self._retire(name, found.experiment_id)
             found = None
+        number: str
         if found is None:
-            number: str = self._client.create_experiment(name, artifact_location=self._artifacts)
+            number, tags = self._client.create_experiment(name, artifact_location=self._artifacts), {}
         else:
-            number = found.experiment_id
-        tags = found.tags if found is not None else {}
+            number, tags = found.experiment_id, found.tags
         identity = tags.get(IDENTITY_TAG)
         # The identity is written last: an experiment that has one but no layout is of an earlier version.
         for tag, value in {**view, LAYOUT_TAG: LAYOUT}.items():
@@ -205,14 +200,14 @@ class Connection:
             params = {name: value for name, value in params.items() if name not in there}
         points = [Metric(name, value, time, step) for name, value, step, time in _new_points(entry, record)]
         all_tags = _cut({**tags, **changed}, LONGEST_TAG)
-        batches = (
-            list(_chunks(points, POINTS_A_BATCH)),
-            list(_chunks([Param(*pair) for pair in _cut(params, LONGEST_PARAM).items()], VALUES_A_BATCH)),
-            list(_chunks([RunTag(*pair) for pair in all_tags.items()], VALUES_A_BATCH)),
+        batches = zip_longest(
+            _chunks(points, POINTS_A_BATCH),
+            _chunks([Param(*pair) for pair in _cut(params, LONGEST_PARAM).items()], VALUES_A_BATCH),
+            _chunks([RunTag(*pair) for pair in all_tags.items()], VALUES_A_BATCH),
+            fillvalue=[],
         )
         # One request carries a batch of each kind, within MLflow's limits per request.
-        for number in range(max(map(len, batches))):
-            metrics, parameters, run_tags = (part[number] if number < len(part) else [] for part in batches)
+        for metrics, parameters, run_tags in batches:
             self._client.log_batch(entry.run_id, metrics=metrics, params=parameters, tags=run_tags)
         if record.inputs:
             self._client.log_inputs(entry.run_id, [_dataset(data) for data in record.inputs])

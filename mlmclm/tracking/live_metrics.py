@@ -25,11 +25,10 @@ class Definition:
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     description: str
-    labels: tuple[str, ...] = ()
-    boundaries: tuple[float, ...] = ()
+    labels: tuple[str, ...]
 
 
-_RUN = ("model", "objective")
+_RUN, _TASK = ("model", "objective"), ("task",)
 
 DEFINITIONS: dict[str, Definition] = {
     definition.name: definition
@@ -53,10 +52,10 @@ DEFINITIONS: dict[str, Definition] = {
         Definition(
             "mlmclm_cells_total", "counter", "Cells finished: ok, diverged, failed or reused.", ("status", "task")
         ),
-        Definition("mlmclm_cell_retries_total", "counter", "Cells started again after a crash.", ("task",)),
-        Definition("mlmclm_cell_seconds", "histogram", "Seconds a computed cell took.", ("task",), SECONDS),
-        Definition("mlmclm_cells_running", "gauge", "Cells being computed now.", ("task",)),
-        Definition("mlmclm_cells_remaining", "gauge", "Cells not finished yet, running ones included.", ("task",)),
+        Definition("mlmclm_cell_retries_total", "counter", "Cells started again after a crash.", _TASK),
+        Definition("mlmclm_cell_seconds", "histogram", "Seconds a computed cell took.", _TASK),
+        Definition("mlmclm_cells_running", "gauge", "Cells being computed now.", _TASK),
+        Definition("mlmclm_cells_remaining", "gauge", "Cells not finished yet, running ones included.", _TASK),
     )
 }
 
@@ -82,7 +81,5 @@ def _metric(kind: str, name: str) -> Counter | Gauge | Histogram:
     if definition is None or definition.kind != kind:
         raise KeyError(f"no {kind} named {name!r} in mlmclm.tracking.live_metrics.DEFINITIONS")
     if kind == "histogram":
-        return Histogram(
-            name, definition.description, boundaries=list(definition.boundaries), tag_keys=definition.labels
-        )
+        return Histogram(name, definition.description, boundaries=list(SECONDS), tag_keys=definition.labels)
     return (Counter if kind == "counter" else Gauge)(name, definition.description, tag_keys=definition.labels)

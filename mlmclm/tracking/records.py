@@ -68,6 +68,5 @@ class RunRecord:
 
 
 def points_hash(points: Sequence[Point]) -> str:
-    """Hash metric points in order, including NaN and infinities."""
-    # As text, because canonical JSON refuses NaN and infinities.
+    """Hash metric points in order; values as text, because canonical JSON refuses NaN and infinities."""
     return stable_hash([[name, repr(float(value)), step, time] for name, value, step, time in points])

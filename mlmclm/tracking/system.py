@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +26,6 @@ def system_facts() -> dict[str, Any]:
     import psutil
     import torch
 
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
         "host": platform.node(),
@@ -34,7 +34,7 @@ def system_facts() -> dict[str, Any]:
         # The cores that this process may use, which can be fewer than the machine's.
         "cpus": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         **software(),
     }
 
@@ -42,20 +42,21 @@ def system_facts() -> dict[str, Any]:
 @cache
 def software() -> dict[str, Any]:
     """Return the versions of Python and of the packages that affect results, and mlmclm's commit if known."""
-    packages = {name: version for name in PACKAGES if (version := _version(name)) is not None}
-    found: dict[str, Any] = {"versions": {"python": platform.python_version(), **packages}}
-    return found | ({"commit": own} if (own := commit()) else {})
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {"versions": versions, **({"commit": own} if (own := commit()) else {})}
 
 
 @cache
 def processor() -> str:
     """Return the name of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 @cache
@@ -88,10 +89,3 @@ def _git(root: Path, *words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

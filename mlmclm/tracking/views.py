@@ -20,8 +20,7 @@ from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
 from mlmclm.tracking.records import DataSet, Point, RunRecord, Status
 
-KIND_TAG, NOTE_TAG = "mlmclm.kind", "mlflow.note.content"
-COMMIT_TAG = "mlflow.source.git.commit"
+NOTE_TAG, COMMIT_TAG = "mlflow.note.content", "mlflow.source.git.commit"
 VIEW = "mlmclm"
 """Key of a study's table in MLflow: its columns and their order."""
 MODEL_TRAINING = "workflowType=machine_learning"
@@ -87,7 +86,7 @@ def _charts() -> dict[str, Any]:
         # MLflow loads 100 runs at a time; in the table's order, these would be the best ones.
         "orderByKey": "params.`task`",
         "orderByAsc": True,
-        "searchFilter": f"tags.`{KIND_TAG}` = 'group'",
+        "searchFilter": "tags.`mlmclm.kind` = 'group'",
         "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "objective"}]},
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": [{"uuid": f"chart{number}", **fixed, **chart} for number, chart in enumerate(charts)],
@@ -107,19 +106,6 @@ def sweep_key(study: str) -> str:
 def group_key(study: str, model: str, task: str) -> str:
     """Return the record key of a (model, task)."""
     return stable_hash(["group", study, model, task])
-
-
-def cell_record_key(model: str, key: str) -> str:
-    """Return the record key of a cell.
-
-    It combines the cell's own key with the model's name, because two names may stand for the same weights.
-    """
-    return stable_hash(["cell", model, key])
-
-
-def stage_key(study: str, stage: str) -> str:
-    """Return the record key of a pretraining stage; `stage` is the key of the state in which the stage ends."""
-    return stable_hash(["stage", study, stage])
 
 
 def sweep_record(
@@ -151,15 +137,6 @@ def sweep_record(
             between calls (models, seeds, ...) goes into tags, since MLflow's parameters never change.
     """
     size = len(models) * (points or len(tasks)) * len(learning_rates) * len(seeds)
-    axes = {
-        "mlmclm.models": ", ".join(models),
-        "mlmclm.tasks": ", ".join(tasks),
-        "mlmclm.learning_rates": ", ".join(f"{rate:g}" for rate in learning_rates),
-        "mlmclm.seeds": ", ".join(seed_labels(seeds)),
-        "mlmclm.metrics": main_metrics,
-        "mlmclm.rule": rule,
-        **{f"mlmclm.grid.{axis.replace(': ', '.')}": ", ".join(map(str, own)) for axis, own in (grid or {}).items()},
-    }
     factors = (
         f"{len(models)} models",
         f"{len(tasks)} tasks" if points in (0, len(tasks)) else f"{points} settings of {len(tasks)} tasks",
@@ -173,7 +150,18 @@ def sweep_record(
         key=sweep_key(study),
         name=f"sweep {study}",
         params=dict(flatten(settings or {}, "settings.")),
-        tags={KIND_TAG: "sweep", "study": study, NOTE_TAG: note, **axes},
+        tags=_tags(
+            kind="sweep",
+            study=study,
+            note=note,
+            models=", ".join(models),
+            tasks=", ".join(tasks),
+            learning_rates=", ".join(f"{rate:g}" for rate in learning_rates),
+            seeds=", ".join(seed_labels(seeds)),
+            metrics=main_metrics,
+            rule=rule,
+            **{f"grid.{axis.replace(': ', '.')}": ", ".join(map(str, own)) for axis, own in (grid or {}).items()},
+        ),
         artifacts=artifacts,
         status=status,
         start_ms=time_ms or None,
@@ -223,14 +211,14 @@ def group_record(
         name=f"{model} {task}",
         parent_key=sweep_key(study),
         params={"model": model, "task": task, **(about or {}), **protocols},
-        tags={
-            KIND_TAG: "group",
-            "study": study,
-            **({"mlmclm.metric": metric} if metric else {}),
-            **({"mlmclm.learning_rates": rates} if rates else {}),
-            **({NOTE_TAG: "  \n".join(notes)} if notes else {}),
-            **({COMMIT_TAG: commits.pop()} if len(commits) == 1 else {}),
-        },
+        tags=_tags(
+            kind="group",
+            study=study,
+            metric=metric or None,
+            learning_rates=rates or None,
+            note="  \n".join(notes) or None,
+            commit=commits.pop() if len(commits) == 1 else None,
+        ),
         metrics=_single_points(known, time_ms),
         inputs=[
             DataSet(task, data, f"mlmclm task {task}", "fine-tuning")
@@ -255,20 +243,16 @@ def zero_shot_record(study: str, result: Mapping[str, Any], *, about: Mapping[st
     named = {"score": score["score"], "score_low": score["low"], "score_high": score["high"]}
     # MLflow allows no comma in a name, which separates a metric from its filter.
     named |= {name.replace(",", ""): entry["score"] for name, entry in result["metrics"].items()}
-    finished, commit = finished_ms(result), result["cost"].get("commit")
+    finished = finished_ms(result)
     return RunRecord(
         # A task that is fine-tuned on may have the same name.
         key=stable_hash(["zero-shot", study, model, task]),
         name=f"{model} {task} zero-shot",
         parent_key=sweep_key(study),
         params={**about, "model": model, "task": task, "family": "zero-shot", "scoring": str(result["scoring"])},
-        tags={
-            KIND_TAG: "group",
-            "study": study,
-            "mlmclm.metric": main,
-            "mlmclm.evaluation": str(result["key"]),
-            **({COMMIT_TAG: str(commit)} if commit else {}),
-        },
+        tags=_tags(
+            kind="group", study=study, metric=main, evaluation=result["key"], commit=result["cost"].get("commit")
+        ),
         metrics=_single_points({name: value for name, value in named.items() if value is not None}, finished),
         inputs=[DataSet(task, str(result["task_data"]), f"zero-shot task {task}", "evaluation")],
         start_ms=finished - round(1000 * float(result["cost"]["seconds"])),
@@ -298,30 +282,24 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
     rate, seed = result["learning_rate"], read_seed(result["seed"])
     setting = str(result.get("setting") or "")
     own = {} if isinstance(seed, int) else {f"seed_{name}": str(value) for name, value in asdict(seed).items()}
+    if setting:
+        own["setting"] = setting
     seeds = f"s{seed}" if isinstance(seed, int) else str(seed)
-    commit = result["cost"].get("commit")
     return RunRecord(
-        key=cell_record_key(model, result["key"]),
+        key=stable_hash(["cell", model, result["key"]]),  # two models' names may stand for the same weights
         name=" ".join(filter(None, (task, f"lr{rate:.3g}", seeds, setting, model))),
         parent_key=group_key(study, model, task),
-        params={
-            "learning_rate": f"{rate:g}",
-            "model": model,
-            "seed": str(seed),
-            **own,
-            **({"setting": setting} if setting else {}),
-            "task": task,
-        },
-        tags={
-            KIND_TAG: "cell",
-            "mlmclm.cell": str(result["key"]),
-            "mlmclm.status": str(result["status"]),
-            "mlmclm.metric": metric,
-            "mlmclm.worker": str(result["cost"]["worker"]),
-            **({"mlmclm.device": str(result["cost"]["device"])} if "device" in result["cost"] else {}),
-            **({COMMIT_TAG: str(commit)} if commit else {}),
-            **({"mlmclm.start": str(result["start"]["cell"])} if "start" in result else {}),
-        },
+        params={"learning_rate": f"{rate:g}", "model": model, "seed": str(seed), "task": task, **own},
+        tags=_tags(
+            kind="cell",
+            cell=result["key"],
+            status=result["status"],
+            metric=metric,
+            worker=result["cost"]["worker"],
+            device=result["cost"].get("device"),
+            commit=result["cost"].get("commit"),
+            start=result.get("start", {}).get("cell"),
+        ),
         metrics=metrics,
         bulk=True,
         status="FINISHED" if result["status"] == "ok" else "FAILED",
@@ -353,28 +331,21 @@ def stage_record(
         facts: what the stage ran on (`system_facts`). They become tags, since a resumed stage may have moved to another
             machine.
         models: the names of the models that share the stage.
-        inputs: the corpus.
     """
-    points: list[Point] = []
-    for row in rows:
-        time = round(1000 * row["time"])
-        points += [
-            (name, float(value), int(row["step"]), time)
-            for name, value in row.items()
-            if name not in ("step", "time") and isinstance(value, int | float)
-        ]
-    times = [point[3] for point in points]
+    points = [
+        (name, float(value), int(row["step"]), round(1000 * row["time"]))
+        for row in rows
+        for name, value in row.items()
+        if name not in ("step", "time") and isinstance(value, int | float)
+    ]
+    times, known = [point[3] for point in points], facts or {}
     return RunRecord(
-        key=stage_key(study, stage),
+        key=stable_hash(["stage", study, stage]),
         name=title,
         params=dict(flatten(settings)),
         tags={
-            KIND_TAG: "pretraining",
-            "study": study,
-            "mlmclm.state": stage,
-            "mlmclm.models": ", ".join(models),
-            **dict(flatten(facts or {}, "system.")),
-            **({COMMIT_TAG: str(facts["commit"])} if facts and "commit" in facts else {}),
+            **_tags(kind="pretraining", study=study, state=stage, models=", ".join(models), commit=known.get("commit")),
+            **dict(flatten(known, "system.")),
         },
         metrics=points,
         inputs=inputs,
@@ -418,6 +389,19 @@ def experiment_links(base: str, experiments: Mapping[str, str]) -> dict[str, str
         if cells_experiment(name) in experiments:
             links[f"{name}, charts"] = f"{root}/{number}/runs?{CHARTS_QUERY}"
     return links
+
+
+def _tags(
+    *, study: str | None = None, note: str | None = None, commit: str | None = None, **own: object
+) -> dict[str, str]:
+    """Return a run's tags: those that MLflow shows, and our own with the prefix `mlmclm.`; None is left out."""
+    tags = {
+        "study": study,
+        NOTE_TAG: note,
+        COMMIT_TAG: commit,
+        **{f"mlmclm.{name}": text for name, text in own.items()},
+    }
+    return {name: str(text) for name, text in tags.items() if text is not None}
 
 
 def _thinned(curve: Sequence[Any]) -> Sequence[Any]:
