@@ -46,7 +46,6 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
 
     Args:
         what: the beginning of the line, such as `pretraining`.
-        view: looks at the cluster.
         all_of_them: see `waiting_line`.
     """
     since, said, text = math.inf, -math.inf, ""

@@ -6,7 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +15,8 @@ import typer
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.service.servers import HOST, port_for, server_process
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.tracking.address import default_address
-from mlmclm.tracking.database import adopt_artifacts, artifact_location, own_fault, sqlite_file, studies_of
+from mlmclm.tracking.address import own_database
+from mlmclm.tracking.database import adopt_artifacts, artifact_location, own_fault, sqlite_address, studies_of
 from mlmclm.tracking.views import experiment_links
 
 SERVER_ENVIRONMENT = {
@@ -25,11 +25,8 @@ SERVER_ENVIRONMENT = {
 }
 
 
-def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], None] = typer.echo) -> None:
-    """Run the server until it is interrupted (Ctrl-C or SIGTERM).
-
-    Args:
-        on_ready: called with a line for each link, once the server answers.
+def serve(store: Path, *, port: int | None = None) -> None:
+    """Run the server until it is interrupted (Ctrl-C or SIGTERM); print the links once it answers.
 
     Raises:
         UserError: the store has no MLflow database yet, or the port is taken.
@@ -37,7 +34,7 @@ def serve(store: Path, *, port: int | None = None, on_ready: Callable[[str], Non
     """
     with running_server(store, port=port) as (links, process):
         for study, link in links.items():
-            on_ready(f"{study}: {link}")
+            typer.echo(f"{study}: {link}")
         # SIGTERM would end this process without running the clean-up that stops the server; SystemExit runs it.
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
@@ -55,35 +52,29 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
 
     Yields:
         The links to each study's runs and charts, and the server's process.
-
-    Raises:
-        UserError, EnvironmentFault: as for `serve`.
     """
-    address = default_address(store)
-    database = sqlite_file(address)
-    if database is None or not database.exists():
+    database = own_database(store)
+    if not database.exists():
         raise UserError(
             f"{store}: no MLflow records there yet; run a study with this store, or write those of one that has run with `mlmclm tracking sync STUDY.yaml`."
         )
     try:
-        reason = own_fault(database)
-        if reason is None:
-            adopt_artifacts(database)
-            studies = studies_of(database)
+        if (reason := own_fault(database)) is not None:
+            raise EnvironmentFault(
+                f"{database}: MLflow cannot use this database ({reason}). It is only a view of the store: `mlmclm tracking sync STUDY.yaml` "
+                "sets it aside and writes the study's runs anew."
+            )
+        adopt_artifacts(database)
+        studies = studies_of(database)
     except sqlite3.Error as error:
         raise EnvironmentFault(f"{database}: cannot be read ({error}).") from error
-    if reason is not None:
-        raise EnvironmentFault(
-            f"{database}: MLflow cannot use this database ({reason}). It is only a view of the store: `mlmclm tracking sync STUDY.yaml` "
-            "sets it aside and writes the study's runs anew."
-        )
     port = port_for(port)
     base = f"http://{HOST}:{port}"
     artifacts = artifact_location(database)
     with swept_folder(store / "mlflow", ".server-") as folder:
         command = [
             *(sys.executable, "-m", "mlflow", "server"),
-            *("--backend-store-uri", address),
+            *("--backend-store-uri", sqlite_address(database)),
             *("--artifacts-destination", artifacts),
             # New experiments get the location that a study without a server gives them. The server's own kind of
             # address could later not be written to without a server.

@@ -117,11 +117,7 @@ def worker_bundle(device: Device) -> Resources:
 def cell_bundle(cpus: float, gpus: float | None, choice: Choice, cluster: Cluster) -> Resources:
     """Return the resources that a cell of a sweep reserves.
 
-    Args:
-        cpus: the number of CPUs.
-        gpus: the number of GPUs; None means one if `choose_device` chooses GPUs, else none.
-        choice: as for `choose_device`.
-        cluster: as for `choose_device`.
+    `gpus` is their number; None means one if `choose_device` chooses GPUs, else none.
     """
     if gpus is None:
         gpus = 1.0 if choose_device(choice, cluster) == "cuda" else 0.0
@@ -208,7 +204,6 @@ def waiting_line(
 
     Args:
         groups: the driver's placement groups.
-        cluster: the current cluster.
         starting: the number of nodes that the autoscaler is starting, by type.
         all_of_them: count the work as waiting only if all of the groups wait.
     """

@@ -93,8 +93,6 @@ def ray_session(
     dashboard: bool = False,
     dashboard_port: int | None = None,
     token: str | None = None,
-    log_to_driver: bool = False,
-    object_store_bytes: int = OBJECT_STORE_BYTES,
 ) -> Iterator[RaySession]:
     """Initialise Ray for the block; inside another session (or after `ray.init`), reuse that one and leave it open.
 
@@ -106,8 +104,6 @@ def ray_session(
         dashboard: whether a new cluster starts the dashboard, on loopback.
         dashboard_port: its port; by default a free one.
         token: what a new cluster requires from its clients; None for the user's own token, else a new one.
-        log_to_driver: whether the workers' output is repeated here; it is in the session's log files in any case.
-        object_store_bytes: shared memory of a new cluster.
 
     Raises:
         UserError: the address is of an unsupported kind.
@@ -129,18 +125,17 @@ def ray_session(
     common: dict[str, Any] = {
         "runtime_env": runtime_environment(_job_environment()),
         "logging_level": logging.ERROR,
-        "log_to_driver": log_to_driver,
+        "log_to_driver": False,  # the workers' output is in the session's log files
     }
     with ExitStack() as stack:
-        token_file = None
+        token_file, folder = None, None
         if address:
             check_cluster(address)
             _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
-            stack.enter_context(_loopback_only())
-            stack.enter_context(_free_agent_port())
-            private = _start(
+            stack.enter_context(_own_ports())
+            folder = private = _start(
                 {
                     "address": "local",
                     "num_cpus": num_cpus,
@@ -148,7 +143,7 @@ def ray_session(
                     "include_dashboard": dashboard,
                     "dashboard_host": "127.0.0.1",
                     "dashboard_port": dashboard_port,
-                    "object_store_memory": object_store_bytes,
+                    "object_store_memory": OBJECT_STORE_BYTES,
                     **common,
                 },
                 stack,
@@ -158,9 +153,8 @@ def ray_session(
         left: list[Path] = []
         stack.callback(_remove, left)
         stack.callback(ray.shutdown)
-        gcs_address, folder = ray.get_runtime_context().gcs_address, None
+        gcs_address = ray.get_runtime_context().gcs_address
         if not address:
-            folder = private
             # Otherwise a submitted job joins any of this machine's clusters.
             ray._private.utils.write_ray_address(gcs_address, str(private / ROOT))
             stack.callback(_write_discovery(private).unlink, missing_ok=True)
@@ -207,10 +201,7 @@ def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
     """Start a private cluster in a new folder that only its owner can enter; `stack` will remove it. Return the folder.
 
     A loaded machine can be too slow for one of Ray's start limits. A start that failed or hung leaves nothing behind
-    and is retried in another folder.
-
-    Raises:
-        EnvironmentFault: all `STARTS` attempts failed.
+    and is retried in another folder, up to `STARTS` times in all.
     """
     for number in range(1, STARTS + 1):
         with ExitStack() as own:
@@ -284,6 +275,17 @@ def _listening_in(daemon: psutil.Process) -> list[Path]:
 
 
 @contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module for the block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
 def _own_sigterm() -> Iterator[None]:
     """Keep this process's SIGTERM handler during the block.
 
@@ -295,12 +297,11 @@ def _own_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, install = signal.getsignal(signal.SIGTERM), utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda _: None
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        with _replaced(utils, "set_sigterm_handler", lambda _: None):
+            yield
     finally:
-        utils.set_sigterm_handler = install
         signal.signal(signal.SIGTERM, before)
 
 
@@ -327,39 +328,25 @@ def _dashboard() -> str | None:
 
 
 @contextmanager
-def _loopback_only() -> Iterator[None]:
-    """Make a new cluster's servers listen on 127.0.0.1 only.
+def _own_ports() -> Iterator[None]:
+    """Make a new cluster's servers listen on 127.0.0.1 only, and the agent of its node on a free port.
 
-    Ray does so by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports are open
-    to the network, including the one for serialised code, protected by the token alone.
+    By itself Ray listens on loopback only on systems on which it doesn't support multi-node clusters. Elsewhere some ten
+    ports are open to the network, including the one for serialised code, protected by the token alone.
+
+    `ray.init` can't be told the agent's port, and by default only the first cluster on a machine gets it: the agents of
+    the others stay without one, and their dashboards then take no jobs.
     """
-    from ray._private import ray_constants
+    from ray._private import parameter, ray_constants
 
-    variable, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[variable] = "0"  # for the daemons and workers
-    ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, which has already read the variable
+    variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    free = partial(parameter.RayParams, dashboard_agent_listen_port=0)
+    os.environ[variable] = "0"  # for the daemons and workers; this process has already read it
     try:
-        yield
+        with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False), _replaced(parameter, "RayParams", free):
+            yield
     finally:
         os.environ.pop(variable, None)
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _free_agent_port() -> Iterator[None]:
-    """Let the agent of a new cluster's node listen on a free port.
-
-    `ray.init` can't be told, and by default only the first cluster on a machine gets the port: the agents of the others
-    stay without one, and their dashboards then take no jobs.
-    """
-    from ray._private import parameter
-
-    before = parameter.RayParams
-    parameter.RayParams = partial(before, dashboard_agent_listen_port=0)
-    try:
-        yield
-    finally:
-        parameter.RayParams = before
 
 
 def _job_environment() -> dict[str, Any]:
@@ -374,7 +361,7 @@ def token_path(store: Path) -> Path:
     return store.resolve() / "ray" / "auth_token"
 
 
-def _own_token(store: Path, token: str | None = None) -> Path | None:
+def _own_token(store: Path, token: str | None) -> Path | None:
     """Make the new cluster require a token, kept in the store and readable by its owner only; return its file.
 
     By default Ray creates a token in the home folder. An existing one is reused. If the user has set a token or an
@@ -388,9 +375,8 @@ def _own_token(store: Path, token: str | None = None) -> Path | None:
         if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", _TOKEN, f"{_TOKEN}_PATH")):
             return None
         home = find_home()
-        files = (*([] if home is None else [home / ".ray" / "auth_token"]), path)
-        found = [text for file in files if (text := _text_of(file))]
-        _chosen[_TOKEN] = found[0] if found else secrets.token_hex(32)
+        users = "" if home is None else _text_of(home / ".ray" / "auth_token")
+        _chosen[_TOKEN] = users or _text_of(path) or secrets.token_hex(32)
     token = _chosen[_TOKEN]
     if _text_of(path) != token:
         # The file must never be readable by others, not even before a chmod.

@@ -84,11 +84,7 @@ def read_state(store: Path) -> ServiceState | None:
 
 
 def write_state(store: Path, state: ServiceState) -> None:
-    """Write the record, whole or not at all.
-
-    Raises:
-        EnvironmentFault: the disk is full or not writable.
-    """
+    """Write the record, whole or not at all."""
     write_json(service_folder(store) / "state.json", asdict(state))
 
 

@@ -41,8 +41,8 @@ from mlmclm.service.state import (
     write_state,
 )
 from mlmclm.storage.files import in_turn, machine, only_one
-from mlmclm.tracking.address import VARIABLE, default_address
-from mlmclm.tracking.database import make_usable, sqlite_file
+from mlmclm.tracking.address import VARIABLE, own_database
+from mlmclm.tracking.database import make_usable
 
 SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": "MLflow", "prometheus": "Prometheus"}
 """The servers by the names that they have in a record, with those for people."""
@@ -166,9 +166,7 @@ def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
         state = ServiceState(machine(), platform.node(), time.time(), False, {}, me)
         write_state(store, state)
         stack.callback((folder / "state.json").unlink, missing_ok=True)
-        database = sqlite_file(default_address(store))
-        assert database is not None
-        make_usable(database, own=True)
+        make_usable(own_database(store), own=True)
         port = _port(settings, "mlflow")
         server = stack.enter_context(ExitStack())
         _, mlflow = server.enter_context(running_server(store, port=port))
@@ -369,11 +367,7 @@ def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], name
 
 
 def _wait_for_jobs(dashboard: str, token: str) -> None:
-    """Wait until Ray's dashboard takes jobs, which is some time after it has an address.
-
-    Raises:
-        EnvironmentFault: it doesn't in `START_SECONDS`.
-    """
+    """Wait until Ray's dashboard takes jobs, which is some time after it has an address."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
