@@ -96,7 +96,6 @@ def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any
     """Build `model` from plain values.
 
     Args:
-        model: the configuration class.
         value: the plain values; anything but a mapping is an error.
         where: a file or an option, which starts each message.
         context: passed to the model's validators.

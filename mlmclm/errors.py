@@ -26,8 +26,6 @@ class UserError(MlmclmError):
 class EnvironmentFault(MlmclmError):
     """The request is fine, but the machine, a server or the disk is not; the same command can succeed later."""
 
-    exit_code = 1
-
 
 def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str = "") -> UserError:
     """Return a `UserError` for a value outside a closed set, with the nearest match and all allowed values."""

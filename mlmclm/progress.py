@@ -62,7 +62,6 @@ class Bar:
         """The amount done when the first piece was finished, and the time of that."""
         self._note = self._said = ""
         self._rate: float | None = None
-        self._started = self._printed = self._updated = time.monotonic()
         self._over = threading.Event()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -116,13 +115,12 @@ class Bar:
         """Show that `done` of `total` is finished.
 
         Args:
-            done: the amount of finished work.
             total: the new total, if it has changed.
             note: shown after the count.
             rate: pieces per second, for the estimate of the time left; by default the mean since the first piece.
         """
         self.done, self._note, self._rate = done, note, rate
-        self.total = total if total is not None else self.total
+        self.total = self.total if total is None else total
         self._updated = time.monotonic()
         if self._first is None and done > self._already:
             self._first = done, self._updated
