@@ -44,9 +44,7 @@ def cluster_view() -> Callable[[], Cluster]:
 def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = False) -> Iterator[None]:
     """Print every so often, while the body runs, what the driver's placement groups wait for.
 
-    Args:
-        what: the beginning of the line, such as `pretraining`.
-        all_of_them: see `waiting_line`.
+    `what` is the beginning of the line, such as `pretraining`; for `all_of_them` see `waiting_line`.
     """
     since, said, text = math.inf, -math.inf, ""
 

@@ -48,11 +48,7 @@ def serve(store: Path, *, port: int | None = None) -> None:
 
 @contextmanager
 def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
-    """Run an MLflow server on the store for the duration of the block.
-
-    Yields:
-        The links to each study's runs and charts, and the server's process.
-    """
+    """Run an MLflow server on the store for the block; yield links to each study's runs and charts, and its process."""
     database = own_database(store)
     if not database.exists():
         raise UserError(

@@ -268,10 +268,7 @@ def look(store: Path) -> Look | None:
 
 
 def end(store: Path) -> list[str]:
-    """End what runs of a store's service, with the jobs in it, and remove what is left of it.
-
-    Returns:
-        The names of what was running.
+    """End what runs of a store's service, with the jobs in it; remove what is left of it; return the names of what ran.
 
     Raises:
         UserError: it is another machine's.

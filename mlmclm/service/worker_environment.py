@@ -7,7 +7,6 @@ import logging
 import os
 from typing import Any
 
-GIBIBYTE = 1 << 30
 LARGE_BLOCK = 1 << 20
 """Smallest block, in bytes, that `map_large_blocks` maps by itself."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
@@ -15,7 +14,6 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 
 BACKEND = "MLMCLM_BACKEND"
 """Variable for the user's choice of a backend (`mlmclm.backends`), which workers follow."""
-SETUP_HOOK = "mlmclm.service.worker_environment.quiet_worker"
 
 
 def worker_environment() -> dict[str, str]:
@@ -37,7 +35,7 @@ def worker_environment() -> dict[str, str]:
         "MKL_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_MAX_": "0",
-        "MALLOC_TRIM_THRESHOLD_": str(8 * GIBIBYTE),
+        "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
         "MALLOC_TOP_PAD_": str(64 << 20),
         "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
         "TOKENIZERS_PARALLELISM": "false",
@@ -58,7 +56,7 @@ def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
         "env_vars": {name: value for name, value in worker_environment().items() if name not in theirs}
     }
     if "worker_process_setup_hook" not in job:
-        ours["worker_process_setup_hook"] = SETUP_HOOK
+        ours["worker_process_setup_hook"] = "mlmclm.service.worker_environment.quiet_worker"
     return ours
 
 

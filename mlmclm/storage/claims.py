@@ -59,6 +59,8 @@ class Holder:
 class Claims:
     """The claims on one store, as one process sees them; thread-safe.
 
+    A claim that cannot be read or written, as on a full disk, is an `EnvironmentFault`.
+
     Args:
         lease: seconds without renewal after which another machine's claim is dead.
         machine: an identity that distinguishes this machine from others; by default the running kernel's.
@@ -72,11 +74,7 @@ class Claims:
         """The state of each claim, and when this process first saw it in that state."""
 
     def holder(self, name: str) -> str | None:
-        """Return who holds a claim ("process 12 on HOST"), or None if nobody does; a dead holder's claim is removed.
-
-        Raises:
-            EnvironmentFault: the claim cannot be read.
-        """
+        """Return who holds a claim ("process 12 on HOST"), or None if nobody does; a dead holder's claim is removed."""
         path = self.folder / name
         try:
             with path.open("r+b") as file:  # NFS locks only files that are open for writing
@@ -131,11 +129,7 @@ class Claims:
 
     @contextmanager
     def attempt(self, names: Sequence[str]) -> Iterator[str | None]:
-        """Claim all of these, or none, for the duration of the block; yield None, or who holds one of them.
-
-        Raises:
-            EnvironmentFault: the disk is full or not writable.
-        """
+        """Claim all of these, or none, for the duration of the block; yield None, or who holds one of them."""
         with ExitStack() as stack:
             for name in names:
                 while not self._take(name, stack):
@@ -154,9 +148,6 @@ class Claims:
         Args:
             names: called before each attempt, since the other process may have made some of the parts.
             waiting: called once with the holder if there is one to wait for.
-
-        Raises:
-            EnvironmentFault: the disk is full or not writable.
         """
         said = False
         while True:

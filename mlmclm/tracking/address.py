@@ -21,16 +21,10 @@ DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}
 
 
 def chosen_address(given: str | None, store: Path, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Choose the address that a study's runs are written to.
+    """Choose the address that a study's runs are written to; return it, and where it comes from.
 
-    The study file comes first, then MLflow's own environment variable, as in every program that uses MLflow, then the
-    store.
-
-    Args:
-        given: `tracking` of the study file.
-
-    Returns:
-        The address, and where it comes from.
+    The study file (`given`) comes first, then MLflow's own environment variable, as in every program that uses MLflow,
+    then the store.
     """
     if given is not None:
         return given, "tracking in the study file"

@@ -229,11 +229,7 @@ class Connection:
     def _adopt(self, part: Part, condition: str) -> set[str]:
         """Index runs of ours that the index lacks: it was lost, or their creator was killed before it could index them.
 
-        Args:
-            condition: a filter of MLflow's run search; empty for all runs.
-
-        Returns:
-            The ids of all runs that were found.
+        `condition` is a filter of MLflow's run search, empty for all runs. Returns the ids of all runs that were found.
         """
         token, there = None, set()
         while True:

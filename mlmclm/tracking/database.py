@@ -128,11 +128,7 @@ def commit_lightly() -> None:
 
 
 def own_fault(database: Path) -> str | None:
-    """Return why this MLflow cannot use the store's own database, or None if it can; checks its pages too.
-
-    Raises:
-        sqlite3.OperationalError: as for `fault`.
-    """
+    """Return the `fault` of the store's own database, of which the schema's revision and the pages are checked too."""
     return fault(database, _revision(), pages=True)
 
 

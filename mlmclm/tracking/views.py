@@ -235,8 +235,7 @@ def zero_shot_record(study: str, result: Mapping[str, Any], *, about: Mapping[st
 
     `score` is the metric that stands for the task; all metrics have their own names too.
 
-    Args:
-        about: as for `group_record`, of which `family` is replaced.
+    `about` is as for `group_record`; its `family` is replaced.
     """
     model, task, main = str(result["model"]), str(result["task"]), str(result["main"])
     score = result["metrics"][main]
@@ -379,8 +378,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 def experiment_links(base: str, experiments: Mapping[str, str]) -> dict[str, str]:
     """Return links to MLflow's web interface: the runs of each experiment, and the charts of each study.
 
-    Args:
-        experiments: the ids by name. If there are none, the one link opens MLflow's list of experiments.
+    `experiments` are the ids by name. If there are none, the one link opens MLflow's list of experiments.
     """
     root = f"{base.rstrip('/')}/#/experiments"
     links = {} if experiments else {"MLflow": f"{root}?{LINK_QUERY}"}
