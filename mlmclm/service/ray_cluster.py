@@ -128,7 +128,8 @@ def ray_session(
         "log_to_driver": False,  # the workers' output is in the session's log files
     }
     with ExitStack() as stack:
-        token_file, folder = None, None
+        token_file: Path | None = None
+        folder: Path | None = None
         if address:
             check_cluster(address)
             _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
@@ -331,8 +332,8 @@ def _dashboard() -> str | None:
 def _own_ports() -> Iterator[None]:
     """Make a new cluster's servers listen on 127.0.0.1 only, and the agent of its node on a free port.
 
-    By itself Ray listens on loopback only on systems on which it doesn't support multi-node clusters. Elsewhere some ten
-    ports are open to the network, including the one for serialised code, protected by the token alone.
+    Ray does the first by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports
+    are open to the network, including the one for serialised code, protected by the token alone.
 
     `ray.init` can't be told the agent's port, and by default only the first cluster on a machine gets it: the agents of
     the others stay without one, and their dashboards then take no jobs.
