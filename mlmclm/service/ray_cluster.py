@@ -362,7 +362,7 @@ def token_path(store: Path) -> Path:
     return store.resolve() / "ray" / "auth_token"
 
 
-def _own_token(store: Path, token: str | None) -> Path | None:
+def _own_token(store: Path, token: str | None = None) -> Path | None:
     """Make the new cluster require a token, kept in the store and readable by its owner only; return its file.
 
     By default Ray creates a token in the home folder. An existing one is reused. If the user has set a token or an

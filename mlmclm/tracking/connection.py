@@ -200,7 +200,7 @@ class Connection:
             params = {name: value for name, value in params.items() if name not in there}
         points = [Metric(name, value, time, step) for name, value, step, time in _new_points(entry, record)]
         all_tags = _cut({**tags, **changed}, LONGEST_TAG)
-        batches = zip_longest(
+        batches: Iterator[tuple[Sequence[Any], ...]] = zip_longest(
             _chunks(points, POINTS_A_BATCH),
             _chunks([Param(*pair) for pair in _cut(params, LONGEST_PARAM).items()], VALUES_A_BATCH),
             _chunks([RunTag(*pair) for pair in all_tags.items()], VALUES_A_BATCH),
