@@ -49,24 +49,21 @@ class Blocks:
         # For each shard the number of blocks up to its end, which `take` searches.
         counts = [shard.blocks * self.stored_length // block_length for shard in self.shards]
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._length = int(self._ends[-1])
         self._maps: dict[int, NDArray[Any]] = {}
         self._checked: set[int] = set()
 
     def __len__(self) -> int:
         """Return the number of blocks."""
-        return self._length
+        return int(self._ends[-1])
 
     def at_length(self, length: int) -> Blocks:
         """Return the same text in blocks of another length; what is left at the end of a shard is left out.
 
         A shard's blocks are consecutive parts of one text, so longer blocks join and shorter ones divide them.
         """
-        return (
-            self
-            if length == self.block_length
-            else Blocks(self.shelf, self.shards, length, self.dtype, self.stored_length)
-        )
+        if length == self.block_length:
+            return self
+        return Blocks(self.shelf, self.shards, length, self.dtype, self.stored_length)
 
     def __reduce__(self) -> tuple[type[Blocks], tuple[Shelf, tuple[Shard, ...], int, str, int]]:
         """Pickle the description, not the data."""
@@ -84,8 +81,8 @@ class Blocks:
             UserError: a shard is missing or damaged.
             EnvironmentFault: a shard cannot be fetched.
         """
-        if len(rows) and not (rows.min() >= 0 and rows.max() < self._length):
-            raise IndexError(f"rows must be in [0, {self._length}), got {rows.min()} to {rows.max()}")
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
+            raise IndexError(f"rows must be in [0, {len(self)}), got {rows.min()} to {rows.max()}")
         if len(self.shards) == 1:  # The fast path: NumPy gathers all rows at once.
             return self._map(0)[rows].astype(np.int64)
         shards = np.searchsorted(self._ends, rows, side="right")  # [n]

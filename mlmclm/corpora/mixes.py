@@ -111,10 +111,8 @@ class Turns:
         return periods * self.weights + np.bincount(self._sources[:rest], minlength=len(self.weights))
 
 
-@lru_cache
-def turns_of(mix: Mix) -> Turns:
-    """Return the turns of a mix."""
-    return Turns(mix)
+turns_of = lru_cache(Turns)
+"""The turns of a mix, made once."""
 
 
 def counts(mix: Mix, samples: int) -> dict[str, int]:

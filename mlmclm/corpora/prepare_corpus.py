@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.chosen_documents import head, held_out, sample
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source, no_text, too_little
-from mlmclm.corpora.documents import TRAIN, VALIDATION, Source, open_source
+from mlmclm.corpora.documents import TRAIN, VALIDATION, Folders, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill
 from mlmclm.corpora.prepared_corpus import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index, summary
 from mlmclm.corpora.process_map import Progress, silent, worker_count
@@ -52,12 +52,10 @@ def prepare_corpus(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     session: Session | None = None,
+    **folders: Unpack[Folders],
 ) -> PreparedCorpus:
     """Read, tokenise and pack a corpus, or open it if it is prepared already (well under a second).
 
@@ -66,10 +64,6 @@ def prepare_corpus(
 
     Args:
         block_length: tokens per block.
-        store: the study's folder. Blocks go to `corpora/` unless the corpus says otherwise, the tokenizer to
-            `tokenizers/`.
-        data_root: a folder in which a local source's name is also looked up.
-        beside: the study file's folder, in which the name is looked up first.
         workers: processes on this machine, by default one per processor. The result does not depend on it.
         session: opens the Ray cluster for `corpus.workers: auto` and `ray`; called only if there is text to tokenise.
 
@@ -77,9 +71,7 @@ def prepare_corpus(
         UserError: the source, a column or the tokenizer is missing or doesn't fit, or there is too little text.
         EnvironmentFault: the hub or an address cannot be reached, the disk is full, or a worker was killed.
     """
-    report = progress or silent
-    count = worker_count(workers)
-    locate = partial(_locate, corpus, tokenizer, block_length, store, data_root, beside, count, report)
+    locate = partial(_locate, corpus, tokenizer, block_length, workers, progress, folders)
     place = locate()
     if place.source.settle() not in (None, place.origin):
         # Another process was the first to use the source in this store and pinned other documents.
@@ -88,18 +80,18 @@ def prepare_corpus(
     if not place.complete():
         # First of all, so that too little text is reported before a tokenizer is trained on it.
         byte_level = tokenizer.train_vocab_size is not None
-        below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=report)
+        below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=progress)
         place = replace(place, below=below)
         _tokenizer(tokenizer, place)
         check_ids(place.tokenizer)
 
         def waiting(other: str) -> None:
-            report(f"waiting for {other}, which prepares this corpus", 0, None)
+            progress(f"waiting for {other}, which prepares this corpus", 0, None)
 
-        with Claims(store).wait(lambda: [f"corpora-{place.key}"], waiting):
+        with Claims(place.store).wait(lambda: [f"corpora-{place.key}"], waiting):
             # The process that held the claim before may have made the whole corpus.
             if not place.complete():
-                with _encoder(place, count, session) as encoder:
+                with _encoder(place, worker_count(workers), session) as encoder:
                     _make(place, encoder)
     prepared = _open(place)
     assert prepared is not None
@@ -113,10 +105,8 @@ def find_corpus(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
     damaged: bool = False,
+    **folders: Unpack[Folders],
 ) -> PreparedCorpus | None:
     """Return the corpus if it is already prepared, None if there is work to do; prepare nothing.
 
@@ -127,7 +117,7 @@ def find_corpus(
         UserError: as `prepare_corpus`, or the tokenizer is damaged.
         EnvironmentFault: as `prepare_corpus`.
     """
-    place = _locate(corpus, tokenizer, block_length, store, data_root, beside, 1, silent)
+    place = _locate(corpus, tokenizer, block_length, 1, silent, folders)
     found = place.tokenizer_damage() if place.tokenizer.is_dir() else None
     if found is not None:
         raise UserError(f"{place.tokenizer}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
@@ -175,20 +165,17 @@ def _locate(
     corpus: CorpusConfig,
     tokenizer: TokenizerConfig,
     block_length: int,
-    store: Path,
-    data_root: Path | None,
-    beside: Path | None,
-    workers: int,
+    workers: int | None,
     report: Progress,
+    folders: Folders,
 ) -> _Place:
     if block_length < 2:
         raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
-    source = open_source(corpus, store=store, data_root=data_root, beside=beside, workers=workers, progress=report)
+    source, store = open_source(corpus, workers=workers, progress=report, **folders), folders["store"]
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, text_key(corpus, origin))
     # The key depends on the text, not on where it is stored.
-    facts = [CORPUS_VERSION, corpus.identity(), origin, own_key, block_length]
-    key = stable_hash(facts)[:16]
+    key = stable_hash([CORPUS_VERSION, corpus.identity(), origin, own_key, block_length])[:16]
     shelf = _shelf(corpus, store, key)
     return _Place(corpus, source, origin, block_length, key, shelf, store, store / "tokenizers" / own_key, report)
 

@@ -119,8 +119,10 @@ def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
         "shards": len(prepared.train.shards) + len(prepared.validation.shards),
         "median_document_tokens": median_length(prepared),
         **({"files_left_out": prepared.left_out} if prepared.left_out else {}),
-        "train": {name: index["train"][name] for name in ("documents", "tokens", "blocks")},
-        "validation": {name: index["validation"][name] for name in ("documents", "tokens", "blocks")},
+        **{
+            part: {name: index[part][name] for name in ("documents", "tokens", "blocks")}
+            for part in (TRAIN, VALIDATION)
+        },
         "examples": [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in beginnings],
     }
 
@@ -152,7 +154,7 @@ def summary(prepared: PreparedCorpus) -> str:
     return f"corpus {index['corpus']['source']}: {train} documents, {length}; {validation} for validation{left_out}"
 
 
-def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[str, str]:
+def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, str]:
     """Read all shards and describe each one that is not as it was written, by its path or address.
 
     Of a corpus prepared before shards had checksums, only the shards' sizes are verified.
@@ -160,12 +162,11 @@ def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[s
     wrong, read = {}, 0
     parts = (prepared.train, prepared.validation)
     total = sum(blocks.bytes_of(shard) for blocks in parts for shard in blocks.shards)
-    report = progress or silent
 
     def follow(size: int) -> None:
         nonlocal read
         read += size
-        report("verifying", read, total)
+        progress("verifying", read, total)
 
     for blocks in parts:
         damaged = blocks.damaged()

@@ -84,11 +84,6 @@ class Record:
         )
 
 
-def shard_file(part: str, number: int) -> str:
-    """Return the name of a shard's file."""
-    return f"{part}-{number:05d}.bin"
-
-
 def record_file(part: str, number: int) -> str:
     """Return the name of a shard's record file, which is removed once the corpus has its index."""
     return f"{part}-{number:05d}.json"
@@ -248,7 +243,7 @@ class ShardWriter:
 
     @property
     def _file(self) -> str:
-        return shard_file(self.part, len(self.records))
+        return f"{self.part}-{len(self.records):05d}.bin"
 
     def _begin_shard(self) -> _Unfinished:
         folder = self._shelf.local

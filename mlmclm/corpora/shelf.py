@@ -115,8 +115,8 @@ class Shelf:
             raise UserError(f"{path}: {found:,} bytes, but it was written with {size:,}. {AGAIN}")
         return path
 
-    def check(self, file: str, sha256: str) -> Path:
-        """Compare a fetched file with its checksum; return its path on this node.
+    def check(self, file: str, sha256: str) -> None:
+        """Compare a fetched file with its checksum.
 
         Raises:
             UserError: the checksum differs. The file is renamed, so that the same command makes or fetches it again.
@@ -124,7 +124,7 @@ class Shelf:
         path = self.local / file
         try:
             if hash_file(path) == sha256:
-                return path
+                return
             aside = set_aside(path)
         except FileNotFoundError as error:  # Another worker has found the damage and renamed the file.
             raise UserError(
