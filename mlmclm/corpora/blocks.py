@@ -37,12 +37,9 @@ class Blocks:
     def __init__(
         self, shelf: Shelf, shards: Sequence[Shard], block_length: int, dtype: str, stored_length: int | None = None
     ) -> None:
-        """Describe the blocks of `shards`, one shard after the other, stored as `dtype` ("<u2" or "<u4").
+        """Describe the blocks of `shards`, one after the other, stored as `dtype` ("<u2" or "<u4"); open nothing yet.
 
-        Nothing is opened yet.
-
-        Args:
-            stored_length: length of the blocks that the shards count, if it is another one (`at_length`).
+        `stored_length` is the length of the blocks that the shards count, if it is another one (`at_length`).
         """
         self.shelf, self.shards, self.block_length, self.dtype = shelf, tuple(shards), block_length, dtype
         self.stored_length = stored_length or block_length
@@ -53,7 +50,6 @@ class Blocks:
         self._checked: set[int] = set()
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return int(self._ends[-1])
 
     def at_length(self, length: int) -> Blocks:
@@ -96,10 +92,7 @@ class Blocks:
         return self._map(shard).reshape(-1)
 
     def damaged(self) -> dict[str, str]:
-        """Describe each shard that is missing or has the wrong size, by its file name.
-
-        Takes one listing of the folder; no shard is read.
-        """
+        """Describe each shard that is missing or has the wrong size, by its file name; lists the folder, reads none."""
         sizes = self.shelf.sizes()
         found = {}
         for shard in self.shards:

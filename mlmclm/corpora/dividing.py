@@ -59,7 +59,6 @@ def divide_source(
 
 
 def no_text(corpus: CorpusConfig) -> UserError:
-    """Return the error for a source without a training document."""
     return UserError(
         f"corpus source {corpus.source!r}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r})."
     )

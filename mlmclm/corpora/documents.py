@@ -98,10 +98,8 @@ def open_source(
     """Return the source that a configuration names; no document is read yet.
 
     The name is looked up in this order: among the sources of installed packages (`pydocs`), as a path (below `beside`,
-    below the working directory, below `data_root`), and on the Hugging Face hub.
-
-    Raises:
-        UserError: a path that does not exist, or a folder without files of a known kind.
+    below the working directory, below `data_root`), and on the Hugging Face hub. A path that does not exist, or a
+    folder without files of a known kind, is a UserError.
     """
     installed = plugin(CORPORA, config.source)
     if installed is not None:
@@ -141,11 +139,7 @@ class FileSource(Source):
     """
 
     def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
-        """Find the files of the training and validation splits.
-
-        Raises:
-            UserError: there are no files, or none of the split, or a text file is too long for one document.
-        """
+        """Find the files of both splits; raise UserError for none, or a text file that is too long for one document."""
         self._path, self._column, self._store = path, config.text_column, store
         self._paragraphs = config.text_documents == "paragraph"
         if path.is_file() and kind_of(path) not in SUFFIXES:

@@ -62,24 +62,19 @@ def prepare_sources(
     session: Callable[[CorpusConfig], Session | None] = lambda corpus: None,
     **folders: Unpack[Folders],
 ) -> PreparedSources:
-    """Prepare several corpora with one tokenizer, or open those that are prepared (`prepare_corpus`).
+    """Prepare several corpora with one tokenizer, or open those that are prepared.
 
-    Args:
-        mix: the shares of the text that a tokenizer is trained on.
-        session: returns `prepare_corpus`'s argument for one of the corpora.
-
-    Raises:
-        UserError: as `prepare_corpus`; the message names the source.
-        EnvironmentFault: as `prepare_corpus`.
+    A tokenizer is trained on text in the shares of the mix. `session` returns the argument of `prepare_corpus` for one
+    of the corpora. Raises what `prepare_corpus` does; the message names the source.
     """
     store = folders["store"]
 
     def settled(corpus: CorpusConfig) -> Source:
         source = open_source(corpus, progress=progress, **folders)
-        # Another process may have been the first to use the source in this store and pinned other documents.
-        if source.settle() in (None, source.fingerprint()):
-            return source
-        return open_source(corpus, progress=progress, **folders)
+        if source.settle() not in (None, source.fingerprint()):
+            # Another process was the first to use the source in this store and pinned other documents.
+            source = open_source(corpus, progress=progress, **folders)
+        return source
 
     if tokenizer.train_vocab_size is not None:
         key, texts = _tokenizer_text(corpora, mix, settled, block_length, progress)
@@ -129,12 +124,9 @@ def find_sources(
 
 
 def open_stored(store: Path, key: str) -> tuple[PreparedCorpus | PreparedSources, dict[str, CorpusConfig]]:
-    """Open one or several corpora of the store by their key.
+    """Open one or several corpora of the store by their key; raise UserError if there are none.
 
     Also return the configurations that they were made from, by the names of the sources ("" for a single corpus).
-
-    Raises:
-        UserError: there is no such corpus.
     """
     file = store / "corpora" / key / SOURCES
     if not file.is_file():

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from mlmclm.corpora.blocks import token_type
-from mlmclm.corpora.chosen_documents import head, held_out, sample
+from mlmclm.corpora.chosen_documents import head, held_out, smallest_hashes
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source, no_text, too_little
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Folders, Source, open_source
@@ -32,11 +32,12 @@ from mlmclm.corpora.tokenizer import (
     load_text_tokenizer,
     prepare_tokenizer,
     special_ids,
+    tokenizer_damage,
     tokenizer_key,
 )
 from mlmclm.errors import UserError
 from mlmclm.progress import say
-from mlmclm.storage.checksums import cache_damage, sealed, write_sealed
+from mlmclm.storage.checksums import sealed, write_sealed
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import expanded, stable_hash
 
@@ -110,22 +111,19 @@ def find_corpus(
 ) -> PreparedCorpus | None:
     """Return the corpus if it is already prepared, None if there is work to do; prepare nothing.
 
+    Raises what `prepare_corpus` does, and UserError if the tokenizer is damaged.
+
     Args:
         damaged: return a finished corpus even if it has lost shards that would have to be made again.
-
-    Raises:
-        UserError: as `prepare_corpus`, or the tokenizer is damaged.
-        EnvironmentFault: as `prepare_corpus`.
     """
     place = _locate(corpus, tokenizer, block_length, 1, silent, folders)
-    found = place.tokenizer_damage() if place.tokenizer.is_dir() else None
-    if found is not None:
+    found = tokenizer_damage(place.tokenizer)
+    if found is not None and place.tokenizer.is_dir():
         raise UserError(f"{place.tokenizer}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
     return _open(place) if damaged or place.complete() else None
 
 
 def _open(place: _Place) -> PreparedCorpus | None:
-    """Open the corpus if it is finished; None if it is not."""
     index = read_index(place.shelf)
     if index is None:
         return None
@@ -149,14 +147,10 @@ class _Place:
     below: int | None = None
     """The hash below which a document is held out. None until the source is read, and if it has a validation part."""
 
-    def tokenizer_damage(self) -> str | None:
-        """Describe what is wrong with the prepared tokenizer; None if nothing is."""
-        return cache_damage(self.tokenizer, "tokenizer.json")
-
     def complete(self) -> bool:
         """Return whether the tokenizer and all shards are there. Checks the shards' sizes, not their content."""
         index = read_index(self.shelf)
-        if index is None or not self.tokenizer.is_dir() or self.tokenizer_damage() is not None:
+        if index is None or tokenizer_damage(self.tokenizer) is not None:
             return False
         return not any(blocks_of(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
 
@@ -206,13 +200,9 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
 
 
 def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *, characters: int) -> list[str]:
-    """Return a fixed sample of a source's training text, for a tokenizer.
+    """Return a fixed sample of a source's training text, for a tokenizer; raise UserError if there is no text.
 
-    Args:
-        below: the hash below which a document is held out (`divide_source`).
-
-    Raises:
-        UserError: there is no text.
+    Documents with a hash `below` that of `divide_source` are held out.
     """
     # In the source's order, without empty documents.
     training = (
@@ -223,7 +213,8 @@ def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *,
     if corpus.streaming:
         chosen = list(head(training, characters=characters))
     else:
-        chosen = sample(training, characters=characters, purpose="tokenizer", seed=corpus.seed)
+        found, _ = smallest_hashes(training, characters=characters, purpose="tokenizer", seed=corpus.seed)
+        chosen = [text for _, text in found]
     if not chosen:
         raise no_text(corpus)
     return list(map(plain, chosen))

@@ -54,11 +54,7 @@ class PreparedCorpus:
 
 
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
-    """Open a corpus of the store by its key; also return the configuration that it was made from.
-
-    Raises:
-        UserError: there is no such corpus.
-    """
+    """Open a corpus of the store by its key, or raise UserError; also return the configuration it was made from."""
     folder = store / "corpora" / key
     elsewhere = folder / ELSEWHERE
     again = f"Delete {folder} and run `mlmclm data` on the study."
@@ -119,10 +115,8 @@ def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
         "shards": len(prepared.train.shards) + len(prepared.validation.shards),
         "median_document_tokens": median_length(prepared),
         **({"files_left_out": prepared.left_out} if prepared.left_out else {}),
-        **{
-            part: {name: index[part][name] for name in ("documents", "tokens", "blocks")}
-            for part in (TRAIN, VALIDATION)
-        },
+        "train": {name: index["train"][name] for name in ("documents", "tokens", "blocks")},
+        "validation": {name: index["validation"][name] for name in ("documents", "tokens", "blocks")},
         "examples": [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in beginnings],
     }
 
@@ -181,11 +175,7 @@ def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, s
 
 
 def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
-    """Build the corpus that an index describes.
-
-    Raises:
-        UserError: an entry of the index is missing or invalid.
-    """
+    """Build the corpus that an index describes; raise UserError if an entry is missing or invalid."""
     try:
         return PreparedCorpus(
             key=key,
@@ -205,6 +195,5 @@ def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) ->
 
 
 def blocks_of(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:
-    """Return a part's blocks."""
     shards = [Shard(value["file"], value["blocks"], value["sha256"]) for value in index[part]["shards"]]
     return Blocks(shelf, shards, index["block_length"], index["dtype"])

@@ -61,7 +61,6 @@ def ray_encoder(tokeniser: Tokeniser) -> Iterator[Encoder]:
 
 
 def _context() -> Any:
-    """Return Ray Data's settings for tokenising."""
     import ray
 
     context = ray.data.DataContext.get_current().copy()
@@ -95,12 +94,10 @@ def _dataset(stream: Stream, starts: Mapping[str, Position], tokeniser: ray.Obje
 
 
 def _read(pieces: pyarrow.Table, stream: Stream, starts: Mapping[str, Position]) -> Iterator[pyarrow.Table]:
-    """Read the documents of pieces (a Ray Data task)."""
     return batches(stream, pieces["piece"].to_pylist(), starts)
 
 
 def _tokenise(documents: pyarrow.Table, tokeniser: ray.ObjectRef) -> pyarrow.Table:
-    """Tokenise documents (a Ray Data task)."""
     tokens: pyarrow.Table = _fetched(tokeniser)(documents)
     return tokens
 

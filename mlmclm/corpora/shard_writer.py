@@ -181,9 +181,7 @@ class ShardWriter:
     def add(self, document: Position, tokens: NDArray[Any], *, size: int, unknown: int = 0) -> None:
         """Append a document's tokens, int [n], including EOS; ignore a document that is in the finished shards already.
 
-        Args:
-            size: UTF-8 bytes of the document's text.
-            unknown: number of tokens that stand for unknown text.
+        Its text has `size` UTF-8 bytes, and `unknown` tokens stand for what the tokenizer doesn't know of it.
 
         Raises:
             UserError: the source no longer has the document in which the last finished shard ends.
