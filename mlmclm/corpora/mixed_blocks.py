@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 class MixedBlocks:
-    """Blocks or chunks of one length of several sources, one after the other in the order of their names:
-    [n, block_length]."""
+    """Blocks or chunks of several sources, of one length, in the order of the sources' names: [n, block_length]."""
 
     def __init__(self, sources: Mapping[str, Blocks | Chunks]) -> None:
         self.sources = dict(sorted(sources.items()))
