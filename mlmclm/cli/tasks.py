@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -114,7 +115,7 @@ def check(
     loaded = load_task(task, store=place.store, data_root=place.data_root)
     found = look(loaded, load_tokenizer(folder), settings, examples=examples)
     if as_json:
-        print_json({**found.plain(), "max_length": max_length, "fingerprint": loaded.fingerprint})
+        print_json({**asdict(found), "max_length": max_length, "fingerprint": loaded.fingerprint})
         return
     show(f"{task.name}: {task.title} ({task.family}, {task.metric})")
     show(", ".join(f"{split} {rows:,}" for split, rows in found.rows.items()))

@@ -37,36 +37,29 @@ class Blocks:
     def __init__(
         self, shelf: Shelf, shards: Sequence[Shard], block_length: int, dtype: str, stored_length: int | None = None
     ) -> None:
-        """Describe the blocks of `shards`, one shard after the other, stored as `dtype` ("<u2" or "<u4").
+        """Describe the blocks of `shards`, one after the other, stored as `dtype` ("<u2" or "<u4"); open nothing yet.
 
-        Nothing is opened yet.
-
-        Args:
-            stored_length: length of the blocks that the shards count, if it is another one (`at_length`).
+        `stored_length` is the length of the blocks that the shards count, if it is another one (`at_length`).
         """
         self.shelf, self.shards, self.block_length, self.dtype = shelf, tuple(shards), block_length, dtype
         self.stored_length = stored_length or block_length
         # For each shard the number of blocks up to its end, which `take` searches.
         counts = [shard.blocks * self.stored_length // block_length for shard in self.shards]
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._length = int(self._ends[-1])
         self._maps: dict[int, NDArray[Any]] = {}
         self._checked: set[int] = set()
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
-        return self._length
+        return int(self._ends[-1])
 
     def at_length(self, length: int) -> Blocks:
         """Return the same text in blocks of another length; what is left at the end of a shard is left out.
 
         A shard's blocks are consecutive parts of one text, so longer blocks join and shorter ones divide them.
         """
-        return (
-            self
-            if length == self.block_length
-            else Blocks(self.shelf, self.shards, length, self.dtype, self.stored_length)
-        )
+        if length == self.block_length:
+            return self
+        return Blocks(self.shelf, self.shards, length, self.dtype, self.stored_length)
 
     def __reduce__(self) -> tuple[type[Blocks], tuple[Shelf, tuple[Shard, ...], int, str, int]]:
         """Pickle the description, not the data."""
@@ -84,8 +77,8 @@ class Blocks:
             UserError: a shard is missing or damaged.
             EnvironmentFault: a shard cannot be fetched.
         """
-        if len(rows) and not (rows.min() >= 0 and rows.max() < self._length):
-            raise IndexError(f"rows must be in [0, {self._length}), got {rows.min()} to {rows.max()}")
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
+            raise IndexError(f"rows must be in [0, {len(self)}), got {rows.min()} to {rows.max()}")
         if len(self.shards) == 1:  # The fast path: NumPy gathers all rows at once.
             return self._map(0)[rows].astype(np.int64)
         shards = np.searchsorted(self._ends, rows, side="right")  # [n]
@@ -99,10 +92,7 @@ class Blocks:
         return self._map(shard).reshape(-1)
 
     def damaged(self) -> dict[str, str]:
-        """Describe each shard that is missing or has the wrong size, by its file name.
-
-        Takes one listing of the folder; no shard is read.
-        """
+        """Describe each shard that is missing or has the wrong size, by its file name; lists the folder, reads none."""
         sizes = self.shelf.sizes()
         found = {}
         for shard in self.shards:

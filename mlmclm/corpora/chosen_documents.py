@@ -14,11 +14,7 @@ _VALIDATION = "validation"
 
 
 def held_out(text: str, *, below: int, seed: int) -> bool:
-    """Return whether a document is held out for validation. Copies of a text are never on both sides.
-
-    Args:
-        below: texts with a smaller hash are held out (`share`, `divide`).
-    """
+    """Return whether a text's hash is `below` that of `divide`: it is held out, and so are all copies of it."""
     return text_hash(text, purpose=_VALIDATION, seed=seed) < below
 
 
@@ -76,31 +72,25 @@ def text_bytes(text: str) -> int:
     return len(text.encode("utf-8", "replace")) + 1
 
 
-def sample(texts: Iterable[str], *, characters: int, purpose: str, seed: int) -> list[str]:
-    """Choose as many texts with the smallest hashes as fit, in hash order.
-
-    Makes one pass and keeps only the chosen texts in memory. A short text may fill room that was too small for a
-    longer text before it.
-    """
-    chosen, _ = _smallest(texts, characters, None, purpose, seed)
-    return [text for _, text in chosen]
-
-
 def prefix(
     texts: Iterable[str], *, characters: int | None, documents: int | None, purpose: str, seed: int
 ) -> tuple[list[str], bool]:
-    """Choose as `sample` does, but stop at the first text that was left out: larger limits only append texts.
+    """Choose as `smallest_hashes` does, but stop at the first text that was left out: larger limits only append texts.
 
     Also return whether any was left out. The choice does not depend on the order in which the texts come.
     """
-    chosen, left_out = _smallest(texts, characters, documents, purpose, seed)
+    chosen, left_out = smallest_hashes(texts, characters=characters, documents=documents, purpose=purpose, seed=seed)
     return [text for key, text in chosen if left_out is None or key <= left_out], left_out is not None
 
 
-def _smallest(
-    texts: Iterable[str], characters: int | None, documents: int | None, purpose: str, seed: int
+def smallest_hashes(
+    texts: Iterable[str], *, characters: int | None, documents: int | None = None, purpose: str, seed: int
 ) -> tuple[list[tuple[int, str]], int | None]:
-    """Return (hash, text) of the texts that fit, in hash order, and the smallest hash left out (None if none was)."""
+    """Choose as many texts with the smallest hashes as fit: (hash, text) in hash order.
+
+    Also return the smallest hash left out, None if none was. Makes one pass and keeps only the chosen texts in memory.
+    A short text may fill room that was too small for a longer text before it.
+    """
     chosen: list[tuple[int, str]] = []
     size = 0
     left_out: int | None = None

@@ -69,19 +69,12 @@ class Chunks:
     """
 
     def __init__(self, blocks: Blocks, length: int, table: Table, start: int, end: int) -> None:
-        """Describe the chunks of a corpus part; nothing is opened yet.
-
-        Args:
-            table: `chunk_table` of the part.
-            start: id of BOS.
-            end: id of EOS, another one.
-        """
+        """Describe the chunks of a part with this `chunk_table`, between the ids of BOS and EOS; open nothing yet."""
         self.blocks, self.block_length, self.table, self.start, self.end = blocks, length, table, start, end
         self._ends = list(accumulate(table.rows))
         self._starts: dict[int, NDArray[np.int32]] = {}
 
     def __len__(self) -> int:
-        """Return the number of chunks."""
         return self._ends[-1]
 
     def __reduce__(self) -> tuple[type[Chunks], tuple[Blocks, int, Table, int, int]]:

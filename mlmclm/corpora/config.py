@@ -8,9 +8,6 @@ from pydantic import Field, model_validator
 
 from mlmclm.configuration import Frozen
 
-PLACEMENT = frozenset({"workers", "shards", "cache", "shard_mib", "max_unknown"})
-"""Keys of a corpus that do not change the tokens of its blocks."""
-
 
 class CorpusConfig(Frozen):
     """The text to read, and how much of it.
@@ -64,11 +61,11 @@ class CorpusConfig(Frozen):
 
         The source's fingerprint stands for the text, wherever it is, and covers `text_documents`.
         """
-        return self.model_dump(exclude={"source", "text_documents", *PLACEMENT})
+        same_tokens = {"workers", "shards", "cache", "shard_mib", "max_unknown"}
+        return self.model_dump(exclude={"source", "text_documents", *same_tokens})
 
     @model_validator(mode="after")
     def _cache_of_an_address(self) -> Self:
-        """Allow a cache only for shards that are copied from an address."""
         if self.cache is not None and "://" not in (self.shards or ""):
             raise ValueError("cache goes with an address (PROTOCOL://...) as shards only")
         return self
@@ -88,7 +85,6 @@ class TokenizerConfig(Frozen):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        """Require exactly one origin, and allow a revision only for a hub name."""
         given = [key for key in ("name", "path", "train_vocab_size") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError(f"exactly one of name, path and train_vocab_size is needed, got {given or 'none'}")

@@ -41,30 +41,24 @@ def divide_source(
     # No training text at all is another error than a source whose only text is held out.
     if not found.training and not (own is None and found.held):
         raise no_text(corpus)
+    if not found.training and found.several:
+        raise UserError(
+            f"corpus source {corpus.source!r}: all of its documents are held out for validation (validation_fraction "
+            f"{corpus.validation_fraction:g}). Lower validation_fraction, or give more documents."
+        )
     if not found.training:
-        raise UserError(_nothing_left(corpus, found))
+        raise UserError(
+            f"corpus source {corpus.source!r}: it is a single document, and one at least is held out for validation. Give more documents, or a "
+            "validation part of its own (a file whose name begins with 'validation', or the name of one as validation_split). A text file is "
+            "one document; 'text_documents: paragraph' makes one of each of its paragraphs."
+        )
     for part, size in ((TRAIN, found.training), (VALIDATION, found.held)):
         if size < block_length and (byte_level or not size):
             raise too_little(corpus, part, f"at most {size:,} tokens", block_length)
     return None if own is not None else found.below
 
 
-def _nothing_left(corpus: CorpusConfig, found: Division) -> str:
-    """Return the message for a source whose documents would all be held out."""
-    if found.several:
-        return (
-            f"corpus source {corpus.source!r}: all of its documents are held out for validation (validation_fraction "
-            f"{corpus.validation_fraction:g}). Lower validation_fraction, or give more documents."
-        )
-    return (
-        f"corpus source {corpus.source!r}: it is a single document, and one at least is held out for validation. Give more documents, or a "
-        "validation part of its own (a file whose name begins with 'validation', or the name of one as validation_split). A text file is "
-        "one document; 'text_documents: paragraph' makes one of each of its paragraphs."
-    )
-
-
 def no_text(corpus: CorpusConfig) -> UserError:
-    """Return the error for a source without a training document."""
     return UserError(
         f"corpus source {corpus.source!r}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r})."
     )

@@ -8,12 +8,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from lzma import LZMAError
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Required, TypedDict, Unpack
 
 from mlmclm.corpora.config import CorpusConfig
-from mlmclm.corpora.process_map import Progress, silent
+from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.plugins import CORPORA, plugin, plugin_names
@@ -60,12 +61,12 @@ class Source(Protocol):
 
     def train(self) -> Iterator[str]:
         """Read the documents to train on."""
-        return _read(self.pieces(TRAIN))
+        return _texts(self.pieces(TRAIN))
 
     def validation(self) -> Iterator[str] | None:
         """Read the documents to validate on; None if they are to be held out of `train`."""
         pieces = self.pieces(VALIDATION)
-        return _read(pieces) if pieces else None
+        return _texts(pieces) if pieces else None
 
     def settle(self) -> str | None:
         """Pin the source's documents in the store and return their fingerprint; None if there is nothing to pin."""
@@ -76,36 +77,38 @@ class Source(Protocol):
         return ""
 
 
-def _read(pieces: Iterable[Piece]) -> Iterator[str]:
-    for piece in pieces:
-        yield from piece()
+def _texts(pieces: Iterable[Piece]) -> Iterator[str]:
+    return chain.from_iterable(piece() for piece in pieces)
+
+
+class Folders(TypedDict, total=False):
+    """The folders that sources are found in, and that corpora are kept in."""
+
+    store: Required[Path]
+    """The study's folder. Blocks go to `corpora/` unless the corpus says otherwise, tokenizers to `tokenizers/`."""
+    data_root: Path | None
+    """Where the name of a local source is also looked up."""
+    beside: Path | None
+    """The study file's folder, in which the name is looked up first."""
 
 
 def open_source(
-    config: CorpusConfig,
-    *,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
-    workers: int | None = None,
-    progress: Progress = silent,
+    config: CorpusConfig, *, workers: int | None = None, progress: Progress = silent, **folders: Unpack[Folders]
 ) -> Source:
     """Return the source that a configuration names; no document is read yet.
 
     The name is looked up in this order: among the sources of installed packages (`pydocs`), as a path (below `beside`,
-    below the working directory, below `data_root`), and on the Hugging Face hub.
-
-    Raises:
-        UserError: a path that does not exist, or a folder without files of a known kind.
+    below the working directory, below `data_root`), and on the Hugging Face hub. A path that does not exist, or a
+    folder without files of a known kind, is a UserError.
     """
     installed = plugin(CORPORA, config.source)
     if installed is not None:
-        source: Source = installed(store, workers, progress)
+        source: Source = installed(folders["store"], worker_count(workers), progress)
         return source
-    tried = places_of(config.source, beside, data_root)
+    tried = places_of(config.source, folders.get("beside"), folders.get("data_root"))
     path = first_there(tried)
     if path is not None:
-        return FileSource(path, config, store)
+        return FileSource(path, config, folders["store"])
     if _looks_like_a_path(config.source):
         places = " nor ".join(str(path) for path in tried)
         raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.")
@@ -136,11 +139,7 @@ class FileSource(Source):
     """
 
     def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
-        """Find the files of the training and validation splits.
-
-        Raises:
-            UserError: there are no files, or none of the split, or a text file is too long for one document.
-        """
+        """Find the files of both splits; raise UserError for none, or a text file that is too long for one document."""
         self._path, self._column, self._store = path, config.text_column, store
         self._paragraphs = config.text_documents == "paragraph"
         if path.is_file() and kind_of(path) not in SUFFIXES:
@@ -160,7 +159,14 @@ class FileSource(Source):
             validation = [file for file, part in others.items() if self._begins(file, part, names)]
         self._files = {TRAIN: train, VALIDATION: validation}
         self._documents = list(filter(self._is_document, [*train, *validation]))
-        self._check_lengths()
+        for file in self._documents:
+            size = _text_size(file)
+            if size > LONGEST_DOCUMENT:
+                raise UserError(
+                    f"{file}: {size / 2**20:,.0f} MiB are too long for one document, which is read and tokenised as a whole (at most "
+                    f"{LONGEST_DOCUMENT >> 20} MiB). Write 'text_documents: paragraph' under corpus in the study file: each paragraph is a document "
+                    "then, and the file is read bit by bit. Or divide it into a file for each document."
+                )
         read = {*train, *validation}
         self._left_out = _named([file.relative_to(path) for file in there if file not in read])
 
@@ -227,17 +233,6 @@ class FileSource(Source):
             if not self._is_document(file) and re.fullmatch(r"(ing|set|data)([-_.]?\d[^.]*)?(\..*)?", rest):
                 return True
         return False
-
-    def _check_lengths(self) -> None:
-        """Raise UserError for a text file that is too long for one document."""
-        for file in self._documents:
-            size = _text_size(file)
-            if size > LONGEST_DOCUMENT:
-                raise UserError(
-                    f"{file}: {size / 2**20:,.0f} MiB are too long for one document, which is read and tokenised as a whole (at most "
-                    f"{LONGEST_DOCUMENT >> 20} MiB). Write 'text_documents: paragraph' under corpus in the study file: each paragraph is a document "
-                    "then, and the file is read bit by bit. Or divide it into a file for each document."
-                )
 
     def left_out(self) -> str:
         """Return the number of files that are not read and the first of their names, hidden files not counted."""
@@ -315,37 +310,27 @@ class HubSource(Source):
             for row in data:
                 check_column(config.source, config.text_column, row)
                 yield text_of(row[config.text_column], config.source, config.text_column)
-        # Before OSError, of which it is a subclass.
-        except datasets.exceptions.DatasetNotFoundError as error:
-            raise self._not_found(error) from error
         except ValueError as error:
             raise UserError(f"corpus source {config.source!r}, split {split!r}: {one_line(error)}") from error
         except (OSError, RuntimeError, ImportError) as error:
-            raise self._unreachable(error) from error
+            raise self._unavailable(error) from error
 
-    def _not_found(self, error: Exception) -> UserError | EnvironmentFault:
-        """Return the error for a data set that the hub doesn't have, or that it could not be asked for offline."""
+    def _unavailable(self, error: Exception) -> UserError | EnvironmentFault:
+        """Return the error for a data set that the hub doesn't have, or for a hub that cannot be asked."""
         import huggingface_hub.constants
+        from datasets.exceptions import DatasetNotFoundError
 
-        if huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower():
-            return self._unreachable(error)
-        return UserError(
-            f"{self._neither()}, nor a data set that the Hugging Face hub shows to you ({one_line(error)})."
-        )
-
-    def _unreachable(self, error: Exception) -> EnvironmentFault:
-        """Return the error for a hub that cannot be reached."""
-        return EnvironmentFault(
-            f"{self._neither()}, and it cannot be loaded as a data set of the Hugging Face hub "
-            f"({type(error).__name__}: {one_line(error, 300)}). Check the name and the network, or name a local folder."
-        )
-
-    def _neither(self) -> str:
-        """Return the beginning of both messages: the source is nothing on this machine."""
         installed = " nor ".join(map(repr, plugin_names(CORPORA)))
         installed = installed or "a source of an installed package (there is none: run `make install` again)"
         tried = ", ".join(map(str, self._tried))
-        return f"corpus source {self._config.source!r} is neither {installed} nor a file or folder ({tried})"
+        neither = f"corpus source {self._config.source!r} is neither {installed} nor a file or folder ({tried})"
+        offline = huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower()
+        if isinstance(error, DatasetNotFoundError) and not offline:
+            return UserError(f"{neither}, nor a data set that the Hugging Face hub shows to you ({one_line(error)}).")
+        return EnvironmentFault(
+            f"{neither}, and it cannot be loaded as a data set of the Hugging Face hub "
+            f"({type(error).__name__}: {one_line(error, 300)}). Check the name and the network, or name a local folder."
+        )
 
 
 def _looks_like_a_path(source: str) -> bool:

@@ -29,11 +29,7 @@ def fill(
     encoder: Encoder,
     report: Progress,
 ) -> None:
-    """Tokenise and pack documents until all writers are full or the source is exhausted.
-
-    Args:
-        below: as in `streams`.
-    """
+    """Tokenise and pack documents of `streams` until all writers are full or the source is exhausted."""
     characters_a_token: float = CHARACTERS_A_TOKEN
     wanted = set(writers)
     while wanted:
@@ -90,23 +86,16 @@ def _add(encoded: pyarrow.Table, writers: Mapping[str, ShardWriter], short: set[
 
 
 def check_fit(writer: ShardWriter, corpus: CorpusConfig) -> None:
-    """Refuse a tokenizer that doesn't know enough of the text.
-
-    Raises:
-        UserError: too many tokens are unknown, or too many documents have no token.
-    """
+    """Raise UserError if too many tokens are unknown, or too many documents have no token."""
     counts = writer.counts
-    for share, of, what in (
-        (
-            counts.unknown / max(1, counts.encoded_tokens),
-            f"{counts.encoded_tokens:,} tokens",
-            "stand for text that it doesn't know",
-        ),
-        (counts.empty / max(1, counts.documents), f"{counts.documents:,} documents", "have not a single token"),
+    for unfit, of, what in (
+        (counts.unknown, counts.encoded_tokens, "tokens of the {} part stand for text that it doesn't know"),
+        (counts.empty, counts.documents, "documents of the {} part have not a single token"),
     ):
+        share = unfit / max(1, of)
         if share > corpus.max_unknown:
             raise UserError(
-                f"the tokenizer doesn't fit the text of corpus source {corpus.source!r}: {share:.1%} of the first {of} of the {writer.part} part {what}, "
+                f"the tokenizer doesn't fit the text of corpus source {corpus.source!r}: {share:.1%} of the first {of:,} {what.format(writer.part)}, "
                 f"more than corpus.max_unknown ({corpus.max_unknown:.0%}). Choose a tokenizer for this language and script, or train one "
                 "(tokenizer.train_vocab_size)."
             )

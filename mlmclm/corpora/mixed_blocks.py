@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class MixedBlocks:
-    """The blocks, or chunks, of several sources one after the other, in the order of their names: [n, block_length]."""
+    """Blocks or chunks of several sources, of one length, in the order of the sources' names: [n, block_length]."""
 
     def __init__(self, sources: Mapping[str, Blocks | Chunks]) -> None:
-        """Join the blocks of sources, which have one length."""
         self.sources = dict(sorted(sources.items()))
         ends = list(accumulate(map(len, self.sources.values())))
         self.first = dict(zip(self.sources, [0, *ends], strict=False))
@@ -30,7 +29,6 @@ class MixedBlocks:
         self.block_length = next(iter(self.sources.values())).block_length
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return int(self._ends[-1])
 
     @property
@@ -60,7 +58,6 @@ class InTurns:
     mix: Mix
 
     def __len__(self) -> int:
-        """Return the number of blocks of the mix's sources."""
         return sum(len(self.blocks.sources[name]) for name, _ in self.mix)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

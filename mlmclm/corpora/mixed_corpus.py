@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source
-from mlmclm.corpora.documents import Source, open_source
+from mlmclm.corpora.documents import Folders, Source, open_source
 from mlmclm.corpora.mixed_blocks import MixedBlocks
 from mlmclm.corpora.mixes import Mix, shares
 from mlmclm.corpora.prepare_corpus import Session, find_corpus, prepare_corpus, text_key, tokenizer_sample
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, open_corpus
-from mlmclm.corpora.process_map import Progress, silent, worker_count
+from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.checksums import read_sealed, write_sealed
@@ -58,55 +58,34 @@ def prepare_sources(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
-    workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     session: Callable[[CorpusConfig], Session | None] = lambda corpus: None,
+    **folders: Unpack[Folders],
 ) -> PreparedSources:
-    """Prepare several corpora with one tokenizer, or open those that are prepared (`prepare_corpus`).
+    """Prepare several corpora with one tokenizer, or open those that are prepared.
 
-    Args:
-        mix: the shares of the text that a tokenizer is trained on.
-        session: returns `prepare_corpus`'s argument for one of the corpora.
-
-    Raises:
-        UserError: as `prepare_corpus`; the message names the source.
-        EnvironmentFault: as `prepare_corpus`.
+    A tokenizer is trained on text in the shares of the mix. `session` returns the argument of `prepare_corpus` for one
+    of the corpora. Raises what `prepare_corpus` does; the message names the source.
     """
-    opened = partial(
-        open_source,
-        store=store,
-        data_root=data_root,
-        beside=beside,
-        workers=worker_count(workers),
-        progress=progress or silent,
-    )
+    store = folders["store"]
 
     def settled(corpus: CorpusConfig) -> Source:
-        source = opened(corpus)
-        # Another process may have been the first to use the source in this store and pinned other documents.
-        return source if source.settle() in (None, source.fingerprint()) else opened(corpus)
+        source = open_source(corpus, progress=progress, **folders)
+        if source.settle() not in (None, source.fingerprint()):
+            # Another process was the first to use the source in this store and pinned other documents.
+            source = open_source(corpus, progress=progress, **folders)
+        return source
 
     if tokenizer.train_vocab_size is not None:
-        key, texts = _tokenizer_text(corpora, mix, settled, block_length, progress or silent)
+        key, texts = _tokenizer_text(corpora, mix, settled, block_length, progress)
         samples = chain.from_iterable(sample() for sample in texts)
         folder = prepare_tokenizer(tokenizer, store=store, corpus_key=key, texts=samples)
         tokenizer = TokenizerConfig(path=str(folder.resolve()))
 
     def one(name: str) -> PreparedCorpus:
-        with_session = session(corpora[name])
+        corpus = corpora[name]
         return prepare_corpus(
-            corpora[name],
-            tokenizer,
-            block_length=block_length,
-            store=store,
-            data_root=data_root,
-            beside=beside,
-            workers=workers,
-            progress=progress,
-            session=with_session,
+            corpus, tokenizer, block_length=block_length, progress=progress, session=session(corpus), **folders
         )
 
     made = _joined(_each(corpora, one))
@@ -122,30 +101,20 @@ def find_sources(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
     damaged: bool = False,
+    **folders: Unpack[Folders],
 ) -> PreparedSources | None:
     """Return the corpora if all of them are prepared, None if there is work to do (`find_corpus`)."""
+    store = folders["store"]
     if tokenizer.train_vocab_size is not None:
-        opened = partial(open_source, store=store, data_root=data_root, beside=beside, workers=1, progress=silent)
-        key, _ = _tokenizer_text(corpora, mix, opened, block_length, silent)
+        key, _ = _tokenizer_text(corpora, mix, partial(open_source, workers=1, **folders), block_length, silent)
         folder = store / "tokenizers" / tokenizer_key(tokenizer, key)
         if not folder.is_dir():
             return None
         tokenizer = TokenizerConfig(path=str(folder.resolve()))
 
     def one(name: str) -> PreparedCorpus | None:
-        return find_corpus(
-            corpora[name],
-            tokenizer,
-            block_length=block_length,
-            store=store,
-            data_root=data_root,
-            beside=beside,
-            damaged=damaged,
-        )
+        return find_corpus(corpora[name], tokenizer, block_length=block_length, damaged=damaged, **folders)
 
     found = _each(corpora, one)
     there = {name: corpus for name, corpus in found.items() if corpus is not None}
@@ -155,12 +124,9 @@ def find_sources(
 
 
 def open_stored(store: Path, key: str) -> tuple[PreparedCorpus | PreparedSources, dict[str, CorpusConfig]]:
-    """Open one or several corpora of the store by their key.
+    """Open one or several corpora of the store by their key; raise UserError if there are none.
 
     Also return the configurations that they were made from, by the names of the sources ("" for a single corpus).
-
-    Raises:
-        UserError: there is no such corpus.
     """
     file = store / "corpora" / key / SOURCES
     if not file.is_file():

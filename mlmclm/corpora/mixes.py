@@ -82,11 +82,9 @@ class Turns:
     """
 
     def __init__(self, mix: Mix) -> None:
-        """Make one period of the turns."""
         self.weights = np.array([weight for _, weight in mix], dtype=np.int64)
         self.period = period = int(self.weights.sum())
-        sources = np.empty(period, dtype=np.int64)
-        before = np.empty(period, dtype=np.int64)
+        self._sources, self._before = np.empty((2, period), dtype=np.int64)
         taken = [0] * len(self.weights)
         weights = self.weights.tolist()
         for turn in range(period):
@@ -95,9 +93,8 @@ class Turns:
                 for source, weight in enumerate(weights)
                 if taken[source] * period // weight <= turn
             )
-            sources[turn], before[turn] = chosen, taken[chosen]
+            self._sources[turn], self._before[turn] = chosen, taken[chosen]
             taken[chosen] += 1
-        self._sources, self._before = sources, before
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return for samples (int64 [n]) the number of the source, and how many of its blocks come before: [n] each."""
@@ -111,10 +108,8 @@ class Turns:
         return periods * self.weights + np.bincount(self._sources[:rest], minlength=len(self.weights))
 
 
-@lru_cache
-def turns_of(mix: Mix) -> Turns:
-    """Return the turns of a mix."""
-    return Turns(mix)
+turns_of = lru_cache(Turns)
+"""The turns of a mix, made once."""
 
 
 def counts(mix: Mix, samples: int) -> dict[str, int]:
@@ -133,7 +128,6 @@ class MixedSamples:
     """Blocks of each source that were seen in other mixes before; each source goes on behind them."""
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.numbers)
 
     def of_sources(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

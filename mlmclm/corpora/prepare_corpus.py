@@ -11,15 +11,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from mlmclm.corpora.blocks import token_type
-from mlmclm.corpora.chosen_documents import head, held_out, sample
+from mlmclm.corpora.chosen_documents import head, held_out, smallest_hashes
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source, no_text, too_little
-from mlmclm.corpora.documents import TRAIN, VALIDATION, Source, open_source
+from mlmclm.corpora.documents import TRAIN, VALIDATION, Folders, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill
 from mlmclm.corpora.prepared_corpus import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index, summary
 from mlmclm.corpora.process_map import Progress, silent, worker_count
@@ -32,11 +32,12 @@ from mlmclm.corpora.tokenizer import (
     load_text_tokenizer,
     prepare_tokenizer,
     special_ids,
+    tokenizer_damage,
     tokenizer_key,
 )
 from mlmclm.errors import UserError
 from mlmclm.progress import say
-from mlmclm.storage.checksums import cache_damage, sealed, write_sealed
+from mlmclm.storage.checksums import sealed, write_sealed
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import expanded, stable_hash
 
@@ -52,12 +53,10 @@ def prepare_corpus(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     session: Session | None = None,
+    **folders: Unpack[Folders],
 ) -> PreparedCorpus:
     """Read, tokenise and pack a corpus, or open it if it is prepared already (well under a second).
 
@@ -66,10 +65,6 @@ def prepare_corpus(
 
     Args:
         block_length: tokens per block.
-        store: the study's folder. Blocks go to `corpora/` unless the corpus says otherwise, the tokenizer to
-            `tokenizers/`.
-        data_root: a folder in which a local source's name is also looked up.
-        beside: the study file's folder, in which the name is looked up first.
         workers: processes on this machine, by default one per processor. The result does not depend on it.
         session: opens the Ray cluster for `corpus.workers: auto` and `ray`; called only if there is text to tokenise.
 
@@ -77,9 +72,7 @@ def prepare_corpus(
         UserError: the source, a column or the tokenizer is missing or doesn't fit, or there is too little text.
         EnvironmentFault: the hub or an address cannot be reached, the disk is full, or a worker was killed.
     """
-    report = progress or silent
-    count = worker_count(workers)
-    locate = partial(_locate, corpus, tokenizer, block_length, store, data_root, beside, count, report)
+    locate = partial(_locate, corpus, tokenizer, block_length, workers, progress, folders)
     place = locate()
     if place.source.settle() not in (None, place.origin):
         # Another process was the first to use the source in this store and pinned other documents.
@@ -88,18 +81,18 @@ def prepare_corpus(
     if not place.complete():
         # First of all, so that too little text is reported before a tokenizer is trained on it.
         byte_level = tokenizer.train_vocab_size is not None
-        below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=report)
+        below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=progress)
         place = replace(place, below=below)
         _tokenizer(tokenizer, place)
         check_ids(place.tokenizer)
 
         def waiting(other: str) -> None:
-            report(f"waiting for {other}, which prepares this corpus", 0, None)
+            progress(f"waiting for {other}, which prepares this corpus", 0, None)
 
-        with Claims(store).wait(lambda: [f"corpora-{place.key}"], waiting):
+        with Claims(place.store).wait(lambda: [f"corpora-{place.key}"], waiting):
             # The process that held the claim before may have made the whole corpus.
             if not place.complete():
-                with _encoder(place, count, session) as encoder:
+                with _encoder(place, worker_count(workers), session) as encoder:
                     _make(place, encoder)
     prepared = _open(place)
     assert prepared is not None
@@ -113,29 +106,24 @@ def find_corpus(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    store: Path,
-    data_root: Path | None = None,
-    beside: Path | None = None,
     damaged: bool = False,
+    **folders: Unpack[Folders],
 ) -> PreparedCorpus | None:
     """Return the corpus if it is already prepared, None if there is work to do; prepare nothing.
 
+    Raises what `prepare_corpus` does, and UserError if the tokenizer is damaged.
+
     Args:
         damaged: return a finished corpus even if it has lost shards that would have to be made again.
-
-    Raises:
-        UserError: as `prepare_corpus`, or the tokenizer is damaged.
-        EnvironmentFault: as `prepare_corpus`.
     """
-    place = _locate(corpus, tokenizer, block_length, store, data_root, beside, 1, silent)
-    found = place.tokenizer_damage() if place.tokenizer.is_dir() else None
-    if found is not None:
+    place = _locate(corpus, tokenizer, block_length, 1, silent, folders)
+    found = tokenizer_damage(place.tokenizer)
+    if found is not None and place.tokenizer.is_dir():
         raise UserError(f"{place.tokenizer}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
     return _open(place) if damaged or place.complete() else None
 
 
 def _open(place: _Place) -> PreparedCorpus | None:
-    """Open the corpus if it is finished; None if it is not."""
     index = read_index(place.shelf)
     if index is None:
         return None
@@ -159,14 +147,10 @@ class _Place:
     below: int | None = None
     """The hash below which a document is held out. None until the source is read, and if it has a validation part."""
 
-    def tokenizer_damage(self) -> str | None:
-        """Describe what is wrong with the prepared tokenizer; None if nothing is."""
-        return cache_damage(self.tokenizer, "tokenizer.json")
-
     def complete(self) -> bool:
         """Return whether the tokenizer and all shards are there. Checks the shards' sizes, not their content."""
         index = read_index(self.shelf)
-        if index is None or not self.tokenizer.is_dir() or self.tokenizer_damage() is not None:
+        if index is None or tokenizer_damage(self.tokenizer) is not None:
             return False
         return not any(blocks_of(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
 
@@ -175,20 +159,17 @@ def _locate(
     corpus: CorpusConfig,
     tokenizer: TokenizerConfig,
     block_length: int,
-    store: Path,
-    data_root: Path | None,
-    beside: Path | None,
-    workers: int,
+    workers: int | None,
     report: Progress,
+    folders: Folders,
 ) -> _Place:
     if block_length < 2:
         raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
-    source = open_source(corpus, store=store, data_root=data_root, beside=beside, workers=workers, progress=report)
+    source, store = open_source(corpus, workers=workers, progress=report, **folders), folders["store"]
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, text_key(corpus, origin))
     # The key depends on the text, not on where it is stored.
-    facts = [CORPUS_VERSION, corpus.identity(), origin, own_key, block_length]
-    key = stable_hash(facts)[:16]
+    key = stable_hash([CORPUS_VERSION, corpus.identity(), origin, own_key, block_length])[:16]
     shelf = _shelf(corpus, store, key)
     return _Place(corpus, source, origin, block_length, key, shelf, store, store / "tokenizers" / own_key, report)
 
@@ -219,13 +200,9 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
 
 
 def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *, characters: int) -> list[str]:
-    """Return a fixed sample of a source's training text, for a tokenizer.
+    """Return a fixed sample of a source's training text, for a tokenizer; raise UserError if there is no text.
 
-    Args:
-        below: the hash below which a document is held out (`divide_source`).
-
-    Raises:
-        UserError: there is no text.
+    Documents with a hash `below` that of `divide_source` are held out.
     """
     # In the source's order, without empty documents.
     training = (
@@ -236,7 +213,8 @@ def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *,
     if corpus.streaming:
         chosen = list(head(training, characters=characters))
     else:
-        chosen = sample(training, characters=characters, purpose="tokenizer", seed=corpus.seed)
+        found, _ = smallest_hashes(training, characters=characters, purpose="tokenizer", seed=corpus.seed)
+        chosen = [text for _, text in found]
     if not chosen:
         raise no_text(corpus)
     return list(map(plain, chosen))

@@ -54,11 +54,7 @@ class PreparedCorpus:
 
 
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
-    """Open a corpus of the store by its key; also return the configuration that it was made from.
-
-    Raises:
-        UserError: there is no such corpus.
-    """
+    """Open a corpus of the store by its key, or raise UserError; also return the configuration it was made from."""
     folder = store / "corpora" / key
     elsewhere = folder / ELSEWHERE
     again = f"Delete {folder} and run `mlmclm data` on the study."
@@ -152,7 +148,7 @@ def summary(prepared: PreparedCorpus) -> str:
     return f"corpus {index['corpus']['source']}: {train} documents, {length}; {validation} for validation{left_out}"
 
 
-def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[str, str]:
+def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, str]:
     """Read all shards and describe each one that is not as it was written, by its path or address.
 
     Of a corpus prepared before shards had checksums, only the shards' sizes are verified.
@@ -160,12 +156,11 @@ def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[s
     wrong, read = {}, 0
     parts = (prepared.train, prepared.validation)
     total = sum(blocks.bytes_of(shard) for blocks in parts for shard in blocks.shards)
-    report = progress or silent
 
     def follow(size: int) -> None:
         nonlocal read
         read += size
-        report("verifying", read, total)
+        progress("verifying", read, total)
 
     for blocks in parts:
         damaged = blocks.damaged()
@@ -180,11 +175,7 @@ def verify(prepared: PreparedCorpus, progress: Progress | None = None) -> dict[s
 
 
 def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
-    """Build the corpus that an index describes.
-
-    Raises:
-        UserError: an entry of the index is missing or invalid.
-    """
+    """Build the corpus that an index describes; raise UserError if an entry is missing or invalid."""
     try:
         return PreparedCorpus(
             key=key,
@@ -204,6 +195,5 @@ def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) ->
 
 
 def blocks_of(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:
-    """Return a part's blocks."""
     shards = [Shard(value["file"], value["blocks"], value["sha256"]) for value in index[part]["shards"]]
     return Blocks(shelf, shards, index["block_length"], index["dtype"])

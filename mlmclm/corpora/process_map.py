@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from queue import SimpleQueue
-from typing import Any, BinaryIO, Generic, Self, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from mlmclm.errors import EnvironmentFault
 
@@ -38,65 +38,60 @@ def worker_count(workers: int | None) -> int:
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
-    """Run `Workers.map` with workers that are started for it and end with it."""
-    with Workers(function, workers=workers) as started:
-        yield from started.map(items)
+    """Map over processes that are started for this and end with it (`worker_processes`)."""
+    with worker_processes(function, workers=workers) as ordered:
+        yield from ordered(items)
 
 
-class Workers(Generic[Item, Result]):
-    """A context manager of `workers` processes that apply one function, which must be picklable.
+@contextmanager
+def worker_processes(
+    function: Callable[[Item], Result], *, workers: int
+) -> Iterator[Callable[[Iterable[Item]], Generator[Result]]]:
+    """Yield a map that applies a function, which must be picklable, in `workers` processes.
 
     They start once there is a second item. A first one alone is computed in this process, and so are all with a single
     worker: a process takes longer to start than a small corpus to tokenise.
+
+    Results come in the order of the items, of which at most four per worker are read ahead. The map raises what the
+    function raises. Closing its generator drops the items not yet begun.
+
+    Raises:
+        EnvironmentFault: a worker was killed, most often because memory ran out.
     """
+    free: SimpleQueue[Callable[[Item], Result]] = SimpleQueue()
 
-    def __init__(self, function: Callable[[Item], Result], *, workers: int) -> None:
-        self._function, self._count = function, workers
-        self._stack = ExitStack()
-        self._free: SimpleQueue[Callable[[Item], Result]] = SimpleQueue()
+    def answer(item: Item) -> Result:
+        ask = free.get()
+        try:
+            return ask(item)
+        finally:
+            free.put(ask)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def map(self, items: Iterable[Item]) -> Generator[Result]:
-        """Yield the function's results in the order of the items, reading at most four items per worker ahead.
-
-        Exceptions of the function are raised here. Closing the generator drops the items not yet begun.
-
-        Raises:
-            EnvironmentFault: a worker was killed, most often because memory ran out.
-        """
+    def ordered(items: Iterable[Item]) -> Generator[Result]:
         remaining = iter(items)
         first = list(islice(remaining, 2))
         items = chain(first, remaining)
-        if self._count == 1 or len(first) < 2:
-            yield from map(self._function, items)
+        if workers == 1 or len(first) < 2:
+            yield from map(function, items)
             return
-        while self._free.qsize() < self._count:
-            self._free.put(self._stack.enter_context(_worker(self._function)))
+        while free.qsize() < workers:
+            free.put(started.enter_context(_worker(function)))
         # One thread per process waits for its answers; waiting on a pipe releases the GIL.
-        threads = ThreadPoolExecutor(self._count)
+        threads = ThreadPoolExecutor(workers)
         running: deque[Future[Result]] = deque()
         try:
             for item in items:
-                running.append(threads.submit(self._answer, item))
+                running.append(threads.submit(answer, item))
                 # Enough to keep all workers busy; more would only fill memory with items and results.
-                if len(running) >= 4 * self._count:
+                if len(running) >= 4 * workers:
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
 
-    def _answer(self, item: Item) -> Result:
-        ask = self._free.get()
-        try:
-            return ask(item)
-        finally:
-            self._free.put(ask)
+    with ExitStack() as started:
+        yield ordered
 
 
 @contextmanager

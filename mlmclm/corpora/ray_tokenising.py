@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,6 @@ def ray_encoder(tokeniser: Tokeniser) -> Iterator[Encoder]:
 
 
 def _context() -> Any:
-    """Return Ray Data's settings for tokenising."""
     import ray
 
     context = ray.data.DataContext.get_current().copy()
@@ -90,22 +89,15 @@ def _dataset(stream: Stream, starts: Mapping[str, Position], tokeniser: ray.Obje
             # The files may be on the driver's node only.
             label_selector={NODE_LABEL: ray.get_runtime_context().get_node_id()},
         )
-        .map_batches(
-            _tokenise,
-            fn_kwargs={"tokeniser": tokeniser},
-            batch_format="pyarrow",
-            num_cpus=TASK["CPU"],
-        )
+        .map_batches(_tokenise, fn_kwargs={"tokeniser": tokeniser}, batch_format="pyarrow", num_cpus=TASK["CPU"])
     )
 
 
 def _read(pieces: pyarrow.Table, stream: Stream, starts: Mapping[str, Position]) -> Iterator[pyarrow.Table]:
-    """Read the documents of pieces (a Ray Data task)."""
     return batches(stream, pieces["piece"].to_pylist(), starts)
 
 
 def _tokenise(documents: pyarrow.Table, tokeniser: ray.ObjectRef) -> pyarrow.Table:
-    """Tokenise documents (a Ray Data task)."""
     tokens: pyarrow.Table = _fetched(tokeniser)(documents)
     return tokens
 
@@ -146,11 +138,8 @@ def _quiet() -> Iterator[None]:
         for handler in logging.getLogger("ray.data").handlers
         if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
     ]
-    before = [handler.level for handler in handlers]
-    for handler in handlers:
-        handler.setLevel(logging.CRITICAL)
-    try:
+    with ExitStack() as restored:
+        for handler in handlers:
+            restored.callback(handler.setLevel, handler.level)
+            handler.setLevel(logging.CRITICAL)
         yield
-    finally:
-        for handler, level in zip(handlers, before, strict=True):
-            handler.setLevel(level)

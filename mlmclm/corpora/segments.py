@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 
 def document_lengths(tokens: NDArray[Any], separator: int) -> NDArray[np.int64]:
-    """Return the lengths of the documents, or parts of documents, in each block in turn: int64 [documents].
+    """Return the lengths of the documents, or parts of documents, in tokens [blocks, length]: int64 [documents].
 
-    Args:
-        tokens: [blocks, length].
-        separator: the last token of every document (EOS), which counts as part of it.
+    The separator (EOS) is the last token of every document and counts as part of it.
     """
     ends = tokens == separator
     ends[:, -1] = True
@@ -21,10 +19,5 @@ def document_lengths(tokens: NDArray[Any], separator: int) -> NDArray[np.int64]:
 
 
 def row_lengths(tokens: NDArray[Any], end: int) -> NDArray[np.int64]:
-    """Return the lengths of chunks without what fills them up: int64 [rows].
-
-    Args:
-        tokens: [rows, length].
-        end: the token that ends each chunk (EOS), which counts as part of it.
-    """
+    """Return the lengths of chunks [rows, length] up to their `end` (EOS), without what fills them up: int64 [rows]."""
     return np.argmax(tokens == end, axis=1) + 1

@@ -84,11 +84,6 @@ class Record:
         )
 
 
-def shard_file(part: str, number: int) -> str:
-    """Return the name of a shard's file."""
-    return f"{part}-{number:05d}.bin"
-
-
 def record_file(part: str, number: int) -> str:
     """Return the name of a shard's record file, which is removed once the corpus has its index."""
     return f"{part}-{number:05d}.json"
@@ -186,9 +181,7 @@ class ShardWriter:
     def add(self, document: Position, tokens: NDArray[Any], *, size: int, unknown: int = 0) -> None:
         """Append a document's tokens, int [n], including EOS; ignore a document that is in the finished shards already.
 
-        Args:
-            size: UTF-8 bytes of the document's text.
-            unknown: number of tokens that stand for unknown text.
+        Its text has `size` UTF-8 bytes, and `unknown` tokens stand for what the tokenizer doesn't know of it.
 
         Raises:
             UserError: the source no longer has the document in which the last finished shard ends.
@@ -248,7 +241,7 @@ class ShardWriter:
 
     @property
     def _file(self) -> str:
-        return shard_file(self.part, len(self.records))
+        return f"{self.part}-{len(self.records):05d}.bin"
 
     def _begin_shard(self) -> _Unfinished:
         folder = self._shelf.local

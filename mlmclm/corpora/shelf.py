@@ -115,16 +115,15 @@ class Shelf:
             raise UserError(f"{path}: {found:,} bytes, but it was written with {size:,}. {AGAIN}")
         return path
 
-    def check(self, file: str, sha256: str) -> Path:
-        """Compare a fetched file with its checksum; return its path on this node.
+    def check(self, file: str, sha256: str) -> None:
+        """Raise UserError if a fetched file has another checksum.
 
-        Raises:
-            UserError: the checksum differs. The file is renamed, so that the same command makes or fetches it again.
+        The file is renamed, so that the same command makes or fetches it again.
         """
         path = self.local / file
         try:
             if hash_file(path) == sha256:
-                return path
+                return
             aside = set_aside(path)
         except FileNotFoundError as error:  # Another worker has found the damage and renamed the file.
             raise UserError(
@@ -139,11 +138,7 @@ class Shelf:
     def checksum(self, file: str, read: Callable[[int], None]) -> str:
         """Compute a file's SHA-256 (hex) in the folder or at the address, not of this node's copy.
 
-        Args:
-            read: called with the number of bytes of each chunk that was read.
-
-        Raises:
-            FileNotFoundError: the file is not there.
+        Calls `read` with the number of bytes of each chunk that was read. Raises FileNotFoundError for a missing file.
         """
         if self.address is None:
             with (self.local / file).open("rb") as handle:
@@ -178,8 +173,7 @@ class Shelf:
     def _reached(self, file: str | None = None) -> Iterator[tuple[Any, str]]:
         """Yield the address's file system, and the path of a file (or of the folder) in it.
 
-        Raises:
-            EnvironmentFault: for any exception of the file system, except for a missing file.
+        Any exception of the file system, except for a missing file, becomes an EnvironmentFault.
         """
         system, folder = file_system(self.address or "")
         try:
@@ -196,8 +190,7 @@ class Shelf:
 def file_system(address: str) -> tuple[Any, str]:
     """Return fsspec's file system for an address, and the path in it.
 
-    Raises:
-        UserError: fsspec doesn't know the protocol, or the package that it needs is not installed.
+    Raises UserError if fsspec doesn't know the protocol, or the package that it needs is not installed.
     """
     import fsspec
 

@@ -63,11 +63,7 @@ def check_column(where: object, column: str, columns: Iterable[str]) -> None:
 
 
 def text_of(value: Any, where: object, column: str) -> str:
-    """Return the text of a cell; a missing value is an empty document.
-
-    Raises:
-        UserError: the value is not text.
-    """
+    """Return the text of a cell, or raise UserError; a missing value is an empty document."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.corpora.documents import TRAIN
-from mlmclm.corpora.process_map import Workers
+from mlmclm.corpora.process_map import worker_processes
 from mlmclm.corpora.shard_writer import Position
 from mlmclm.corpora.streams import Document, Stream
 from mlmclm.corpora.tokenizer import text_tokenizer
@@ -125,5 +125,5 @@ def tokenised(encoded: pyarrow.Table) -> Iterator[tuple[Position, bool, NDArray[
 @contextmanager
 def local_encoder(tokeniser: Tokeniser, workers: int) -> Iterator[Encoder]:
     """Tokenise in `workers` processes; a single worker is this process itself."""
-    with Workers[Any, Any](tokeniser, workers=workers) as processes:
-        yield lambda stream, starts: processes.map(batches(stream, stream.numbers(starts), starts))
+    with worker_processes(tokeniser, workers=workers) as tokenise:
+        yield lambda stream, starts: tokenise(batches(stream, stream.numbers(starts), starts))

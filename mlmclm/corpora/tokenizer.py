@@ -62,10 +62,8 @@ class SpecialTokens:
 def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
     """Return the name of the tokenizer's folder: 16 hex digits of a hash of its origin.
 
-    The origin is the content of its files, its name and revision on the hub, or the text that it is trained on.
-
-    Raises:
-        UserError: the path does not exist or is not a tokenizer.
+    The origin is the content of its files, its name and revision on the hub, or the text that it is trained on. Raises
+    UserError if the path does not exist or is not a tokenizer.
     """
     origin: list[Any]
     if config.path is not None:
@@ -81,9 +79,7 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
 def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str = "", texts: Iterable[str] = ()) -> Path:
     """Return the tokenizer's folder, which is made on first use.
 
-    Args:
-        corpus_key: identifies `texts`; like them, needed only for a tokenizer that is trained.
-        texts: the sample to train on.
+    One that is trained needs the sample of `texts`, and a key of the corpus that they are from.
 
     Raises:
         UserError: the path is not a tokenizer, or there is too little text for the vocabulary.
@@ -104,18 +100,21 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
             write_checksums(temporary)
             _check_same(temporary, folder.with_name(f"{folder.name}.damaged"))
 
-    def there() -> bool:
-        return folder.is_dir() and cache_damage(folder, "tokenizer.json") is None
-
-    make_once(store, f"tokenizers-{folder.name}", "the tokenizer", there=there, make=make)
+    make_once(
+        store, f"tokenizers-{folder.name}", "the tokenizer", there=lambda: not tokenizer_damage(folder), make=make
+    )
     return folder
 
 
-def _check_same(made: Path, damaged: Path) -> None:
-    """Refuse a tokenizer that replaces a damaged one but differs from what that one was.
+def tokenizer_damage(folder: Path) -> str | None:
+    """Describe what is wrong with a prepared tokenizer; None if nothing is."""
+    return cache_damage(folder, "tokenizer.json")
 
-    Raises:
-        UserError: the tokenizers differ; the store's corpora and models were made with the old one.
+
+def _check_same(made: Path, damaged: Path) -> None:
+    """Raise UserError if a tokenizer differs from the damaged one that it replaces.
+
+    The store's corpora and models were made with the old one.
     """
     if not noted(damaged):
         return
@@ -130,8 +129,7 @@ def _check_same(made: Path, damaged: Path) -> None:
 def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE of `vocabulary` tokens, including 256 bytes and four special tokens (ids 0 to 3).
 
-    Raises:
-        UserError: the texts hold too few different words for a vocabulary of this size.
+    Raises UserError if the texts hold too few different words for that.
     """
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -184,11 +182,7 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
 
 
 def load_text_tokenizer(folder: Path) -> Tokenizer:
-    """Load a folder's tokenizer for text that is data: a special token written out in it is ordinary text.
-
-    Raises:
-        UserError: `tokenizer.json` is missing or damaged.
-    """
+    """Load a folder's tokenizer, or raise UserError, for text that is data: a special token in it is ordinary text."""
     file = folder / "tokenizer.json"
     try:
         return text_tokenizer(file.read_text(encoding="utf-8"))
@@ -208,11 +202,7 @@ def text_tokenizer(content: str) -> Tokenizer:
 
 
 def special_ids(folder: Path) -> dict[str, int]:
-    """Return the ids of the pad, bos, eos and mask tokens.
-
-    Raises:
-        UserError: the folder lacks one of them.
-    """
+    """Return the ids of the pad, bos, eos and mask tokens; raise UserError if the folder lacks one of them."""
     tokenizer = load_text_tokenizer(folder)
     settings = read_json(folder / "tokenizer_config.json")
     ids: dict[str, int] = {}
@@ -230,11 +220,7 @@ def special_ids(folder: Path) -> dict[str, int]:
 
 
 def check_ids(folder: Path) -> None:
-    """Check before text is tokenised that every token has a row in an embedding of the vocabulary's size.
-
-    Raises:
-        UserError: a token's id is not below the number of tokens.
-    """
+    """Raise UserError for a token without a row in an embedding of the vocabulary's size."""
     tokens = load_text_tokenizer(folder).get_vocab(with_added_tokens=True)
     size = len(tokens)
     text, index = max(tokens.items(), key=lambda item: item[1])
@@ -246,14 +232,7 @@ def check_ids(folder: Path) -> None:
 
 
 def check_special(folder: Path, *, masked: bool) -> None:
-    """Check a prepared tokenizer's special tokens before anything is trained with it.
-
-    Args:
-        masked: whether tokens will be masked.
-
-    Raises:
-        UserError: a mask, pad, bos or eos token is missing, or `masked` and the mask token is also one of the others.
-    """
+    """Raise UserError for a missing special token, or, if tokens will be `masked`, a mask token with another role too."""
     ids = special_ids(folder)
     shared = [role for role in ROLES if role != "mask" and ids[role] == ids["mask"]]
     if masked and shared:
@@ -280,11 +259,7 @@ class Vocabulary:
 
 
 def vocabulary(folder: Path) -> Vocabulary:
-    """Return the vocabulary of a prepared tokenizer.
-
-    Raises:
-        UserError: a mask, pad, bos or eos token is missing.
-    """
+    """Return the vocabulary of a prepared tokenizer; raise what `special_ids` does."""
     roles = special_ids(folder)
     tokenizer = load_text_tokenizer(folder)
     added = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -294,11 +269,7 @@ def vocabulary(folder: Path) -> Vocabulary:
 
 
 def _tokenizer_files(path: Path) -> list[Path]:
-    """Return the files of the tokenizer at a path.
-
-    Raises:
-        UserError: there is no tokenizer.
-    """
+    """Return the files of the tokenizer at a path, or raise UserError."""
     if path.is_file():
         return [path]
     if not path.exists():

@@ -32,9 +32,6 @@ def tiktoken_tokenizer(path: Path) -> Tokenizer:
     """Build a tokenizer from a file of tiktoken ranks, with Llama 3's pattern and EuroBERT's special tokens.
 
     As in tiktoken, two tokens merge if their bytes together are a token, lowest rank first.
-
-    Raises:
-        UserError: the file does not hold ranks.
     """
     from tokenizers import AddedToken, models
     from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -61,11 +58,7 @@ def tiktoken_tokenizer(path: Path) -> Tokenizer:
 
 
 def gpt2_tokenizer(vocabulary: Path, merges: Path) -> Tokenizer:
-    """Build a byte-level BPE from GPT-2's two files.
-
-    Raises:
-        UserError: the files do not hold a vocabulary and its merges.
-    """
+    """Build a byte-level BPE from GPT-2's two files, or raise UserError."""
     from tokenizers import models
 
     try:
@@ -93,7 +86,7 @@ def byte_level(model: BPE, pattern: str | None = None) -> Tokenizer:
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """Read a dictionary from tokens to ranks: each line is a base64 token and a number."""
+    """Read a dictionary from tokens to ranks, a base64 token and a number a line; raise UserError for anything else."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():

@@ -15,6 +15,7 @@ import os
 import sys
 import sysconfig
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,9 @@ from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_cou
 from mlmclm.errors import UserError
 from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.package_splits import Group, drop_copies, split_groups
-from mlmclm.pydocs.pin import documents_folder, pin_file, settle
+from mlmclm.pydocs.pin import PYDOCS, documents_folder, pin_file, settled, write_pin
 from mlmclm.storage.checksums import whole_cache, write_checksums
+from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import hash_file, stable_hash, whole_folder, write_json
 
 EXTRACTOR_VERSION = 2
@@ -92,17 +94,23 @@ def fingerprint() -> str:
 def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress = silent) -> str:
     """Pin the store's documentation and return its fingerprint; extract this environment's if the store has none.
 
-    Raises:
-        UserError: there is no docstring in the sources.
-        EnvironmentFault: the disk is full, or a worker was killed.
+    Raises UserError if there is no docstring in the sources, EnvironmentFault if the disk is full or a worker was killed.
     """
 
-    def make() -> str:
-        own = fingerprint()
-        _extract(documents_folder(store, own), workers, progress)
-        return own
+    def waiting(other: str) -> None:
+        progress(f"waiting for {other}, which reads the documentation", 0, None)
 
-    return settle(store, make, lambda other: progress(f"waiting for {other}, which reads the documentation", 0, None))
+    if not pin_file(store).is_file():
+        with Claims(store).wait(lambda: [f"corpora-{PYDOCS}"], waiting):
+            if not pin_file(store).is_file():  # The process that held the claim before may have written it.
+                known = settled(store)
+                if known is None:
+                    known = fingerprint()
+                    _extract(documents_folder(store, known), workers, progress)
+                write_pin(store, known)
+    known = settled(store)
+    assert known is not None
+    return known
 
 
 def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progress = silent) -> Path:
@@ -133,13 +141,8 @@ def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progres
 
 def read_texts(folder: Path, split: str) -> Iterator[str]:
     """Yield the texts of a split, in the order of the file."""
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(folder / _DOCUMENTS) as file:
-        for batch in file.iter_batches(columns=["split", "text"]):
-            for own, text in zip(batch["split"].to_pylist(), batch["text"].to_pylist(), strict=True):
-                if own == split:
-                    yield text
+    for number in range(read_groups(folder)):
+        yield from (row["text"] for row in read_group(folder, number) if row["split"] == split)
 
 
 def read_groups(folder: Path) -> int:
@@ -173,8 +176,7 @@ def source_files(root: Root) -> list[Path]:
 def docstrings(source: bytes, module: str) -> list[Docstring]:
     """Return the docstrings of a source file in line order, without those of definitions inside functions.
 
-    Raises:
-        SyntaxError, ValueError: not a Python source.
+    Raises SyntaxError or ValueError for what is no Python source.
     """
     if b'"""' not in source and b"'''" not in source:
         return []  # A short docstring in single quotes is rare, and parsing is what takes the time.
@@ -234,7 +236,6 @@ def _definitions(body: Iterable[ast.stmt]) -> Iterator[Definition]:
 
 
 def _kind(node: Definition, *, in_class: bool) -> str:
-    """Return the kind of a definition: class, function, method or property."""
     if isinstance(node, ast.ClassDef):
         return "class"
     if not in_class:
@@ -271,7 +272,6 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
 
 
 def _extract(target: Path, workers: int | None, progress: Progress) -> None:
-    """Extract a documentation into its folder unless that exists."""
     if not target.is_dir():
         with whole_folder(target) as folder:
             _write(folder, worker_count(workers), progress)
@@ -337,15 +337,14 @@ def _owners(roots: Sequence[Root]) -> dict[str, str]:
 
 def _groups(docs: list[Docstring], owners: dict[str, str]) -> list[Group]:
     """Return the size and prevailing docstring style of each distribution (or single module)."""
-    sizes: dict[str, int] = {}
-    styles: dict[str, dict[Style, int]] = {}
+    sizes = Counter[str]()
+    styles = defaultdict[str, Counter[Style]](Counter)
     for doc in docs:
         name = owners.get(doc.package, doc.package)
-        sizes[name] = sizes.get(name, 0) + len(doc.text)
-        counts = styles.setdefault(name, {})
+        sizes[name] += len(doc.text)
         # A plain docstring shows no convention, so it has no weight.
-        counts[doc.style] = counts.get(doc.style, 0) + (doc.style != "plain") * len(doc.text)
+        styles[name][doc.style] += (doc.style != "plain") * len(doc.text)
     return [
-        Group(name, size, max(sorted(styles[name]), key=lambda style: styles[name][style]), name == "pydoc_data")
+        Group(name, size, max(sorted(styles[name]), key=styles[name].__getitem__), name == "pydoc_data")
         for name, size in sizes.items()
     ]

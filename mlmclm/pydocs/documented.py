@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -138,14 +139,14 @@ def select(
 ) -> list[Item]:
     """Choose up to `count` items in the order of a hash of their key, at most `LARGEST_SHARE` from one package."""
     limit = max(1, int(LARGEST_SHARE * count))
-    used: dict[Any, int] = {}
+    used = Counter[str]()
     chosen: list[Item] = []
     # Hash order is as good as random, and the same on every machine.
     for item in sorted(items, key=lambda item: (text_hash(key(item), purpose=salt, seed=0), key(item))):
         if len(chosen) == count:
             break
         name = package(item)
-        if used.get(name, 0) < limit:
-            used[name] = used.get(name, 0) + 1
+        if used[name] < limit:
+            used[name] += 1
             chosen.append(item)
     return chosen

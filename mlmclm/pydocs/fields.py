@@ -33,10 +33,8 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
         examples = [(tagged, package) for described, package in entries for tagged in _examples(described)]
         examples = distinct(examples, key=lambda example: _text(example[0]))
         chosen = select(examples, COUNTS[split], key=lambda e: _text(e[0]), package=lambda e: e[1], salt="fields")
-        rows = [
-            {"tokens": [word for word, _ in tagged], "tags": [LABELS.index(tag) for _, tag in tagged]}
-            for tagged, _ in chosen
-        ]
+        pairs = (zip(*tagged, strict=True) for tagged, _ in chosen)
+        rows = [{"tokens": list(words), "tags": list(map(LABELS.index, tags))} for words, tags in pairs]
         tables[split] = Table(rows, COLUMNS)
     return tables
 
@@ -82,5 +80,4 @@ def _description(field: Field) -> str:
 
 
 def _text(tagged: Tagged) -> str:
-    """Join the words."""
     return " ".join(word for word, _ in tagged)

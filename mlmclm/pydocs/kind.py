@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mlmclm.pydocs.documented import EVALUATION_SPLITS, Documented, Table, distinct, normal, select, shortened, words
+from mlmclm.pydocs.documented import Documented, Table, distinct, normal, select, shortened, words
 
 LABELS = ["summary", "parameter", "return", "exception", "note"]
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
@@ -20,16 +20,15 @@ COLUMNS = {"text": "text", "text_pair": "text", "label": "integer"}
 
 def make(documents: Sequence[Documented]) -> dict[str, Table]:
     """Make the tables train, validation and test; columns: text, text_pair (null), label."""
-    pools: dict[str, list[tuple[str, str, int]]] = {split: [] for split in COUNTS}
-    for document in documents:
-        pools[document.split] += [(text, document.package, label) for text, label in _texts(document)]
-    pools = {split: distinct(pool, key=lambda item: normal(item[0])) for split, pool in pools.items()}
-    # An evaluation text must be in no earlier split, not even with another label.
-    taken = {normal(text) for text, _, _ in pools["train"]}
-    for split in EVALUATION_SPLITS:
-        pools[split] = distinct(pools[split], key=lambda item: normal(item[0]), taken=taken)
-        taken |= {normal(text) for text, _, _ in pools[split]}
-    return {split: Table(_rows(pool, split), COLUMNS) for split, pool in pools.items()}
+    tables = {}
+    taken: set[str] = set()  # An evaluation text must be in no earlier split, not even with another label.
+    for split in COUNTS:
+        own = (document for document in documents if document.split == split)
+        pool = [(text, document.package, label) for document in own for text, label in _texts(document)]
+        pool = distinct(pool, key=lambda item: normal(item[0]), taken=taken)
+        taken |= {normal(text) for text, _, _ in pool}
+        tables[split] = Table(_rows(pool, split), COLUMNS)
+    return tables
 
 
 def _texts(document: Documented) -> Iterator[tuple[str, int]]:

@@ -31,31 +31,23 @@ def split_groups(groups: Sequence[Group]) -> dict[str, str]:
 
     Groups go, largest first, to the split that lacks most characters. A split that stays empty gets the smallest group
     of train, if train can spare one.
-
-    Returns:
-        The split by group name.
     """
-    result: dict[str, str] = {}
-    for style in sorted({group.style for group in groups}):
-        # Names break ties, so that the order in which groups are given does not matter.
-        members = sorted(
-            (group for group in groups if group.style == style), key=lambda group: (-group.size, group.name)
-        )
-        total = sum(group.size for group in members if not group.training_only)
+    result = {group.name: "train" for group in groups if group.training_only}
+    # Names break ties, so that the order in which groups are given does not matter.
+    free = sorted((group for group in groups if not group.training_only), key=lambda group: (-group.size, group.name))
+    for style in sorted({group.style for group in free}):
+        members = [group for group in free if group.style == style]
+        total = sum(group.size for group in members)
         missing = {split: share * total for split, share in SHARES.items()}
         for group in members:
-            if group.training_only:
-                result[group.name] = "train"
-                continue
-            chosen = max(SHARES, key=lambda split: missing[split])
+            chosen = max(SHARES, key=missing.__getitem__)
             result[group.name] = chosen
             missing[chosen] -= group.size
-    spare = sorted(
-        (g for g in groups if result[g.name] == "train" and not g.training_only), key=lambda g: (g.size, g.name)
-    )
+    spare = sorted((group.size, group.name) for group in free if result[group.name] == "train")
     for split in ("validation", "test"):
         if split not in result.values() and len(spare) > 1:
-            result[spare.pop(0).name] = split
+            _, smallest = spare.pop(0)
+            result[smallest] = split
     return result
 
 

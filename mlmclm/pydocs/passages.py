@@ -62,7 +62,6 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
 
 
 def _select(pairs: list[_Pair], count: int) -> list[_Pair]:
-    """Choose pairs, always the same ones."""
     return select(pairs, count, key=lambda pair: pair.query, package=lambda pair: pair.package, salt="retrieval")
 
 

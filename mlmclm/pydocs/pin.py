@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from mlmclm.corpora.shelf import INDEX
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import read_sealed, sealed
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import whole_folder, write_json
 
 PYDOCS = "pydocs"
@@ -37,11 +35,7 @@ def documents_folder(store: Path, fingerprint: str) -> Path:
 
 
 def settled(store: Path) -> str | None:
-    """Return the fingerprint of a store's documentation; None if it was never used. Writes nothing.
-
-    Raises:
-        UserError: the file with the fingerprint is damaged.
-    """
+    """Return the fingerprint of a store's documentation; None if it was never used, UserError if it is damaged."""
     file = pin_file(store)
     if not file.is_file():
         return None if file.parent.is_dir() else _adopted(store)
@@ -52,25 +46,9 @@ def settled(store: Path) -> str | None:
     return text
 
 
-def settle(store: Path, make: Callable[[], str], waiting: Callable[[str], None]) -> str:
-    """Note in the store which documentation it has, and return its fingerprint.
-
-    Args:
-        make: extracts the environment's documentation into the store and returns its fingerprint; called if the store
-            has no documentation yet.
-        waiting: called with the holder of the claim, if another process is pinning the documentation now.
-    """
-    if not pin_file(store).is_file():
-        with Claims(store).wait(lambda: [f"corpora-{PYDOCS}"], waiting):
-            if not pin_file(store).is_file():  # The process that held the claim before may have written it.
-                _note(pin_file(store), settled(store) or make())
-    known = settled(store)
-    assert known is not None
-    return known
-
-
-def _note(file: Path, fingerprint: str) -> None:
+def write_pin(store: Path, fingerprint: str) -> None:
     """Write the file. A new folder appears together with it: a folder without it means that a user has deleted it."""
+    file = pin_file(store)
     content = sealed({"source": PYDOCS, "fingerprint": fingerprint})
     if file.parent.is_dir():
         write_json(file, content)

@@ -145,7 +145,6 @@ def _items(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _entries(role: Role, lines: list[str], *, underlined: bool) -> Iterator[Field]:
-    """Yield the entries of a section."""
     if role == "note":
         for paragraph in _paragraphs(lines):
             if not _is_code(paragraph):

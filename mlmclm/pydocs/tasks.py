@@ -14,6 +14,7 @@ also stands in train is left out even if it was written for another package.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +90,20 @@ def _folder(task: str, store: Path, source: str) -> Path:
 
 
 def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
-    """Parse all documents."""
     groups = read_groups(folder)
     documents: list[Documented] = []
-    jobs = [(str(folder), number) for number in range(groups)]
-    for number, part in enumerate(ordered_map(_parse_group, jobs, workers=min(workers, groups))):
+    parts = ordered_map(partial(_parse_group, folder), range(groups), workers=min(workers, groups))
+    for number, part in enumerate(parts):
         documents += part
         progress("reading parameters, results and exceptions", number + 1, groups)
     return documents
 
 
-def _parse_group(job: tuple[str, int]) -> list[Documented]:
+def _parse_group(folder: Path, number: int) -> list[Documented]:
     """Parse one row group of the documents, in a worker. Topics have no sections and are left out."""
-    rows = read_group(Path(job[0]), job[1])
     return [
         Documented(row["split"], row["package"], row["name"], parse(row["text"]))
-        for row in rows
+        for row in read_group(folder, number)
         if row["kind"] != "topic"
     ]
 

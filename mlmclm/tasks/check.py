@@ -1,6 +1,6 @@
 """Checks of task data that several families share, run before any training.
 
-Each raises a `UserError` that names the task, the split and the row.
+Each raises a `UserError` that names the task, the split and the row; `where` is the beginning of its text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,9 @@ Array = np.ndarray[Any, Any]
 
 
 def check_filled(task: Task, where: str, table: pa.Table) -> None:
-    """Check that a canonical table has rows and no nulls; `text_pair` may be null in a task without a second text.
+    """Raise UserError for a canonical table without rows or with a null.
 
-    Args:
-        where: beginning of each message.
-
-    Raises:
-        UserError: the table is empty or has a null.
+    `text_pair` may be null in a task without a second text.
     """
     if table.num_rows == 0:
         raise UserError(f"{where}: the split is empty.")
@@ -37,26 +33,18 @@ def check_filled(task: Task, where: str, table: pa.Table) -> None:
 
 
 def check_no_nulls(where: str, table: pa.Table, column: str) -> None:
-    """Check that a column has a value in every row.
-
-    Raises:
-        UserError: it has a null.
-    """
+    """Raise UserError for a column that has a null."""
     nulls = pyarrow.compute.is_null(table[column]).to_numpy()
     if nulls.any():
         raise UserError(f"{where}: row {int(nulls.argmax())}: {column} is null.")
 
 
 def check_in_range(where: str, what: str, labels: Array, rows: Array, names: tuple[str, ...]) -> None:
-    """Check that every label is the number of a label name.
+    """Raise UserError for a label that is not the number of a label name.
 
     Args:
-        where: beginning of each message.
         what: the message's word for a label.
         rows: row of each label.
-
-    Raises:
-        UserError: a label is out of range.
     """
     bad = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(bad):
@@ -71,11 +59,7 @@ def check_in_range(where: str, what: str, labels: Array, rows: Array, names: tup
 def check_labels_seen(
     task: Task, column: str, train: pa.Table, others: Mapping[str, pa.Table], names: tuple[str, ...]
 ) -> None:
-    """Check that every label of an evaluation split occurs in train; otherwise no model could learn to predict it.
-
-    Raises:
-        UserError: train lacks a label.
-    """
+    """Raise UserError for a label of an evaluation split that train lacks: no model could learn to predict it."""
     nested = pa.types.is_list(train[column].type)
 
     def seen(table: pa.Table) -> set[int]:

@@ -21,14 +21,11 @@ IDS = ("id", "query_id", "corpus_id")
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table as read from its source.
-
-    Attributes:
-        split: the table's name in messages.
-    """
+    """The columns of a table as read from its source."""
 
     task: Task
     split: str
+    """The table's name in messages."""
     raw: Raw
 
     @property
@@ -37,11 +34,7 @@ class Columns:
         return f"task {self.task.name}, {self.split} ({self.raw.where})"
 
     def plain(self, canonical: str) -> pa.ChunkedArray:
-        """Return a column unchanged.
-
-        Raises:
-            UserError: the column is missing; the message suggests the nearest name and lists all.
-        """
+        """Return a column unchanged, or raise UserError."""
         table = self.raw.table
         # The table's own column names take precedence over the task's.
         wanted = self.raw.columns.get(canonical) or self.task.column(canonical)
@@ -59,11 +52,7 @@ class Columns:
         return table[wanted]
 
     def typed(self, canonical: str, kind: pa.DataType) -> pa.Array:
-        """Return a column cast to its canonical type.
-
-        Raises:
-            UserError: the column is missing or cannot be cast.
-        """
+        """Return a column cast to its canonical type, or raise UserError."""
         column = self.plain(canonical)
         # pyarrow would cast numbers and dates to text without complaint; in a text column they are a mistake.
         if kind == pa.string() and not _is_text(column.type):
@@ -82,10 +71,8 @@ class Columns:
     def label_names(self, canonical: str, kind: pa.DataType) -> tuple[str, ...]:
         """Return the names of classes or tags: as declared, as carried by the data, or as found in the column.
 
-        Names found as strings are sorted, with the tag O first. Numbers serve as their own names.
-
-        Raises:
-            UserError: the column holds neither names nor numbers from 0 on.
+        Names found as strings are sorted, with the tag O first. Numbers from 0 on serve as their own names. Anything
+        else is a UserError.
         """
         if self.task.label_names:
             return self.task.label_names
@@ -107,8 +94,7 @@ class Columns:
     def numbered(self, canonical: str, kind: pa.DataType, names: Sequence[str]) -> pa.Array:
         """Return labels as int64, or as lists of int64; names become numbers.
 
-        Raises:
-            UserError: a label is unknown, is neither a number nor a name, or is empty (a missing value in a CSV file).
+        Raises UserError for a label that is neither a number nor a known name, or is empty: a missing value in a CSV file.
         """
         values, nested = self.plain(canonical).combine_chunks(), pa.types.is_list(kind)
         for row, value in enumerate(values.to_pylist()):

@@ -95,41 +95,33 @@ class Family(ABC):
 
     The class reads, checks and shows data. An instance is one task, tokenised and ready to train. Cells share
     instances, so an instance holds no state that depends on a cell.
-
-    Class attributes:
-        name: the family's name in declarations.
-        title: the family's name in reports.
-        columns: type of each column of a training table, by canonical name. `text_pair` is optional: it is null in a
-            task that does not declare it.
-        more_columns: canonical names of columns in tables other than the training table.
-        labels: the column of classes (int64) or tags (list<int64>), numbered by the task's label names; None if there
-            is none.
-        metrics: label in reports of every score that `scores` can return, by the score's name; the first is the usual
-            main score. Correlations (matthews, spearman, pearson) lie between -1 and 1, all others between 0 and 1;
-            higher is better. `study.` marks the published evaluation's own variants (arXiv 2507.00994).
-        study_metric: main score of that study; None if the study has no such tasks.
-        judged: whether an evaluation split consists of queries, a corpus and relevance judgements.
-        unanswerable: whether a task can have questions without an answer.
-        framed: whether `encode` supports `special_tokens: tokenizer`.
-        token_columns: columns of token ids in the tables that `encode` returns.
-        overlong_words: how a sequence longer than `max_length` is made to fit, in words.
-        in_chunks: whether the loss is a function (`loss_of`) of the sequences' `embeddings` alone, so that a large
-            batch can be encoded in chunks.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     columns: ClassVar[Mapping[str, pa.DataType]]
+    """Canonical columns of a training table. `text_pair` is optional: it is null in a task that does not declare it."""
     more_columns: ClassVar[tuple[str, ...]] = ()
+    """Canonical names of columns in tables other than the training table."""
     labels: ClassVar[str | None] = None
+    """The column of classes (int64) or tags (list<int64>), numbered by the task's label names, if there is one."""
     metrics: ClassVar[Mapping[str, str]]
+    """Label in reports of every score that `scores` can return, by the score's name; the first is the usual main score.
+    Correlations (matthews, spearman, pearson) lie between -1 and 1, all others between 0 and 1; higher is better.
+    `study.` marks the published evaluation's own variants (arXiv 2507.00994)."""
     study_metric: ClassVar[str | None] = None
+    """Main score of that study; None if the study has no such tasks."""
     judged: ClassVar[bool] = False
+    """True if an evaluation split consists of queries, a corpus and relevance judgements."""
     unanswerable: ClassVar[bool] = False
     framed: ClassVar[bool] = False
+    """True if `encode` supports `special_tokens: tokenizer`."""
     token_columns: ClassVar[tuple[str, ...]] = ("input_ids",)
     overlong_words: ClassVar[str] = "cut"
+    """How a sequence longer than `max_length` is made to fit, in words."""
     in_chunks: ClassVar[bool] = False
+    """True if the loss is a function (`loss_of`) of the sequences' `embeddings` alone: a large batch can be encoded in
+    chunks."""
 
     def __init__(self, prepared: PreparedTask, settings: TaskSettings) -> None:
         self.prepared = prepared
@@ -180,22 +172,14 @@ class Family(ABC):
 
     @classmethod  # noqa: B027
     def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
-        """Check what is specific to the family, after the checks for an empty table and for nulls.
+        """Raise UserError for a row that the family cannot have, after the checks for an empty table and for nulls.
 
-        Args:
-            where: beginning of each message.
-
-        Raises:
-            UserError: a row is invalid; the message names the row and the fault.
+        The message begins with `where`, and names the row and the fault.
         """
 
     @classmethod  # noqa: B027
     def check_settings(cls, task: str, settings: TaskSettings) -> None:
-        """Check the settings that only this family uses.
-
-        Raises:
-            UserError: the settings contradict each other.
-        """
+        """Raise UserError for settings of this family alone that contradict each other."""
 
     @classmethod
     def label_counts(cls, table: Any, names: tuple[str, ...]) -> dict[str, float]:
@@ -208,11 +192,7 @@ class Family(ABC):
 
     @classmethod
     def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
-        """Return an encoded training row in readable form: the model's input and the expected output.
-
-        Args:
-            text: decodes token ids.
-        """
+        """Return an encoded training row with its ids decoded by `text`: the model's input and the expected output."""
         return {"text": text(row["input_ids"])}
 
     @classmethod
@@ -224,8 +204,7 @@ class Family(ABC):
     def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
         """Yield a JSON object for each test example: `row`, `gold` and `prediction`, with label names if there are any.
 
-        Raises:
-            KeyError: an earlier version computed the cell and kept no predictions.
+        Raises KeyError for a cell of an earlier version, which kept no predictions.
         """
         gold, predicted = (kept.columns[name].tolist() for name in ("gold", "prediction"))
         if kept.label_names:
@@ -239,9 +218,14 @@ class Family(ABC):
         """Tokenise a task into tables by name, one of them `train`. This runs once for all cells."""
 
     @cached_property
+    def splits(self) -> dict[str, pa.Table]:
+        """The table of each split, for families whose `encode` returns one per split."""
+        return {split: self.prepared.table(split) for split in SPLITS}
+
+    @cached_property
     def sequences(self) -> dict[str, Lists]:
-        """Token ids of each split, for families whose `encode` returns one table with `input_ids` per split."""
-        return {split: Lists.of(self.prepared.table(split), "input_ids") for split in SPLITS}
+        """Token ids of each split, for families whose `splits` have a column `input_ids`."""
+        return {split: Lists.of(table, "input_ids") for split, table in self.splits.items()}
 
     @property
     def train_size(self) -> int:
@@ -303,11 +287,7 @@ class Family(ABC):
 
 @cache
 def families() -> dict[str, type[Family]]:
-    """Return all families by name, from `mlmclm/tasks/families/` and from other installed packages.
-
-    Raises:
-        UserError: two families have the same name.
-    """
+    """Return all families by name, from `mlmclm/tasks/families/` and other installed packages; no name may be twice."""
     own = [kind for kind in classes_in("mlmclm.tasks.families") if issubclass(kind, Family)]
     found: dict[str, type[Family]] = {}
     for family in (*own, *(plugin(FAMILIES, name) for name in plugin_names(FAMILIES))):
@@ -319,11 +299,7 @@ def families() -> dict[str, type[Family]]:
 
 
 def get_family(name: str) -> type[Family]:
-    """Return the family with this name.
-
-    Raises:
-        UserError: there is no such family; the message suggests the nearest name and lists all.
-    """
+    """Return the family with this name, or raise UserError."""
     if name not in families():
         raise unknown("family", name, families())
     return families()[name]
@@ -383,18 +359,11 @@ def means(examples: Examples) -> dict[str, float]:
 def objects(rows: Sequence[Any]) -> Array:
     """Return an object column of texts or lists."""
     # Not np.array(rows): lists of equal length would become a two-dimensional array.
-    column = np.empty(len(rows), dtype=object)
-    for number, row in enumerate(rows):
-        column[number] = row
-    return column
+    return np.fromiter(rows, dtype=object, count=len(rows))
 
 
 def ending(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Return the id that closes every sequence: the end-of-sequence token, else BERT's separator.
-
-    Raises:
-        UserError: the tokenizer has neither.
-    """
+    """Return the id that closes every sequence: the end-of-sequence token, else BERT's separator, else UserError."""
     for token in (tokenizer.eos_token_id, tokenizer.sep_token_id):
         if token is not None:
             return int(token)
@@ -405,10 +374,18 @@ def ending(tokenizer: PreTrainedTokenizerFast) -> int:
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
     """Tokenise each text without special tokens."""
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)[
-        "input_ids"
-    ]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)
+    ids: list[list[int]] = encoded["input_ids"]
     return ids
+
+
+def token_spans(
+    tokenizer: PreTrainedTokenizerFast, texts: list[str]
+) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+    """Tokenise as `token_ids` does; also return the (start, end) characters of each token."""
+    options = {"add_special_tokens": False, "verbose": False, "return_attention_mask": False}
+    encoded = tokenizer(texts, return_offsets_mapping=True, **options)
+    return encoded["input_ids"], encoded["offset_mapping"]
 
 
 def closed(ids: list[int], end: int, longest: int) -> list[int]:

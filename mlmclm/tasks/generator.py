@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from mlmclm.corpora.process_map import Progress
 from mlmclm.plugins import GENERATORS, plugin
 
 
@@ -15,7 +15,7 @@ class Generator(Protocol):
     def find(self, task: str, store: Path) -> Path | None:
         """Return the task's folder if the store has it, else None. Must not write anything."""
 
-    def build(self, task: str, store: Path, progress: Callable[[str, int, int | None], None] | None) -> Path:
+    def build(self, task: str, store: Path, progress: Progress | None) -> Path:
         """Return the task's folder, with a table for each split; make it first if necessary."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.storage.files import canonical_json
 from mlmclm.tasks.check import check_labels_seen
@@ -19,7 +19,7 @@ from mlmclm.tasks.columns import Columns
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.family import Array
 from mlmclm.tasks.pins import check_pin
-from mlmclm.tasks.splits import from_hub, reader
+from mlmclm.tasks.splits import reader
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,7 @@ class TaskData:
     """Hash (hex) that changes with everything here that can change a score, and with nothing else."""
 
 
-def load_task(
-    task: Task,
-    *,
-    store: Path,
-    data_root: Path | None,
-    progress: Callable[[str, int, int | None], None] | None = None,
-) -> TaskData:
+def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Progress | None = None) -> TaskData:
     """Read and check all splits of a task.
 
     Args:
@@ -55,7 +49,8 @@ def load_task(
             documents, a file is damaged, or the data of a Hub branch have changed since the store first read them.
         EnvironmentFault: the Hub can't be reached.
     """
-    family, read = task.kind, reader(task, store, data_root, progress)
+    family = task.kind
+    read, from_hub = reader(task, store, data_root, progress)
     columns = Columns(task, "train", family.training_source(task, read))
     # Labels are numbered by the training table, and all other splits use its numbers.
     names = columns.label_names(family.labels, family.columns[family.labels]) if family.labels else ()
@@ -72,7 +67,7 @@ def load_task(
         check_labels_seen(task, family.labels, train, {"validation": validation, "test": test}, names)
     evaluated = [*family.tables(validation).values(), *family.tables(test).values()]
     fingerprint = _fingerprint(task, names, [train, *evaluated])
-    if from_hub(task, data_root):
+    if from_hub:
         check_pin(task, fingerprint, store)
     return TaskData(task, train, validation, test, names, fingerprint)
 
@@ -80,8 +75,7 @@ def load_task(
 def _held(task: Task, table: pa.Table) -> Array:
     """Return which rows go to validation, bool [rows]: `validation_fraction`, in whole groups if there are groups.
 
-    Raises:
-        UserError: no row would be left.
+    Raises UserError if no row would be left.
     """
     import torch
 

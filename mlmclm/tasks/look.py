@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,35 +37,22 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Look:
-    """A preview of a task's checked data, tokenised.
-
-    Attributes:
-        rows: number of rows of each table.
-        labels: by split, the number of rows of each label, or the family's own statistics (`Family.label_counts`).
-        lengths: length statistics of each table.
-        examples: for each example, the model's input and the expected output.
-    """
+    """A preview of a task's checked data, tokenised; rows, labels and lengths by table."""
 
     task: str
     rows: dict[str, int]
     labels: dict[str, dict[str, float]]
+    """Number of rows of each label, or the family's own statistics (`Family.label_counts`)."""
     lengths: dict[str, Lengths]
     examples: list[dict[str, Any]]
-
-    def plain(self) -> dict[str, Any]:
-        """Return the preview as JSON-serialisable values."""
-        return asdict(self)
+    """The model's input and the expected output of each."""
 
 
 def look(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings, *, examples: int = 3) -> Look:
-    """Tokenise a sample of a task as fine-tuning would.
+    """Tokenise a sample of a task as fine-tuning would, and show a fixed random choice of training examples.
 
-    Args:
-        settings: lengths, stride and prefixes; its limits on the number of examples are ignored.
-        examples: number of training examples to show, a fixed random choice.
-
-    Raises:
-        UserError: the tokenizer has no token to end a sequence with.
+    The settings' limits on the number of examples are ignored. Raises UserError if the tokenizer has no token to end a
+    sequence with.
     """
     family = data.task.kind
     # Encode without truncation first, to measure the real lengths.
@@ -87,7 +74,10 @@ def look(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSetti
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     counts = {name: family.label_counts(split, data.label_names) for name, split in splits.items()}
     labels = {name: found for name, found in counts.items() if found}
-    return Look(data.task.name, _rows(data), labels, lengths, shown)
+    rows = {"train": data.train.num_rows}
+    for name in ("validation", "test"):
+        rows |= {f"{name} {part}".rstrip(): table.num_rows for part, table in family.tables(splits[name]).items()}
+    return Look(data.task.name, rows, labels, lengths, shown)
 
 
 def _limited(settings: TaskSettings, rows: int) -> TaskSettings:
@@ -99,10 +89,3 @@ def _lengths(family: type[Family], table: pa.Table, column: str, settings: TaskS
     rows = Lists.of(table, column).lengths
     quantiles = {name: int(np.quantile(rows, share, method="inverted_cdf")) for name, share in QUANTILES.items()}
     return Lengths(len(rows), quantiles, float(np.mean(family.overlong(table, column, settings))))
-
-
-def _rows(data: TaskData) -> dict[str, int]:
-    rows = {"train": data.train.num_rows}
-    for name, split in (("validation", data.validation), ("test", data.test)):
-        rows |= {f"{name} {part}".rstrip(): table.num_rows for part, table in data.task.kind.tables(split).items()}
-    return rows

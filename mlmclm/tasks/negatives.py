@@ -22,12 +22,10 @@ def mine_negatives(where: str, queries: pa.ChunkedArray, table: pa.Table, most: 
     Documents are the distinct texts of the table's column `positive`, and a query's own are those of all rows with its
     text. A query has fewer where fewer documents share a word with it. Documents of equal score are in the table's order.
 
-    Args:
-        where: beginning of each message.
-        queries: queries of `table`, or some of them.
+    Raises UserError, whose text begins with `where`, if bm25s is not installed, or no query has a negative.
 
-    Raises:
-        UserError: bm25s is not installed, or no query has a negative.
+    Args:
+        queries: queries of `table`, or some of them.
     """
     try:
         from bm25s import BM25

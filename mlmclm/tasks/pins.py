@@ -26,11 +26,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def check_pin(task: Task, fingerprint: str, store: Path) -> None:
-    """Check data that come from a branch against the fingerprint of the store's first reading, or record it.
-
-    Raises:
-        UserError: the data are not those that the store first read.
-    """
+    """Record the fingerprint of data that come from a branch, or raise UserError if the store first read other data."""
     branches = list(dict.fromkeys(name for name in _revisions(task) if _COMMIT.fullmatch(name) is None))
     if not branches:
         return

@@ -14,9 +14,7 @@ from mlmclm.tasks.family import get_family
 def write_predictions(kept: KeptExamples, path: Path) -> None:
     """Write one JSON object per test example (`Family.predictions`), in the test split's order.
 
-    Raises:
-        UserError: an earlier version of mlmclm computed the cell and kept no predictions.
-        EnvironmentFault: the file cannot be written.
+    Raises UserError if an earlier version of mlmclm computed the cell and kept no predictions.
     """
     family = get_family(kept.result["family"])
     try:

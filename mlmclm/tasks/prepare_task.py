@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
 
+from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
 from mlmclm.progress import say
@@ -28,14 +28,12 @@ def prepare_task(
     settings: TaskSettings,
     store: Path,
     data_root: Path | None,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> PreparedTask:
     """Load, check and tokenise a task before any training. Several processes may do so at the same time.
 
     Args:
-        task: a declaration, or the name of an installed task.
         tokenizer_folder: a model folder, or one that holds only a tokenizer.
-        settings: a protocol, or the part of it that the families read.
 
     Raises:
         UserError: the data or the tokenizer is invalid, or the model does not support the length.
@@ -121,8 +119,7 @@ def find_or_prepare(
 ) -> PreparedTask:
     """Return the prepared data with this fingerprint, and read the raw data only if they are not in the store.
 
-    Raises:
-        UserError: the data have changed and no longer match the fingerprint.
+    Raises UserError if the raw data no longer match the fingerprint.
     """
     task = get_task(task) if isinstance(task, str) else task
     key = prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings)

@@ -65,11 +65,7 @@ class PreparedTask:
         return sizes
 
     def token_ids(self) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Open every table; yield its name with each of its columns of token ids.
-
-        Raises:
-            UserError: a table is damaged.
-        """
+        """Open every table; yield its name with each of its columns of token ids. Raises what `table` does."""
         for name in read_json(self.folder / "meta.json")["rows"]:
             table = self.table(name)
             for column in get_family(self.family).token_columns:
@@ -77,11 +73,7 @@ class PreparedTask:
                     yield name, table[column]
 
     def table(self, name: str) -> pa.Table:
-        """Open one of the tables that the family's `encode` returned.
-
-        Raises:
-            UserError: the file is damaged.
-        """
+        """Open one of the tables that the family's `encode` returned; raise UserError if its file is damaged."""
         try:
             with pa.memory_map(str(self.folder / f"{name}.arrow")) as source:
                 return pa.ipc.open_file(source).read_all()
@@ -93,12 +85,7 @@ class PreparedTask:
 
 
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
-    """Return the key (hex) of prepared data.
-
-    Args:
-        task_data: fingerprint of the task's data.
-        tokenizer: hash of the tokenizer.
-    """
+    """Return the key (hex) of prepared data, given the fingerprint of the task's data and the tokenizer's hash."""
     encoding = settings.encoding(pairs=task.pair_template is not None)
     return stable_hash([PREPARATION, task.family, task_data, tokenizer, encoding])
 
@@ -142,11 +129,7 @@ def find_task(
 
 
 def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
-    """Check that every table can be read and that the model in the folder, if there is one, knows all token ids.
-
-    Raises:
-        UserError: a table is damaged or an id is unknown; the message names the file or the id.
-    """
+    """Raise UserError for a damaged table, or a token id that the model in the folder, if there is one, doesn't know."""
     config = tokenizer_folder / "config.json"
     known = read_json(config).get("vocab_size") if config.is_file() else None
     for _, ids in prepared.token_ids():

@@ -96,18 +96,14 @@ def _declared(folders: Sequence[Path]) -> Declared:
 def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
     """Return all tasks by name, sorted, without those of `broken_files`.
 
-    Args:
-        folders: the user's own folders, with one YAML file per task.
-
-    Raises:
-        UserError: a folder is missing or has no declarations.
+    `folders` are the user's own, with one YAML file per task. Raises UserError if one is missing or has no declarations.
     """
     found = _declared(folders).tasks
     return {name: found[name][0] for name in sorted(found)}
 
 
 def broken_files(folders: Sequence[Path] = ()) -> tuple[Broken, ...]:
-    """Return the files that are malformed or declare a name already taken. The arguments are those of `find_tasks`."""
+    """Return the files that are malformed or declare a name already taken (`find_tasks`)."""
     return _declared(folders).broken
 
 
@@ -117,15 +113,7 @@ def task_names() -> list[str]:
 
 
 def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
-    """Return the declaration with this name.
-
-    Args:
-        folders: as in `find_tasks`.
-
-    Raises:
-        UserError: there is no such task (the message suggests the nearest name and lists all), or the file that would
-            declare it is broken.
-    """
+    """Return the declaration with this name (`find_tasks`); raise UserError for none, or one in a broken file."""
     found = _declared(folders)
     reasons = [each.reason for each in found.broken if name in each.names]
     if reasons:

@@ -57,17 +57,8 @@ def search(
 ) -> list[Found]:
     """Find the first `count` documents of each query by each ranking, or all that it searches if they are fewer.
 
-    Memory beyond the vectors is bounded by the size of a tile of the score matrix. The size does not affect the result.
-
-    Args:
-        queries: vectors [width], finite.
-        documents: vectors [width], finite.
-        rankings: all are served by one pass over the score matrix.
-        count: number of documents per query.
-        queries_at_once, documents_at_once: largest tile.
-
-    Returns:
-        The best documents, by ranking.
+    Queries and documents are finite vectors [width]. One pass over the score matrix serves all rankings, a tile at a
+    time, which bounds the memory beyond the vectors. The tile's size does not affect the result.
     """
     asked = torch.from_numpy(np.stack(queries))  # [Q, width]
     best = [_Best(ranking, len(asked), count, asked.dtype) for ranking in rankings]

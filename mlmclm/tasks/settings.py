@@ -72,11 +72,7 @@ class TaskSettings(Frozen):
         return self.special_tokens == "end" and self.pair_truncation == "longest_first"
 
     def encoding(self, *, pairs: bool = False) -> dict[str, Any]:
-        """Return the fields that determine a task's tokenised examples.
-
-        Args:
-            pairs: whether the task has two texts.
-        """
+        """Return the fields that determine the tokenised examples of a task, or of one with `pairs` of texts."""
         names = (
             "max_length", "max_train_examples", "max_evaluation_examples", "max_evaluation_documents", "stride",
             "query_prefix", "document_prefix",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
+from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.data_files import TABLES, files_of, names_in, read_table
 from mlmclm.storage.files import read_json
@@ -29,49 +31,39 @@ class Raw:
     """Canonical name -> the source's name, where it differs from the task's."""
 
 
-def from_hub(task: Task, data_root: Path | None) -> bool:
-    """Return True if the task's data come from the Hub: no package generates them, and no local folder replaces it."""
-    read = task.source != "local" and find_generator(task.source) is None
-    return read and not _stands_in(task, data_root)
-
-
-def _stands_in(task: Task, data_root: Path | None) -> bool:
-    return data_root is not None and bool(task.folder) and (data_root / str(task.folder)).is_dir()
-
-
 def reader(
-    task: Task, store: Path, data_root: Path | None, progress: Callable[[str, int, int | None], None] | None
-) -> Callable[[str | Part], Raw]:
-    """Return a function that reads one split of this task from its source.
+    task: Task, store: Path, data_root: Path | None, progress: Progress | None
+) -> tuple[Callable[[str | Part], Raw], bool]:
+    """Return a function that reads one split of this task from its source, and whether that is the Hub.
 
-    Raises:
-        UserError: a local task's folder is missing.
+    Raises UserError if a local task's folder is missing.
     """
     generator = find_generator(task.source)
     if generator is not None:
-        generated = generator.build(task.name, store, progress)
-        return lambda split: _read_local(task, generated, split)
+        return partial(_read_local, task, generator.build(task.name, store, progress)), False
     folder = data_root / task.folder if data_root is not None and task.folder else None
-    if folder is not None and _stands_in(task, data_root):
-        return lambda split: _read_local(task, folder, split)
+    if folder is not None and folder.is_dir():
+        return partial(_read_local, task, folder), False
     if task.source == "local":
         missing = f"there is no folder {folder}" if folder else "no folder of data sets is given"
         raise UserError(
             f"task {task.name}: {missing}. The data set isn't on the Hub: "
             f"give --data the folder that holds {task.folder}/."
         )
-    return lambda split: _read_hub(task, split, folder)
+    return partial(_read_hub, task, folder), True
 
 
 def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
     """Read a split from a folder: from one file, or from the parts and subfolders of a download from the Hub."""
-    split = part if isinstance(part, str) else part.file or part.split
-    names = [split, *_other_names(split)]
-    folders = [folder, folder / "data"]
-    if isinstance(part, Part) and split.startswith("qrels"):
+    part = Part(split=part) if isinstance(part, str) else part
+    split = part.file or part.split
+    names = [split]
+    if split.startswith("validation"):  # GLUE's `dev` and `dev_matched`, for example
+        names += [split.replace("validation", other, 1) for other in ("dev", "valid", "val")]
+    if split.startswith("qrels"):
         names.append(f"qrels/{part.split}")  # BEIR's layout: qrels/test.tsv
-    config_name = (part.config_name if isinstance(part, Part) else None) or task.config_name
-    folders += [folder / inner for inner in (config_name, task.data_dir) if inner]
+    inner = (part.config_name or task.config_name, task.data_dir)
+    folders = [folder, folder / "data", *(folder / name for name in inner if name)]
     try:
         files = files_of(folders, names)
         if not files:
@@ -94,18 +86,7 @@ def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
         raise UserError(
             f"task {task.name}: the parts of {split!r} in {folder} have different columns: {error}."
         ) from error
-    return Raw(table, str(files[0] if len(files) == 1 else files[0].parent), names_of, _own_columns(part))
-
-
-def _other_names(split: str) -> list[str]:
-    """Return other common file names of a validation split, such as GLUE's `dev` and `dev_matched`."""
-    if not split.startswith("validation"):
-        return []
-    return [split.replace("validation", other, 1) for other in ("dev", "valid", "val")]
-
-
-def _own_columns(part: str | Part) -> dict[str, str]:
-    return {} if isinstance(part, str) else part.columns
+    return Raw(table, str(files[0] if len(files) == 1 else files[0].parent), names_of, part.columns)
 
 
 def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
@@ -124,8 +105,8 @@ def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]
     return found
 
 
-def _read_hub(task: Task, part: str | Part, folder: Path | None) -> Raw:
-    """Read one split of a Hub data set, without running its code.
+def _read_hub(task: Task, folder: Path | None, part: str | Part) -> Raw:
+    """Read one split of a Hub data set, without running its code; a copy in `folder` could stand in for it.
 
     Raises:
         UserError: the data set or the split does not exist, or is not public.
@@ -133,14 +114,11 @@ def _read_hub(task: Task, part: str | Part, folder: Path | None) -> Raw:
     """
     import datasets
 
-    source, config_name, revision, split = task.source, task.config_name, task.revision, part
-    data_dir = task.data_dir
-    if isinstance(part, Part):
-        split = part.split
-        config_name = part.config_name or (None if part.source else config_name)
-        revision = part.revision or (None if part.source else revision)
-        data_dir = None if part.source else data_dir
-        source = part.source or source
+    part = Part(split=part) if isinstance(part, str) else part
+    split, source, config_name, revision, data_dir = part.split, part.source, part.config_name, part.revision, None
+    if not source:
+        source, data_dir = task.source, task.data_dir
+        config_name, revision = config_name or task.config_name, revision or task.revision
     where = "/".join(name for name in (source, config_name, data_dir) if name)
     tried = f" There is no folder {folder} either." if folder else " A local folder can stand in for it: see --data."
     try:
@@ -157,7 +135,7 @@ def _read_hub(task: Task, part: str | Part, folder: Path | None) -> Raw:
         raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
     table = data.with_format("arrow")[:]
     names = _names_in(data.features.arrow_schema.metadata)
-    return Raw(table.replace_schema_metadata(None), f"{where} split {split}", names, _own_columns(part))
+    return Raw(table.replace_schema_metadata(None), f"{where} split {split}", names, part.columns)
 
 
 def _first_line(error: BaseException) -> str:

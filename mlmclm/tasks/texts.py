@@ -147,11 +147,7 @@ class Frame:
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerFast, *, pairs: bool) -> Frame:
-        """Read the frame off the tokenizer's encoding of a short text.
-
-        Raises:
-            UserError: the tokenizer adds no token to a text, or none between two.
-        """
+        """Read the frame off the encoding of a short text; raise UserError if there is no token around or between."""
         one = tokenizer.backend_tokenizer.encode("a")
         inside = np.flatnonzero(np.array(one.sequence_ids) == 0)  # the sequence id of a special token is None
         single = tuple(one.ids[: inside[0]]), tuple(one.ids[inside[-1] + 1 :])

@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from mlmclm.errors import UserError
 from mlmclm.tasks.family import (
-    SPLITS,
     Array,
     Batch,
     Examples,
@@ -35,6 +34,7 @@ from mlmclm.tasks.family import (
     means,
     objects,
     token_ids,
+    token_spans,
 )
 
 if TYPE_CHECKING:
@@ -96,10 +96,8 @@ def _f1(prediction: list[str], reference: list[str]) -> float:
 def study_f1(prediction: tuple[int, int] | None, answer: tuple[int, int] | None) -> float:
     """Compute the study's F1 (arXiv 2507.00994) over sets of token positions, against the first answer only.
 
-    Two empty sets have F1 1, as in SQuAD v2; the study does not define this case.
-
-    Args:
-        prediction, answer: first and last token within the passage; None for the empty answer.
+    A set is given by its first and last token within the passage; None is the empty one. Two empty sets have F1 1, as
+    in SQuAD v2; the study does not define this case.
     """
     if prediction is None or answer is None:
         return float(prediction is answer)
@@ -134,14 +132,11 @@ def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Se
     A question without an answer has the empty text as its only reference. If the prediction or the reference is empty
     after normalisation, F1 is 1 if both are and 0 otherwise.
     """
-    exact, f1 = [], []
-    for prediction, answers in zip(predictions, references, strict=True):
-        accepted = [answer for answer in answers if normalise_answer(answer)] or [""]
-        exact.append(exact_match(prediction, accepted))
-        found = normalise_answer(prediction).split()
-        f1.append(max(_f1_or_empty(found, normalise_answer(answer).split()) for answer in accepted))
+    accepted = [list(filter(normalise_answer, answers)) or [""] for answers in references]
+    every = graded(predictions, accepted)
+    # Two empty texts have no word in common, but they match exactly.
+    every["f1"] = np.maximum(every["f1"], every["exact_match"])
     answered = np.array([bool(answers) for answers in references])
-    every = {"f1": np.array(f1), "exact_match": np.array(exact)}
     parts = {"has_answer": answered, "no_answer": ~answered}
     return every | {
         f"{name}_{score}": np.where(part, values, np.nan)
@@ -149,10 +144,6 @@ def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Se
         if part.any()
         for score, values in every.items()
     }
-
-
-def _f1_or_empty(prediction: list[str], reference: list[str]) -> float:
-    return _f1(prediction, reference) if prediction and reference else float(prediction == reference)
 
 
 class QuestionAnswering(Family):
@@ -219,11 +210,7 @@ class QuestionAnswering(Family):
 
     @classmethod
     def check_settings(cls, task: str, settings: TaskSettings) -> None:
-        """Check that `stride` is less than `max_length`, so that each window can begin after the previous one.
-
-        Raises:
-            UserError: `stride` is too large.
-        """
+        """Raise UserError unless `stride` is less than `max_length`: each window must begin after the one before."""
         if settings.stride >= settings.max_length:
             raise UserError(
                 f"task {task}: stride {settings.stride} must be less than max_length {settings.max_length}; give the task a smaller "
@@ -287,22 +274,16 @@ class QuestionAnswering(Family):
             (an empty list without an answer).
         """
         end = ending(tokenizer)
+        contexts, answers_of = table["context"].to_pylist(), table["answers"].to_pylist()
         questions = token_ids(
             tokenizer, [QUESTION.format(question=text.strip()) for text in table["question"].to_pylist()]
         )
-        passages = tokenizer(
-            [" " + text for text in table["context"].to_pylist()],
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            verbose=False,
-        )
+        passages = token_spans(tokenizer, [" " + text for text in contexts])
         rows, positions = [], []
-        examples = zip(table["context"].to_pylist(), table["answers"].to_pylist(), strict=True)
-        for example, (context, answers) in enumerate(examples):
-            question = questions[example][: settings.max_length // 2]
-            ids = passages["input_ids"][example]
-            spans = np.array(passages["offset_mapping"][example], dtype=np.int32).reshape(-1, 2)
+        examples = zip(contexts, answers_of, questions, *passages, strict=True)
+        for example, (context, answers, question, ids, offsets) in enumerate(examples):
+            question = question[: settings.max_length // 2]
+            spans = np.array(offsets, dtype=np.int32).reshape(-1, 2)
             # Character offsets in the passage itself: one less, for the space put before it.
             first = np.maximum(spans[:, 0] - 1, 0)
             last = np.maximum(spans[:, 1] - 1, 0)
@@ -323,19 +304,16 @@ class QuestionAnswering(Family):
                     target = (len(question) + int(inside[0]) - begin, len(question) + int(inside[-1]) - begin)
                 sequence = [*question, *ids[begin:stop], end]
                 rows.append((sequence, example, len(question), begin, first[begin:stop], last[begin:stop], *target))
-        columns = zip(*rows, strict=True)
-        return pa.table(
-            [pa.array(column, kind.type) for column, kind in zip(columns, WINDOWS, strict=True)], WINDOWS
-        ), positions
+        columns = zip(zip(*rows, strict=True), WINDOWS, strict=True)
+        return pa.table([pa.array(column, kind.type) for column, kind in columns], WINDOWS), positions
 
     @cached_property
     def _tables(self) -> dict[str, dict[str, Any]]:
         """By split, the columns of its windows except the token ids."""
-        tables = {split: self.prepared.table(split) for split in SPLITS}
         return {
             split: {name: Lists.of(table, name) for name in ("first", "last")}
             | {name: table[name].to_numpy() for name in ("example", "passage", "begin", "start", "end")}
-            for split, table in tables.items()
+            for split, table in self.splits.items()
         }
 
     @cached_property

@@ -15,19 +15,7 @@ from mlmclm.errors import UserError
 from mlmclm.tasks.check import check_no_nulls
 from mlmclm.tasks.columns import Columns
 from mlmclm.tasks.declaration import Judged
-from mlmclm.tasks.family import (
-    Array,
-    Batch,
-    Examples,
-    Family,
-    Linear,
-    Lists,
-    Read,
-    limited,
-    means,
-    objects,
-    subset,
-)
+from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, Read, limited, means, objects, subset
 from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.splits import Raw
 from mlmclm.tasks.texts import encode_texts
@@ -72,14 +60,10 @@ def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[
 def ndcg_at_10(
     query_ids: Sequence[str], document_ids: Sequence[str], found: Found, qrels: dict[str, dict[str, int]]
 ) -> Array:
-    """Compute NDCG@10 of each query with pytrec_eval.
+    """Compute NDCG@10 of each query from the ten best of all documents, with pytrec_eval.
 
     By trec_eval's definition, the ideal ranking is that of all judged documents. Queries without a relevant document
     have NaN.
-
-    Args:
-        found: the ten best of all documents for each query.
-        qrels: relevance by query and document.
     """
     import pytrec_eval
 
@@ -99,14 +83,11 @@ def ndcg_at_10(
 def study_ndcg_at_10(
     query_ids: Sequence[str], document_ids: Sequence[str], found: Found, qrels: dict[str, dict[str, int]]
 ) -> Array:
-    """Compute the study's NDCG@10 (arXiv 2507.00994) of each query.
+    """Compute the study's NDCG@10 (arXiv 2507.00994) of each query from the ten best of the judged documents.
 
     It differs from `ndcg_at_10` in two ways: only judged documents are searched, and the ideal ranking is that of the
     ten documents found, so a relevant document that is not among them costs nothing. As in trec_eval, gains are the
     grades themselves. The same queries have NaN.
-
-    Args:
-        found: the ten best of the judged documents for each query; the other arguments are those of `ndcg_at_10`.
     """
     discounts = 1 / np.log2(np.arange(found.documents.shape[1]) + 2)
     values = np.full(len(query_ids), np.nan)
@@ -428,11 +409,7 @@ def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
 
 
 def _check(where: str, judged: RetrievalSet) -> None:
-    """Check that a retrieval set is complete and that its judgements refer to existing queries and documents.
-
-    Raises:
-        UserError: a table is empty or has a null, an id occurs twice or is unknown, or the scores are invalid.
-    """
+    """Raise UserError for an empty table, a null, an id that occurs twice or is unknown, or an invalid score."""
     for part in ("queries", "corpus", "qrels"):
         table = getattr(judged, part)
         if table.num_rows == 0:
@@ -462,9 +439,6 @@ def _pairs(task: Task, judged: RetrievalSet) -> Raw:
         task.column(name): texts["text"].take(
             pa.compute.index_in(relevant[key], value_set=texts["id"].combine_chunks())
         )
-        for name, key, texts in (
-            ("query", "query_id", judged.queries),
-            ("positive", "corpus_id", judged.corpus),
-        )
+        for name, key, texts in (("query", "query_id", judged.queries), ("positive", "corpus_id", judged.corpus))
     }
     return Raw(pa.table(columns), "judged pairs", {}, {})

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mlmclm.errors import UserError
 from mlmclm.tasks.check import check_in_range
-from mlmclm.tasks.family import SPLITS, Array, Batch, Examples, Family, Linear, Lists, limited_splits
+from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, limited_splits
 from mlmclm.tasks.texts import encode_texts
 
 if TYPE_CHECKING:
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 
 
 def classification_scores(labels: Array, predicted: Array, classes: int) -> dict[str, float]:
-    """Compute accuracy, macro F1 and Matthews' correlation; with two classes also F1.
+    """Compute accuracy, macro F1 and Matthews' correlation from classes, int [rows]; with two classes also F1.
 
     Macro F1 averages over all classes. Matthews' correlation is 0 if only one class is predicted. F1 is that of the
     second class, which is GLUE's positive one.
-
-    Args:
-        labels, predicted: class of each row from 0, int [rows].
     """
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
@@ -85,14 +82,13 @@ class SequenceClassification(Family):
 
     @cached_property
     def _labels(self) -> dict[str, Array]:
-        return {split: self.prepared.table(split)["label"].to_numpy() for split in SPLITS}
+        return {split: table["label"].to_numpy() for split, table in self.splits.items()}
 
     @cached_property
     def _types(self) -> dict[str, Lists | None]:
-        tables = {split: self.prepared.table(split) for split in SPLITS}
         return {
             split: Lists.of(table, "token_types") if "token_types" in table.column_names else None
-            for split, table in tables.items()
+            for split, table in self.splits.items()
         }
 
     def batch(self, rows: Array) -> Batch:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def correlations(labels: Array, predicted: Array) -> dict[str, float]:
-    """Compute Spearman's and Pearson's correlation; both are 0 if either side is constant.
-
-    Args:
-        labels, predicted: [rows].
-    """
+    """Compute Spearman's and Pearson's correlation of two columns [rows]; both are 0 if either is constant."""
     from scipy.stats import pearsonr, spearmanr
 
     labels, predicted = np.asarray(labels, dtype=np.float64), np.asarray(predicted, dtype=np.float64)

@@ -13,7 +13,6 @@ import pyarrow.compute
 from mlmclm.errors import UserError
 from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import (
-    SPLITS,
     Array,
     Batch,
     Examples,
@@ -25,6 +24,7 @@ from mlmclm.tasks.family import (
     limited_splits,
     mean_of,
     objects,
+    token_spans,
 )
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ IGNORED = -100
 def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Array:
     """Return the number of the word that each token of `" ".join(words)` belongs to, int32 [tokens].
 
-    The token's last character decides. A token that is only a space gets `NO_WORD`.
-
-    Args:
-        offsets: (start, end) characters of each token.
+    The last character within a token's `offsets` decides. A token that is only a space gets `NO_WORD`.
     """
     lengths = np.array([len(word) for word in words])
     ends = np.cumsum(lengths + 1) - 1  # character after each word
@@ -67,12 +64,8 @@ def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> Ar
 
     A sentence without words has NaN. The split's score is the mean over sentences.
 
-    A sentence's tags are those that occur in its gold or predicted tags. If all tags of the set counted, the published
-    scores could not exceed 90 %.
-
-    Args:
-        true, predicted: tags of each sentence's words, from 0.
-        tags: number of tags in the set.
+    A sentence's tags are those that occur in its gold or predicted tags, numbers below `tags`. If all tags of the set
+    counted, the published scores could not exceed 90 %.
     """
     sentence = np.repeat(np.arange(len(true)), [len(row) for row in true])
     # Number the (sentence, tag) pairs, so that one bincount gives the counts of every sentence.
@@ -139,15 +132,9 @@ class TokenClassification(Family):
         tables = {}
         for split, table in limited_splits(data, settings).items():
             sentences = table["tokens"].to_pylist()
-            encoded = tokenizer(
-                [" ".join(words) for words in sentences],
-                add_special_tokens=False,
-                return_offsets_mapping=True,
-                return_attention_mask=False,
-                verbose=False,
-            )
+            encoded = token_spans(tokenizer, [" ".join(words) for words in sentences])
             ids, owners = [], []
-            for words, row, offsets in zip(sentences, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            for words, row, offsets in zip(sentences, *encoded, strict=True):
                 count = settings.max_length - 1
                 ids.append([*row[:count], end])
                 owners.append(np.append(words_of_tokens(words, offsets)[:count], np.int32(NO_WORD)))
@@ -159,8 +146,7 @@ class TokenClassification(Family):
     @cached_property
     def _splits(self) -> dict[str, tuple[Lists, Lists]]:
         """By split, the word number of each sequence's tokens and the tags of its words."""
-        tables = {split: self.prepared.table(split) for split in SPLITS}
-        return {split: (Lists.of(table, "words"), Lists.of(table, "tags")) for split, table in tables.items()}
+        return {split: (Lists.of(table, "words"), Lists.of(table, "tags")) for split, table in self.splits.items()}
 
     def batch(self, rows: Array) -> Batch:
         words, tags = self._splits["train"]
