@@ -129,11 +129,9 @@ class CacheLocator:
         return None if folder is None else cls(folder, Path(file), function.__code__.co_firstlineno)
 
     def get_cache_path(self) -> str:
-        """Return the folder."""
         return str(self._folder)
 
     def ensure_cache_path(self) -> None:
-        """Create the folder."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get_source_stamp(self) -> str:
