@@ -13,30 +13,16 @@ from mlmclm.analysis.results import Grid, Record, coverage_table, observed_grid,
 from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, settled
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
+from mlmclm.results.metrics import Rule
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """All tables of a study.
+    """All tables of a study; each is described at the function that makes it (`results_table`, `coverage_table`, ...).
 
     Scores are fractions of 1, and rows have a fixed order. If the grid varies settings other than the learning rate,
     every table except `cells` and `coverage` describes only the best setting of each (model, task)
     (`selection.settled`).
-
-    Attributes:
-        cells: one row per cell (`results.results_table`).
-        coverage: expected, present, diverged, cut and missing cells by model and task (`results.coverage_table`).
-        curves: score against learning rate (`selection.curve_table`).
-        chosen: the cells at the chosen learning rates (`selection.chosen_table`).
-        best: the best learning rate and the test score at it (`selection.best_table`).
-        stability: sensitivity to seed and learning rate (`stability.stability_table`).
-        overall: means over tasks (`comparison.overall_table`).
-        comparisons: pairwise comparisons of models (`comparison.comparison_table`).
-        claims: each model against the baseline (`comparison.claim_table`); empty without a baseline.
-        grid: the requested cells.
-        baseline: the untrained model, or None.
-        rule: how the learning rate was chosen, one of `selection.RULES`.
-        confidence: the confidence level of all intervals.
     """
 
     cells: pd.DataFrame
@@ -48,9 +34,11 @@ class Analysis:
     overall: pd.DataFrame
     comparisons: pd.DataFrame
     claims: pd.DataFrame
+    """Empty without a baseline."""
     grid: Grid
     baseline: str | None
-    rule: str
+    """The untrained model."""
+    rule: Rule
     confidence: float
 
     @property
@@ -82,10 +70,9 @@ def analyse(
     Args:
         results: the JSON objects of the result files, one per cell.
         baseline: the untrained model that the others must beat; None if the study has none.
-        grid: the requested cells, against which missing ones are counted; by default the smallest full grid that
-            contains all results.
+        grid: the requested cells, against which missing ones are counted; by default `observed_grid`.
         rule: how the best learning rate is chosen; see `selection`.
-        confidence: the confidence level of all intervals, in (0, 1).
+        confidence: of all intervals, in (0, 1).
 
     Raises:
         UserError: there are no results, the rule or the baseline is unknown, `confidence` is outside (0, 1), the
@@ -109,12 +96,11 @@ def analyse(
     if baseline is not None and baseline not in models:
         raise unknown("baseline model", baseline, models)
     cells = mark_cut(cells, asked)
-    families = {row["task"]: row["family"] for row in records(cells)}
     # A task without any result has no known family yet.
-    families |= {task: "" for task in asked.tasks if task not in families}
+    families = dict.fromkeys(asked.tasks, "") | {row["task"]: row["family"] for row in records(cells)}
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
     own = settled(cells, asked, rule=chosen_rule)
-    chosen = chosen_table(own, asked, rule=chosen_rule)
+    chosen = chosen_table(own, rule=chosen_rule)
     comparisons = comparison_table(chosen, models, families, confidence=confidence)
     return Analysis(
         cells=cells,

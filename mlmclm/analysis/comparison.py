@@ -20,7 +20,7 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from mlmclm.analysis.intervals import NAN, contrast, holm, within
+from mlmclm.analysis.intervals import contrast, holm, within
 from mlmclm.analysis.results import Record, chosen_scores, columns, records, table
 from mlmclm.results.metrics import score_range
 
@@ -44,19 +44,16 @@ CLAIM_COLUMNS = columns(
 
 
 def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
-    """List what models are compared on: every task, every family with several tasks, and all tasks together.
+    """List what models are compared on as (kind, scope, tasks): every task, every family with several, all together.
 
     Args:
         families: the family of each task, by task name.
-
-    Returns:
-        (kind, scope, tasks) triples. A family that contains all tasks is left out, since it equals the last scope.
     """
     found = [("task", task, [task]) for task in sorted(families)]
     for family in sorted(set(families.values())):
         members = sorted(task for task, own in families.items() if own == family)
         # A family of one task would repeat that task, and a family of all tasks the overall mean.
-        if len(members) > 1 and len(members) < len(families):
+        if 1 < len(members) < len(families):
             found.append(("family", family, members))
     return [*found, ("all", ALL_TASKS, sorted(families))]
 
@@ -67,8 +64,7 @@ def overall_table(
     """Compute every model's mean over all tasks (kind "all") and over every family with several tasks (kind "family").
 
     Each interval stays within the range of the tasks' scores (`intervals.within`). A model without a score on some task
-    of the scope has no mean there (NaN), because a mean over fewer tasks would not be comparable; `tasks_scored` counts
-    its scored tasks.
+    of the scope has no mean there (NaN), because a mean over fewer tasks would not be comparable.
     """
     scores = chosen_scores(chosen)
     metrics = {row["task"]: row["metric"] for row in records(chosen)}
@@ -108,12 +104,12 @@ def comparison_table(
     scores = chosen_scores(chosen)
     rows: list[Record] = []
     for kind, scope, tasks in scopes(families):
+        # The difference of two means over tasks is one contrast over both models' groups.
+        weights = [1 / len(tasks)] * len(tasks) + [-1 / len(tasks)] * len(tasks)
         # Holm's correction below is per scope, so the rows of a scope are collected first.
         members: list[Record] = []
         for a, b in itertools.combinations(sorted(models), 2):
             groups = [scores.get((model, task), []) for model in (a, b) for task in tasks]
-            # The difference of two means over tasks is one contrast over both models' groups.
-            weights = [1 / len(tasks)] * len(tasks) + [-1 / len(tasks)] * len(tasks)
             estimate = contrast(groups, weights, confidence=confidence)
             members.append(
                 {
@@ -159,26 +155,20 @@ def claim_table(
     interval is missing because a task was not run or has one seed, and the rest does not decide).
     """
     rows = []
-    mine = against(comparisons, baseline)
     for model in sorted(set(models) - {baseline}):
-        facts = [row for row in mine if row["model_b"] == model]
-        overall = next((row for row in facts if row["kind"] == "all"), None)
+        facts = [row for row in against(comparisons, model) if row["model_b"] == baseline]
+        overall = next(row for row in facts if row["kind"] == "all")
         by_task = [row for row in facts if row["kind"] == "task"]
-        # `against` gives "baseline minus model", so the signs flip, and with them the ends of the interval.
-        low, high, difference = (
-            (-overall["high"], -overall["low"], -overall["difference"]) if overall else (NAN, NAN, NAN)
-        )
-        ahead, clear = sum(-row["difference"] > 0 for row in by_task), sum(-row["high"] > 0 for row in by_task)
+        ahead, clear = sum(row["difference"] > 0 for row in by_task), sum(row["low"] > 0 for row in by_task)
         required = math.ceil(share_of_tasks * len(by_task))
-        on_mean = low > 0
+        on_mean = overall["low"] > 0
         # Tasks without a difference could still go either way once they are run.
         open_tasks = sum(math.isnan(row["difference"]) for row in by_task)
-        lacking = math.isnan(low) or open_tasks > 0
-        holds = bool(on_mean and ahead >= required)
+        holds = on_mean and ahead >= required
         if holds:
             verdict = "holds"
         # Unknown only if the missing scores and intervals could still make the claim hold.
-        elif lacking and (on_mean or math.isnan(low)) and ahead + open_tasks >= required:
+        elif (on_mean or math.isnan(overall["low"])) and ahead + open_tasks >= required:
             verdict = "unknown"
         # Without the mean, only tasks with a lead beyond their interval count.
         elif on_mean or (clear >= required and ahead):
@@ -190,10 +180,8 @@ def claim_table(
                 "model": model,
                 "verdict": verdict,
                 "holds": holds,
-                "difference": difference,
-                "low": low,
-                "high": high,
-                "on_mean": bool(on_mean),
+                **{name: overall[name] for name in ("difference", "low", "high")},
+                "on_mean": on_mean,
                 "tasks": len(by_task),
                 "tasks_required": required,
                 "tasks_ahead": ahead,

@@ -57,9 +57,7 @@ def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, con
     Welch's. If every group is constant, the interval is the point itself.
 
     Args:
-        groups: the values of each group.
-        weights: one weight per group.
-        confidence: the confidence level of the two-sided interval, in (0, 1).
+        confidence: of the two-sided interval, in (0, 1).
 
     Raises:
         ValueError: groups and weights differ in number.
@@ -113,18 +111,13 @@ def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
 def deviation_interval(sd: float, freedom: float, *, confidence: float = 0.95) -> tuple[float, float]:
     """Return the chi-square interval of a standard deviation of normal values, or NaN if there is none.
 
-    With few seeds it is wide: for three seeds it spans from about half to six times the estimate.
-
-    Args:
-        freedom: the degrees of freedom of the estimate.
+    With few seeds it is wide: for three seeds (two degrees of `freedom`) from about half to six times the estimate.
     """
     if math.isnan(sd) or freedom < 1:
         return NAN, NAN
     tail = (1 - confidence) / 2
-    return (
-        sd * math.sqrt(freedom / float(special.chdtri(freedom, tail))),
-        sd * math.sqrt(freedom / float(special.chdtri(freedom, 1 - tail))),
-    )
+    low, high = (sd * math.sqrt(freedom / float(special.chdtri(freedom, share))) for share in (tail, 1 - tail))
+    return low, high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

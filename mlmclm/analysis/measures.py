@@ -26,11 +26,7 @@ FP32 predictions that differ at all lie far above it.
 
 
 def measure(metric: str, columns: Mapping[str, Array], classes: int) -> Measure:
-    """Return the named score, or the mean of the scores that `+` joins.
-
-    Args:
-        columns: arrays with one value per example, by column name.
-        classes: the number of classes, for classification.
+    """Return the named score, or the mean of the scores that `+` joins; see `measures`.
 
     Raises:
         UserError: these examples have no such score.
@@ -44,7 +40,7 @@ def measure(metric: str, columns: Mapping[str, Array], classes: int) -> Measure:
 
 
 def measures(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
-    """Return all scores that the columns allow, by name."""
+    """Return all scores that the columns (one value per example) allow, by name; `classes` is for classification."""
     if "correct" in columns:
         return _of_classes(columns, classes)
     if "prediction" in columns:

@@ -71,8 +71,7 @@ def compare(
 
     Args:
         first, second: the cells of each side, one per seed; cells at the same position have the same seed.
-        metric: a score that the cells have.
-        confidence: the confidence level of the interval, in (0, 1).
+        confidence: of the interval, in (0, 1).
         resamples: the number of bootstrap resamples, and the maximum number of permutations.
         observer: called with the number of resamples just computed; at most twice `resamples` in total.
 
@@ -84,7 +83,10 @@ def compare(
     rows = first[0].rows
     if rows < 2:
         raise UserError(f"result {first[0].result['key']}: one test example is too little to compare on.")
-    joined = [_joined(a, b) for a, b in zip(first, second, strict=True)]
+    joined = [
+        {name: np.concatenate((a.columns[name], b.columns[name])) for name in a.columns}
+        for a, b in zip(first, second, strict=True)
+    ]
     classes = len(first[0].label_names)
     one, other = (mean_over_seeds(metric, [cell.columns for cell in side], classes) for side in (first, second))
 
@@ -134,7 +136,7 @@ def resampled_interval(
     Args:
         rows: the number of examples.
         batch: resamples computed at once.
-        observer: called with the number of resamples just computed.
+        observer: as for `compare`.
     """
 
     def resampled(chosen: Array, axis: int) -> Array:
@@ -158,11 +160,7 @@ def resampled_interval(
 
 
 def check_same_examples(one: KeptExamples, other: KeptExamples) -> None:
-    """Check that two cells were tested on the same examples.
-
-    Raises:
-        UserError: they were not; the message names what differs.
-    """
+    """Raise a `UserError` that names what differs, unless two cells were tested on the same examples."""
     told = {"family": "families", "task_data": "task data"}
     differing = [what for name, what in told.items() if one.result[name] != other.result[name]]
     differing += [name for name in TESTED_ON if one.result["protocol"].get(name) != other.result["protocol"].get(name)]
@@ -182,18 +180,12 @@ def check_same_examples(one: KeptExamples, other: KeptExamples) -> None:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return McNemar's exact two-sided p value; 1 if both sides are right on the same examples.
-
-    Args:
-        only_first, only_second: the number of examples that only this side has right.
-    """
+    """Return McNemar's exact two-sided p value; 1 if both sides are right on the same examples."""
     total = only_first + only_second
     return float(stats.binomtest(only_first, total, 0.5).pvalue) if total else 1.0
 
 
-def permuted(
-    score: Measure, rows: int, resamples: int, batch: int, observer: Callable[[int], None] = lambda _: None
-) -> float:
+def permuted(score: Measure, rows: int, resamples: int, batch: int, observer: Callable[[int], None]) -> float:
     """Return the two-sided p value of the permutation test.
 
     All 2^rows exchanges are enumerated if there are at most `resamples` of them; otherwise they are sampled, and p is
@@ -235,22 +227,13 @@ def counts(chosen: Array, rows: int) -> Array:
 
 
 def mean_over_seeds(metric: str, seeds: Sequence[Mapping[str, Array]], classes: int) -> Measure:
-    """Return the mean of a score over seeds.
-
-    Args:
-        seeds: the columns of each seed's cell.
-    """
+    """Return the mean of a score over seeds, given the columns of each seed's cell."""
     name = outcome(metric, seeds[0])
     if name is not None:
-        # If the score is a mean over examples, averaging each example over seeds first gives the same value in one
-        # pass.
+        # If the score is a mean over examples, averaging each example over seeds first gives the same in one pass.
         return weighted_mean(np.mean([columns[name] for columns in seeds], axis=0))
     values = [measure(metric, columns, classes) for columns in seeds]
     return lambda weights: np.mean([value(weights) for value in values], axis=0)
-
-
-def _joined(a: KeptExamples, b: KeptExamples) -> dict[str, Array]:
-    return {name: np.concatenate((a.columns[name], b.columns[name])) for name in a.columns}
 
 
 def _discordant(joined: Sequence[dict[str, Array]], metric: str) -> tuple[int, int] | None:

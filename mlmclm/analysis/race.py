@@ -43,7 +43,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from mlmclm.analysis.results import Grid, records, scored, seeds_of
+from mlmclm.analysis.results import Grid, grouped, place_of, records, scored, seeds_of
 from mlmclm.analysis.selection import TIE
 from mlmclm.seeds import Seed, Seeds
 
@@ -53,16 +53,13 @@ Scores = Mapping[tuple[float, Seed], float | None]
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a race stands.
-
-    Attributes:
-        asked: the (rate, seed) to compute next, by seed and then in the order of the rates; empty at the end. All of
-            them are needed before more can be asked for.
-        cut: for each rate that is cut, the number of its seeds that the race asked for.
-    """
+    """Where a race stands."""
 
     asked: tuple[tuple[float, Seed], ...]
+    """The (rate, seed) to compute next, by seed and then in the order of the rates; empty at the end. All of them are
+    needed before more can be asked for."""
     cut: Mapping[float, int]
+    """For each rate that is cut, the number of its seeds that the race asked for."""
 
 
 def standing(scores: Scores, rates: Sequence[float], seeds: Sequence[Seed], error: float) -> Standing:
@@ -73,8 +70,7 @@ def standing(scores: Scores, rates: Sequence[float], seeds: Sequence[Seed], erro
 
     Args:
         scores: the scores so far.
-        rates: all rates of the grid.
-        seeds: all seeds of the grid, in the order in which the race asks for them.
+        rates, seeds: all of the grid, in the order in which the race asks for them.
         error: the highest probability, in (0, 1), that a rate is cut that the full grid would select.
 
     Raises:
@@ -160,9 +156,8 @@ def cannot_win(table: np.ndarray, given: Sequence[int], error: float) -> list[bo
 def _residual_deviation(table: np.ndarray) -> tuple[float, int] | None:
     """Fit an effect for each rate and each seed, and return the residual standard deviation and degrees of freedom.
 
-    Returns:
-        None if there are no degrees of freedom, or no residuals: scores that happen to agree (accuracies of a small
-        validation set) say nothing about the noise.
+    None if there are no degrees of freedom, or no residuals: scores that happen to agree (accuracies of a small
+    validation set) say nothing about the noise.
     """
     rows, columns = np.nonzero(np.isfinite(table))
     design = np.zeros((len(rows), sum(table.shape)))
@@ -183,16 +178,11 @@ def mark_cut(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     """
     if grid.race is None:
         return cells
-    rows = records(cells)
-    groups: dict[tuple[str, str, str], dict[tuple[float, Seed], float | None]] = {}
-    for row in rows:
-        scores = groups.setdefault((row["model"], row["task"], row["setting"]), {})
-        scores[row["learning_rate"], seeds_of(row)] = row["validation"] if scored(row) else None
-    seeds = [Seeds.of(seed) for seed in grid.seeds]
-    cut = {
-        (*group, rate)
-        for group, scores in groups.items()
-        for rate in standing(scores, grid.learning_rates, seeds, grid.race).cut
-        if not all((rate, seed) in scores for seed in seeds)
-    }
-    return cells.assign(cut=[(row["model"], row["task"], row["setting"], row["learning_rate"]) in cut for row in rows])
+    rows, seeds = records(cells), [Seeds.of(seed) for seed in grid.seeds]
+    cut = set()
+    for group, members in grouped(rows, "model", "task", "setting").items():
+        scores = {(row["learning_rate"], seeds_of(row)): row["validation"] if scored(row) else None for row in members}
+        for rate in standing(scores, grid.learning_rates, seeds, grid.race).cut:
+            if not all((rate, seed) in scores for seed in seeds):
+                cut.add((*group, rate))
+    return cells.assign(cut=[place_of(row)[:4] in cut for row in rows])

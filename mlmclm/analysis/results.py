@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -70,9 +71,6 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
     it). A result that is given twice counts once. The time a cell took is left out, because it is not a property of the
     result.
 
-    Args:
-        results: the JSON objects of the result files.
-
     Raises:
         UserError: there are two different results for one (model, task, setting, learning rate, seed), a result lacks a
             required entry, or a score is not finite.
@@ -81,7 +79,6 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
     for result in results:
         row = _row(result)
         place = place_of(row)
-        # The same result may be given twice; two different ones for one place cannot both be right.
         if place in rows and rows[place]["key"] != row["key"]:
             model, task, _, rate, seed = place
             raise UserError(
@@ -189,12 +186,22 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     return table(rows, columns("object: model task", "int64: expected present scored diverged cut missing"))
 
 
+def grouped(cells: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
+    """Group cells by the value of one column, or by the values of several; groups and cells are sorted by `place_of`."""
+    groups: dict[Any, list[Record]] = {}
+    for cell in sorted(cells, key=place_of):
+        groups.setdefault(itemgetter(*names)(cell), []).append(cell)
+    return groups
+
+
 def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
     """Group the rows of a table of cells by (model, task), each group by increasing learning rate and seed."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for cell in sorted(records(cells), key=place_of):
-        groups.setdefault((cell["model"], cell["task"]), []).append(cell)
-    return groups
+    return grouped(records(cells), "model", "task")
+
+
+def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
+    """Group the cells of one (model, task) by learning rate, in increasing order."""
+    return grouped(group, "learning_rate")
 
 
 def chosen_scores(chosen: pd.DataFrame) -> dict[tuple[str, str], list[float]]:
@@ -211,11 +218,3 @@ def all_pairs(cells: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
     """Return every (model, task), sorted, over all models and tasks that were requested or have results."""
     models, tasks = {*grid.models, *cells["model"]}, {*grid.tasks, *cells["task"]}
     return sorted((str(model), str(task)) for model in models for task in tasks)
-
-
-def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
-    """Group the cells of one (model, task) by learning rate, in increasing order."""
-    rates: dict[float, list[Record]] = {}
-    for cell in sorted(group, key=place_of):
-        rates.setdefault(cell["learning_rate"], []).append(cell)
-    return rates

@@ -31,12 +31,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from typing import get_args
 
 import pandas as pd
 
-from mlmclm.analysis.intervals import NAN, Estimate, deviation, mean, student, within
+from mlmclm.analysis.intervals import NAN, deviation, mean, student, within
 from mlmclm.analysis.results import (
     SEED_COLUMNS,
     Grid,
@@ -81,27 +80,32 @@ BEST_COLUMNS = columns(
 
 
 def check_rule(rule: str) -> Rule:
-    """Return the rule with this name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the rule with this name; raise a `UserError` if there is none."""
     for known in RULES:
         if rule == known:
             return known
     raise unknown("rule for the best learning rate", rule, RULES)
 
 
-def score_interval(scores: Sequence[float], metric: str, confidence: float) -> Estimate:
-    """Return the mean of a metric's scores with an interval within the metric's range (`intervals.within`)."""
-    return within(student(scores, confidence=confidence), *score_range(metric))
+def _statistics(cells: Sequence[Record], metric: str, confidence: float) -> Record:
+    """Return mean, interval and standard deviation of the cells' scores on both splits, by column.
+
+    The interval stays within the metric's range (`intervals.within`).
+    """
+    found: Record = {}
+    for split in ("validation", "test"):
+        scores = [cell[split] for cell in cells]
+        interval = within(student(scores, confidence=confidence), *score_range(metric))
+        found |= {f"{split}_mean": interval.value, f"{split}_low": interval.low, f"{split}_high": interval.high}
+        found[f"{split}_sd"] = deviation(scores)
+    return found
 
 
 def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) -> pd.DataFrame:
     """Tabulate score against learning rate, one row per (model, task, learning rate) that has any cell.
 
     `n` is the number of scored seeds; `diverged` and `missing` count the others. `cut` says that a race cut the rate, so
-    that its missing seeds were not to be run. Mean, interval (`score_interval`) and standard deviation of validation
+    that its missing seeds were not to be run. Mean, interval and standard deviation of validation
     and test scores are taken over the scored seeds.
     """
     rows = []
@@ -109,41 +113,39 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
         for rate, members in by_rate(group).items():
             good = [cell for cell in members if scored(cell)]
             metric = members[0]["metric"]
-            row: Record = {"model": model, "task": task, "metric": metric, "learning_rate": rate, "n": len(good)}
-            row["diverged"] = sum(cell["status"] == "diverged" for cell in members)
-            row["missing"] = len(wanted_seeds(grid) - {seeds_of(cell) for cell in members})
-            row["cut"] = members[0]["cut"]
-            for split in ("validation", "test"):
-                values = [cell[split] for cell in good]
-                interval = score_interval(values, metric, confidence)
-                row |= {f"{split}_mean": interval.value, f"{split}_low": interval.low, f"{split}_high": interval.high}
-                row[f"{split}_sd"] = deviation(values)
-            rows.append(row)
+            rows.append(
+                {
+                    "model": model,
+                    "task": task,
+                    "metric": metric,
+                    "learning_rate": rate,
+                    "n": len(good),
+                    "diverged": sum(cell["status"] == "diverged" for cell in members),
+                    "missing": len(wanted_seeds(grid) - {seeds_of(cell) for cell in members}),
+                    "cut": members[0]["cut"],
+                    **_statistics(good, metric, confidence),
+                }
+            )
     return table(rows, CURVE_COLUMNS)
 
 
 def settled(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
     """Return the cells of each (model, task)'s best setting; all cells if there is only one setting."""
-    best = {
-        (model, task): _best_setting(group, grid.settings_of(task), wanted_seeds(grid), rule)
-        for (model, task), group in cells_by_pair(cells).items()
-    }
+    best = {pair: _best_setting(group, grid.settings_of(pair[1]), rule) for pair, group in cells_by_pair(cells).items()}
     kept = [best[row["model"], row["task"]] == row["setting"] for row in records(cells)]
     return cells[kept].reset_index(drop=True)
 
 
-def _best_setting(group: Sequence[Record], order: Sequence[str], seeds: AbstractSet[Seeds], rule: Rule) -> str:
+def _best_setting(group: Sequence[Record], order: Sequence[str], rule: Rule) -> str:
     # Grid order decides ties, so it comes first; points that the grid no longer has follow.
     present = {str(cell["setting"]) for cell in group}
-    best, fewest, top = "", math.inf, -math.inf
+    best, most, top = "", -1, -math.inf
     for point in [*(point for point in order if point in present), *sorted(present.difference(order))]:
-        own = [cell for cell in group if cell["setting"] == point]
-        scores = [cell[_basis(rule)] for cell in _picked(own, seeds, rule)]
-        # `_picked` returns one cell per scored seed, so the difference counts the seeds lost at the best rate.
-        lost = len(seeds | {seeds_of(cell) for cell in group}) - len(scores)
-        average = mean(scores) if scores else -math.inf
-        if lost < fewest or (lost == fewest and average > top + TIE):
-            best, fewest, top = point, lost, average
+        picked = _picked([cell for cell in group if cell["setting"] == point], rule)
+        average = mean([cell[_basis(rule)] for cell in picked]) if picked else -math.inf
+        # `_picked` returns one cell per scored seed, so the setting with the most has lost the fewest.
+        if len(picked) > most or (len(picked) == most and average > top + TIE):
+            best, most, top = point, len(picked), average
     return best
 
 
@@ -152,35 +154,25 @@ def _basis(rule: Rule) -> str:
     return "test" if rule == "on_test" else "validation"
 
 
-def best_rate(group: Sequence[Record], seeds: AbstractSet[Seeds], basis: str = "validation") -> float | None:
-    """Return the learning rate with the best mean over seeds of one (model, task); None if no cell has a score.
-
-    Args:
-        group: the cells of one (model, task).
-        seeds: the requested seeds; one without a cell at a rate is lost there.
-        basis: the split whose scores choose.
-    """
-    scores = {rate: [cell[basis] for cell in members if scored(cell)] for rate, members in by_rate(group).items()}
-    wanted = seeds | {seeds_of(cell) for cell in group}
-    lost = {rate: len(wanted) - len(values) for rate, values in scores.items() if values}
-    if not lost:
-        return None
-    eligible = {rate: mean(scores[rate]) for rate, count in lost.items() if count == min(lost.values())}
-    return _first_best(eligible)
-
-
 def _first_best(scores: dict[float, float]) -> float:
     # The smaller rate wins a tie; the tolerance keeps rounding from breaking it.
     top = max(scores.values())
     return min(rate for rate, score in scores.items() if score >= top - TIE)
 
 
-def _picked(group: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule) -> list[Record]:
+def _picked(group: Sequence[Record], rule: Rule) -> list[Record]:
     """Return the scored cells of one (model, task) at the chosen learning rates, one per seed."""
     good = [cell for cell in group if scored(cell)]
     if rule != "per_seed":
-        best = best_rate(group, seeds, _basis(rule))
-        return [cell for cell in good if cell["learning_rate"] == best]
+        at_rate = by_rate(good)
+        # The rates with the most scored seeds are those with the fewest lost ones.
+        most = max(map(len, at_rate.values()), default=0)
+        means = {
+            rate: mean([cell[_basis(rule)] for cell in members])
+            for rate, members in at_rate.items()
+            if len(members) == most
+        }
+        return at_rate[_first_best(means)] if means else []
     rates: dict[Seeds, dict[float, float]] = {}
     for cell in good:
         rates.setdefault(seeds_of(cell), {})[cell["learning_rate"]] = cell["validation"]
@@ -189,14 +181,12 @@ def _picked(group: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule) -> l
     return [cell for cell in good if cell["learning_rate"] == best_of[seeds_of(cell)]]
 
 
-def chosen_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
+def chosen_table(cells: pd.DataFrame, *, rule: Rule = "mean") -> pd.DataFrame:
     """Return the scored cells at the chosen learning rates, one row per (model, task, seed).
 
     All later comparisons use these cells only.
     """
-    rows: list[Record] = []
-    for group in cells_by_pair(cells).values():
-        rows += _picked(group, wanted_seeds(grid), rule)
+    rows = [cell for group in cells_by_pair(cells).values() for cell in _picked(group, rule)]
     return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], seeds_of(cell))), CHOSEN_COLUMNS)
 
 
@@ -206,19 +196,17 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
     Columns: `learning_rate` (NaN if there is none, or if seeds chose different ones), `learning_rates` (the same as
     text, with counts if they differ), `edge` ("", "lowest", "highest", or "only" if one rate was tried), `n` scored
     seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), the mean of validation,
-    the mean, standard deviation and interval (`score_interval`) of test, and `note`.
+    the mean, standard deviation and interval of test, and `note`.
     """
     groups = cells_by_pair(cells)
-    chosen = cells_by_pair(chosen_table(cells, grid, rule=rule))
     # A model without results on a task takes the family and metric from other models' results.
     labels = {task: (group[0]["family"], group[0]["metric"]) for (_, task), group in groups.items()}
     rows = []
     for model, task in all_pairs(cells, grid):
-        group, picked = groups.get((model, task), []), chosen.get((model, task), [])
+        group = groups.get((model, task), [])
+        picked = _picked(group, rule)
         family, metric = labels.get(task, ("", ""))
-        test = [cell["test"] for cell in picked]
-        interval = score_interval(test, metric, confidence)
-        taken = Counter(cell["learning_rate"] for cell in picked)
+        taken = {cell["learning_rate"] for cell in picked}
         diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid), rule)
         rows.append(
             {
@@ -230,34 +218,23 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
                 "setting": group[0]["setting"] if group else "",
                 "learning_rate": next(iter(taken)) if len(taken) == 1 else NAN,
                 "learning_rates": rates_text([cell["learning_rate"] for cell in picked]),
-                "edge": _edge(set(taken), {cell["learning_rate"] for cell in group}),
+                "edge": _edge(taken, {cell["learning_rate"] for cell in group}),
                 "n": len(picked),
                 "diverged": diverged,
                 "missing": missing,
-                "validation_mean": mean([cell["validation"] for cell in picked]),
-                "test_mean": interval.value,
-                "test_sd": deviation(test),
-                "test_low": interval.low,
-                "test_high": interval.high,
+                **_statistics(picked, metric, confidence),
                 "note": _note(group, picked),
             }
         )
     return table(rows, BEST_COLUMNS)
 
 
-def _lost_seeds(
-    group: Sequence[Record], picked: Sequence[Record], seeds: AbstractSet[Seeds], rule: Rule
-) -> tuple[int, int]:
+def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: set[Seeds], rule: Rule) -> tuple[int, int]:
     """Count the seeds without a score at the chosen rate (under `per_seed`: at any rate) as (diverged, not run)."""
-    rates = (
-        {cell["learning_rate"] for cell in picked}
-        if rule != "per_seed" and picked
-        else {cell["learning_rate"] for cell in group}
-    )
+    rates = {cell["learning_rate"] for cell in (picked if rule != "per_seed" and picked else group)}
     lost = (seeds | {seeds_of(cell) for cell in group}) - {seeds_of(cell) for cell in picked}
-    diverged = {
-        seeds_of(cell) for cell in group if cell["status"] == "diverged" and cell["learning_rate"] in rates
-    } & lost
+    fallen = (cell for cell in group if cell["status"] == "diverged" and cell["learning_rate"] in rates)
+    diverged = lost & {seeds_of(cell) for cell in fallen}
     return len(diverged), len(lost - diverged)
 
 

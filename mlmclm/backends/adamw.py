@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,17 +35,16 @@ class Optimizer(Protocol):
         """Bring every weight up to date with the steps taken; no step may follow."""
 
 
-class TorchAdamW:
-    """torch's fused AdamW."""
+class TorchAdamW(Optimizer):
+    """torch's fused AdamW. No step is ever postponed, so there is nothing to settle."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], settings: Settings) -> None:
         self.parameters = parameters
         # Norms and biases get no weight decay, as is usual.
         matrices = [parameter for parameter in parameters if parameter.ndim > 1]
         vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": settings.weight_decay}]
         self.optimizer = torch.optim.AdamW(
-            [*groups, {"params": vectors, "weight_decay": 0.0}] if vectors else groups,
+            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
             fused=True,
@@ -62,12 +61,6 @@ class TorchAdamW:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def settle(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]

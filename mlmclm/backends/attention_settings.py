@@ -18,6 +18,8 @@ class AttentionSettings(NamedTuple):
     dropout: float = 0.0
     window: int | None = None
     """Hide positions at this distance or more; None hides none."""
+    traced: bool = False
+    """torch.compile traces the call, so it must consist of torch's operations."""
 
     def local_mask(self, length: int, device: torch.device) -> Tensor | None:
         """Return the mask of `near`, or None if the window hides nothing."""

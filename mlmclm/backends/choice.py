@@ -37,7 +37,8 @@ def backends_of(device: torch.device | str) -> dict[str, Reference]:
     kind = torch.device(device).type
     # A kind of device may have a `reference` of its own, which knows its clock and its random generator.
     found = {backend.name: backend for backend in _own(kind)}
-    return found if "reference" in found else {**found, "reference": Reference()}
+    found.setdefault("reference", Reference())
+    return found
 
 
 def _choose(kind: str, wanted: str) -> Reference:

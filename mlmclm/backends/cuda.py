@@ -67,7 +67,7 @@ class Cuda(CudaReference):
         The kernel needs bf16 or fp16, and no dropout. Otherwise torch's attention runs over sequences padded to the
         longest. Without a window, equally long sequences are a batch for torch's attention.
         """
-        causal, scale, dropout, window = settings
+        causal, scale, dropout, window, _ = settings
         if packing.tokens == packing.padded_tokens and window is None:
             length, width = int(packing.lengths[0]), query.shape[-1]
             q, k, v = (
@@ -112,11 +112,7 @@ class Cuda(CudaReference):
 
 
 def _liger() -> ModuleType:
-    """Import the kernels late: Triton need not be where there is no GPU.
-
-    Raises:
-        UserError: Liger or Triton is not installed.
-    """
+    """Import the kernels late, because Triton need not be where there is no GPU; a `UserError` says what is missing."""
     try:
         from mlmclm.backends import liger
     except ModuleNotFoundError as error:
@@ -129,7 +125,7 @@ def _liger() -> ModuleType:
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: AttentionSettings) -> Tensor:
     """Compute [T, heads, width] with torch's attention, every sequence padded to the longest."""
-    causal, scale, dropout, window = settings
+    causal, scale, dropout, window, _ = settings
     grouped = query.shape[1] != key.shape[1]
     longest = int(packing.lengths.max())
     position = torch.arange(longest, device=query.device)

@@ -80,12 +80,10 @@ def run_blocks(
     causal: bool,
     chosen: Chosen | None = None,
 ) -> Tensor:
-    """Compute final hidden states [T, hidden] of a model that `fits`; see `Reference.blocks`.
+    """Compute `Reference.blocks` for a model that `fits`, the last layer's feed-forward half for `chosen` tokens alone.
 
     Args:
-        input_ids: int64 [1, T].
-        chosen: return the states of these tokens only, [chosen.number, hidden]: the last layer computes its feed-forward
-            half for them alone.
+        attend: `Reference.packed_attention` over the batch's packing.
     """
     hidden = model.embed_tokens(input_ids)  # [1, T, hidden]
     cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)

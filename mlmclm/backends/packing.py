@@ -38,13 +38,9 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def cut_into_groups(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
-    """Cut sequences into groups with the lowest total cost of padding and number of groups.
+    """Cut sequences, given by lengths int64 [S] in falling order, into groups with the lowest total cost.
 
-    Args:
-        lengths: int64 [S], in falling order.
-
-    Returns:
-        The groups as (first, last), `last` exclusive.
+    Padding and groups cost. A group is (first, last), `last` exclusive.
     """
     step = round_up(-(-len(lengths) // 16), ROUND_SEQUENCES)  # at most 16 places to cut, however many sequences
     places = [*range(0, len(lengths), step), len(lengths)]
@@ -80,10 +76,9 @@ def _cheapest(
     for end in range(1, count + 1):
         best.append(min((best[begin][0] + elements(begin, end) + COST_OF_A_GROUP, begin) for begin in starts(end)))
     groups: list[tuple[int, int]] = []
-    end = count
-    while end:
-        groups.insert(0, (best[end][1], end))
-        end = best[end][1]
+    while count:
+        groups.insert(0, (best[count][1], count))
+        count = best[count][1]
     return groups
 
 
@@ -102,23 +97,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Packing:
-    """Layout of a batch of concatenated sequences.
-
-    Attributes:
-        lengths: int64 [S], number of tokens in each sequence, at least 1.
-        starts: int64 [S], index of each sequence's first token in the row.
-        tokens: number of real tokens.
-        padded_tokens: T, greater than `tokens` unless the packing is `uniform`.
-        device: device of the index tensors.
-        fine: cut groups with `cut_finely`.
-    """
+    """Layout of a batch of concatenated sequences."""
 
     lengths: np.ndarray[Any, Any]
+    """int64 [S], number of tokens in each sequence, at least 1."""
     starts: np.ndarray[Any, Any]
+    """int64 [S], index of each sequence's first token in the row."""
     tokens: int
+    """Number of real tokens."""
     padded_tokens: int
+    """T, greater than `tokens` unless the packing is `uniform`."""
     device: torch.device
+    """Device of the index tensors."""
     fine: bool = False
+    """Cut groups with `cut_finely`, for lengths that differ widely, such as documents'."""
     _places: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -126,9 +118,6 @@ class Packing:
         lengths: Sequence[int] | np.ndarray[Any, Any], device: torch.device | str = "cpu", *, fine: bool = False
     ) -> Packing:
         """Return the packing of sequences of these lengths, in this order.
-
-        Args:
-            fine: for lengths that differ widely, such as documents'.
 
         Raises:
             ValueError: there is no sequence, or an empty one.
@@ -251,14 +240,11 @@ class Packing:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Tokens of a packing whose attention output is needed. They attend to their whole sequence.
-
-    Attributes:
-        tokens: int64 [number], in rising order, on the packing's device.
-    """
+    """Tokens of a packing whose attention output is needed. They attend to their whole sequence."""
 
     packing: Packing
     tokens: Tensor
+    """int64 [number], in rising order, on the packing's device."""
     _places: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @property

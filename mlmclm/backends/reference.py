@@ -29,14 +29,7 @@ class Reference:
     name = "reference"
 
     def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        settings: AttentionSettings,
-        mask: Tensor | None = None,
-        *,
-        traced: bool = False,
+        self, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings, mask: Tensor | None = None
     ) -> Tensor:
         """Compute attention over sequences of one length.
 
@@ -45,7 +38,6 @@ class Reference:
             settings: `causal` and `window` apply if there is no mask.
             mask: boolean (True where attention is allowed) or added to the scores; broadcastable to [batch, heads,
                 length, length].
-            traced: torch.compile traces this call, so it must consist of torch's operations.
 
         Returns:
             [batch, length, heads, head dimension].
@@ -130,12 +122,10 @@ class Reference:
     def adamw(
         self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: Settings, steps: int
     ) -> Optimizer:
-        """Return AdamW for fine-tuning.
+        """Return AdamW for fine-tuning in this number of steps.
 
         Args:
-            parameters: all trained parameters.
             embedding: the module that looks up token ids; its weight is one of the parameters.
-            steps: number of steps that will be taken.
         """
         return TorchAdamW(parameters, settings)
 

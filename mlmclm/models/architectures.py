@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,10 +97,6 @@ def _eurobert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> Eu
     )
 
 
-def _llama(config: PreTrainedConfig) -> LlamaConfig:
-    return LlamaConfig(architectures=["LlamaForCausalLM"], **shared(config, LLAMA_FIELDS))
-
-
 def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> ModernBertConfig:
     """Return ModernBERT's configuration.
 
@@ -120,20 +117,11 @@ def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> 
     )
 
 
-def _modernbert_decoder(config: PreTrainedConfig) -> ModernBertDecoderConfig:
-    return ModernBertDecoderConfig(architectures=["ModernBertDecoderForCausalLM"], **shared(config, MODERNBERT_FIELDS))
-
-
-def _with(**values: Any) -> Callable[[PreTrainedConfig], PreTrainedConfig]:
-    """Return a function that returns a copy of a configuration with these values."""
-
-    def changed(config: PreTrainedConfig) -> PreTrainedConfig:
-        config = copy.deepcopy(config)
-        for name, value in values.items():
-            setattr(config, name, value)
-        return config
-
-    return changed
+def changed(config: PreTrainedConfig, **values: Any) -> PreTrainedConfig:
+    """Return a copy of a configuration with these values."""
+    config = copy.deepcopy(config)
+    config.update(values)
+    return config
 
 
 def _roberta_dense(model: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -153,8 +141,7 @@ def _split(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return ModernBERT's weights under the decoder's names: `Wqkv` as three projections, `head` as `lm_head`."""
     parted: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        fused = re.fullmatch(r"(model\.layers\.\d+\.attn\.)Wqkv(\.\w+)", name)
-        if fused is not None:
+        if fused := re.fullmatch(r"(model\.layers\.\d+\.attn\.)Wqkv(\.\w+)", name):
             for letter, part in zip("qkv", tensor.chunk(3), strict=True):
                 # Copies, because safetensors refuses to save tensors that share memory.
                 parted[f"{fused[1]}{letter}_proj{fused[2]}"] = part.clone()
@@ -164,26 +151,34 @@ def _split(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "eurobert": Architecture(EuroBertForMaskedLM, _llama, isolates=True),
+    "eurobert": Architecture(
+        EuroBertForMaskedLM,
+        lambda config: LlamaConfig(architectures=["LlamaForCausalLM"], **shared(config, LLAMA_FIELDS)),
+        isolates=True,
+    ),
     "modernbert": Architecture(
         ModernBertForMaskedLM,
-        _modernbert_decoder,
+        lambda config: ModernBertDecoderConfig(
+            architectures=["ModernBertDecoderForCausalLM"], **shared(config, MODERNBERT_FIELDS)
+        ),
         _split,
         isolates=True,
         dense=lambda model, hidden: model.head(hidden),
     ),
     # Only to continue from: transformers has no masked language model for Qwen, but its causal class attends in both
     # directions if the configuration says that it is not causal.
-    "qwen2": Architecture(Qwen2ForCausalLM, _with(is_causal=True), isolates=True),
-    "qwen3": Architecture(Qwen3ForCausalLM, _with(is_causal=True), isolates=True),
+    "qwen2": Architecture(Qwen2ForCausalLM, partial(changed, is_causal=True), isolates=True),
+    "qwen3": Architecture(Qwen3ForCausalLM, partial(changed, is_causal=True), isolates=True),
     # Also only to continue from: learned positions, token types that are all 0, a norm after each layer.
     "bert": Architecture(
         BertForMaskedLM,
-        _with(is_decoder=True, architectures=["BertLMHeadModel"]),
+        partial(changed, is_decoder=True, architectures=["BertLMHeadModel"]),
         dense=lambda model, hidden: model.cls.predictions.transform(hidden),
     ),
     "roberta": Architecture(
-        RobertaForMaskedLM, _with(is_decoder=True, architectures=["RobertaForCausalLM"]), dense=_roberta_dense
+        RobertaForMaskedLM,
+        partial(changed, is_decoder=True, architectures=["RobertaForCausalLM"]),
+        dense=_roberta_dense,
     ),
 }
 DROPOUTS = (
@@ -208,26 +203,20 @@ def set_rope(config: PreTrainedConfig, base: float | None, local: float | None) 
     Raises:
         UserError: the architecture has no such positions or layers.
     """
-    bases = {"rope_base": base, "local_rope_base": local}
-    given = {name: value for name, value in bases.items() if value is not None}
     rope = getattr(config, "rope_parameters", None)
-    kinds = {"rope_base": "full_attention", "local_rope_base": "sliding_attention"}
-    for name, value in given.items():
+    for name, kind, value in (("rope_base", "full_attention", base), ("local_rope_base", "sliding_attention", local)):
+        if value is None:
+            continue
         if not rope:
             raise UserError(f"{name} {value:g}: {config.model_type} models have no rotary positions; leave it out.")
-        if kinds[name] in rope:
-            rope[kinds[name]]["rope_theta"] = float(value)
+        if kind in rope:
+            rope[kind]["rope_theta"] = float(value)
         elif name == "rope_base":
             rope["rope_theta"] = float(value)
         else:
             raise UserError(
                 f"{name} {value:g}: {config.model_type} models have no layers with local attention that have a base of their own; leave it out."
             )
-
-
-def first_position(config: PreTrainedConfig) -> int:
-    """Return the number of a sequence's first position: 0, but RoBERTa's follows the padding position."""
-    return config.pad_token_id + 1 if config.model_type == "roberta" else 0
 
 
 def before_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -245,16 +234,15 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
 def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **more: Any) -> Tensor:
     """Compute final hidden states [batch, length, hidden] of a base model in either direction.
 
-    Args:
-        model: prepared with `mlmclm.models.attention.use_attention`, which alone decides what a token sees.
-        more: arguments of the model's forward.
+    `mlmclm.models.attention.use_attention` has prepared the model, and alone decides what a token sees; `more` goes to
+    the model's forward.
     """
     if hasattr(model.config, "layer_types"):
         # transformers uses a dict with a mask for each kind of layer as it is, and builds no mask of its own.
         more["attention_mask"] = {"full_attention": None, "sliding_attention": None}
-    first = first_position(model.config)
-    if first and more.get("position_ids") is not None:
-        more["position_ids"] = more["position_ids"] + first
+    # RoBERTa's first position follows the padding position.
+    if model.config.model_type == "roberta" and more.get("position_ids") is not None:
+        more["position_ids"] = more["position_ids"] + model.config.pad_token_id + 1
     hidden: Tensor = model(input_ids=input_ids, is_causal=causal, use_cache=False, **more).last_hidden_state
     return hidden
 
@@ -267,12 +255,9 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
 def load_weights(
     model: PreTrainedModel, weights: Mapping[str, Tensor], then: Callable[[nn.Parameter], None] | None = None
 ) -> None:
-    """Load what `weights_of` returned, one weight after the other.
+    """Load what `weights_of` returned, one weight after the other; call `then` with each parameter that has its weight.
 
     A parameter without memory (`build.hollow`) becomes real, on the CPU.
-
-    Args:
-        then: called with each parameter once it has its weight.
 
     Raises:
         ValueError: the names are not the model's.

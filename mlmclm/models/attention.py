@@ -54,30 +54,24 @@ def attention_forward(
     traced: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute scaled dot-product attention, with the signature that transformers calls.
+    """Compute `Reference.attention`, with the signature that transformers calls; None stands for attention weights.
 
     Args:
-        query: [batch, heads, length, head dimension]; key and value may have fewer heads (grouped queries).
-        attention_mask: None, or what `sdpa` would get (boolean, True where attention is allowed, broadcastable to
-            [batch, heads, length, length]).
-        is_causal: True hides later positions; None or False hides only what `attention_mask` does.
-        sliding_window: hide positions at this distance or more, if there is no `attention_mask`.
+        attention_mask: None, or what `sdpa` would get.
+        is_causal: None stands for False.
+        sliding_window: used if there is no `attention_mask`; see `_window`.
         packing: layout of a concatenated batch; attention stays within each sequence, and `attention_mask` is ignored.
-        traced: torch.compile traces this call.
-
-    Returns:
-        [batch, length, heads, head dimension], and None in place of attention weights.
     """
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     causal = bool(is_causal)
-    settings = AttentionSettings(causal, scale, dropout, _window(module, sliding_window, causal))
+    settings = AttentionSettings(causal, scale, dropout, _window(module, sliding_window, causal), traced)
     backend = backend_of(query.device)
     if packing is not None:
         attend: Callable[..., Tensor] = backend.packed_attention
         if traced:
             attend = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
         return attend(query, key, value, packing, settings), None
-    return backend.attention(query, key, value, settings, attention_mask, traced=traced), None
+    return backend.attention(query, key, value, settings, attention_mask), None
 
 
 def _window(module: nn.Module, sliding_window: int | None, causal: bool) -> int | None:

@@ -15,12 +15,10 @@ from mlmclm.backends.packing import Chosen, Packing
 from mlmclm.models.architectures import ARCHITECTURES, FRESH, before_head, final_states, layers_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.compilation import compile_layers
-from mlmclm.models.cross_entropy import LabelledCrossEntropyHead, summed_cross_entropy
+from mlmclm.models.cross_entropy import LabelledCrossEntropyHead
 from mlmclm.models.encoder import encode
 from mlmclm.models.sizes import SIZES
 
-ALIGNMENT = 8
-"""Hidden units added for a bias, all but one of them 0: bf16 matrix products want a multiple of this."""
 MOST_CHOSEN = 0.75
 """Largest share of labelled tokens for which the last layer computes them alone; selecting them has a price too."""
 
@@ -31,11 +29,7 @@ def load_prepared_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> PreTrainedConfig:
-    """Return the configuration of a size of `SIZES`, for its architecture.
-
-    Args:
-        length: longest sequence, in tokens.
-    """
+    """Return the configuration of a size of `SIZES` for its architecture, with a longest sequence in tokens."""
     shape = SIZES[size]
     return FRESH[shape.architecture](shape, tokenizer, length)
 
@@ -48,7 +42,7 @@ def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """
     padding = config.pad_token_id
     drawn = copy.deepcopy(config)
-    if padding is not None and padding == config.eos_token_id:
+    if padding == config.eos_token_id:
         drawn.pad_token_id = None
     # Building a model must not advance the global random generator.
     with torch.random.fork_rng(devices=[]):
@@ -76,21 +70,6 @@ def hollow(config: PreTrainedConfig) -> PreTrainedModel:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-class BiasedHead(LabelledCrossEntropyHead):
-    """An LM head with a bias, computed as the weight of one more hidden unit that is always 1."""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
-        super().__init__(weight)
-        self.bias = bias
-
-    def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool, count: bool = False) -> Tensor:
-        """Compute the loss of `LabelledCrossEntropyHead.forward`, with the bias."""
-        one = hidden.new_tensor([1.0] + [0.0] * (ALIGNMENT - 1)).expand(len(hidden), -1)
-        columns = functional.pad(self.bias.unsqueeze(1), (0, ALIGNMENT - 1))  # [vocabulary, ALIGNMENT]
-        wider = torch.cat((hidden, one), 1), torch.cat((self.weight, columns), 1)
-        return summed_cross_entropy(*wider, labels, bf16=bf16, count=count)
-
-
 class PretrainingModel(nn.Module):
     """A model with its loss, a sum over labelled positions; logits exist at those positions only, a chunk at a time.
 
@@ -105,21 +84,13 @@ class PretrainingModel(nn.Module):
         activation_checkpointing: bool = False,
         compiled: bool = False,
     ) -> None:
-        """Take over `model`.
-
-        Args:
-            activation_checkpointing: keep only each layer's input, and compute the layer again in the backward pass.
-            compiled: run each layer through torch.compile, in place of the backend's blocks.
-        """
+        """Take over `model`; if `compiled`, with torch.compile (`compile_layers`) in place of the backend's blocks."""
         super().__init__()
         use_attention(model, compiled=compiled)
         # No batch has padding, and the pad token may be EOS, whose row would get no gradient.
         model.get_input_embeddings().padding_idx = None
         linear = model.get_output_embeddings()
-        head = (
-            LabelledCrossEntropyHead(linear.weight) if linear.bias is None else BiasedHead(linear.weight, linear.bias)
-        )
-        model.set_output_embeddings(head)
+        model.set_output_embeddings(LabelledCrossEntropyHead(linear.weight, linear.bias))
         self.model = model
         self.bf16 = precision == "bf16-autocast"
         self.compiled = compiled

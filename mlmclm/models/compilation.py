@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mlmclm.errors import UserError
@@ -19,8 +19,7 @@ from mlmclm.errors import UserError
 def compile_layers(layers: Iterable[nn.Module], *, again: bool) -> None:
     """Compile each layer's forward when it is first called with inputs of a new kind.
 
-    Args:
-        again: keep only a layer's input, and compute the layer again in the backward pass (activation checkpointing).
+    With `again`, keep only its input, and compute it again in the backward pass (activation checkpointing).
     """
     for layer in layers:
         # The forward method, not the module: a module's hooks are not compiled then.
@@ -29,13 +28,9 @@ def compile_layers(layers: Iterable[nn.Module], *, again: bool) -> None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compile a small function for the device, so that a missing compiler is noticed before training starts.
-
-    Raises:
-        UserError: torch.compile does not work on this machine.
-    """
+    """Raise a `UserError` before training starts if torch.compile does not work for the device on this machine."""
     try:
-        torch.compile(_trial)(torch.ones(64, device=device))
+        torch.compile(lambda values: values.sin() + 1)(torch.ones(64, device=device))
     except Exception as error:  # whatever torch, the C++ compiler or Triton raises
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
@@ -43,7 +38,3 @@ def check_compiler(device: torch.device) -> None:
             "It needs a C++ compiler (g++ or clang++; a package such as g++ or build-essential) and Python's headers: install them, or set "
             "recipe.compile to false."
         ) from error
-
-
-def _trial(values: Tensor) -> Tensor:
-    return values.sin() + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -21,17 +22,23 @@ ROUND = 64
 APART = 96
 """Unused entries at the end of each row of logits. Rows a large power of two apart would compete for a few cache lines
 (measured at 32,768 logits: 75 ms instead of 50 for a chunk's part of the weight gradient)."""
+ALIGNMENT = 8
+"""Hidden units added for a bias, all but one of them 0: bf16 matrix products want a multiple of this."""
 
 
 class LabelledCrossEntropyHead(nn.Module):
-    """The LM head: holds `weight` [vocabulary, hidden] and turns hidden states and labels into a summed loss."""
+    """The LM head: turns hidden states and labels into a summed loss.
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    It holds `weight` [vocabulary, hidden] and perhaps `bias` [vocabulary], which is computed as the weight of one more
+    hidden unit that is always 1.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight, self.bias = weight, bias
 
     def forward(self, hidden: Tensor, labels: Tensor, *, bf16: bool, count: bool = False) -> Tensor:
-        """Return the sum of -ln softmax(hidden weight')[label], an fp32 scalar (fp64 for fp64 weights).
+        """Return the sum of -ln softmax(hidden weight' + bias)[label], an fp32 scalar (fp64 for fp64 weights).
 
         Args:
             hidden: [positions, hidden].
@@ -40,17 +47,17 @@ class LabelledCrossEntropyHead(nn.Module):
             count: return fp64 [2] without a gradient: that sum, and the number of positions whose largest logit is the
                 label's.
         """
-        return summed_cross_entropy(hidden, self.weight, labels, bf16=bf16, count=count)
-
-
-def summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, bf16: bool, count: bool) -> Tensor:
-    """Compute `LabelledCrossEntropyHead.forward` with a weight [vocabulary, hidden]."""
-    hits = torch.zeros((), dtype=torch.int64, device=hidden.device) if count else None
-    # Decided here, because inside an autograd function gradients are always switched off.
-    needed = torch.is_grad_enabled() and not count
-    with torch.set_grad_enabled(needed):
-        total: Tensor = _SummedCrossEntropy.apply(hidden, weight, labels, bf16, needed, hits)  # type: ignore[no-untyped-call]
-    return total if hits is None else torch.stack((total.double(), hits.double()))
+        weight: Tensor = self.weight
+        if self.bias is not None:
+            one = hidden.new_tensor([1.0] + [0.0] * (ALIGNMENT - 1)).expand(len(hidden), -1)
+            columns = functional.pad(self.bias.unsqueeze(1), (0, ALIGNMENT - 1))  # [vocabulary, ALIGNMENT]
+            hidden, weight = torch.cat((hidden, one), 1), torch.cat((weight, columns), 1)
+        hits = torch.zeros((), dtype=torch.int64, device=hidden.device) if count else None
+        # Decided here, because inside an autograd function gradients are always switched off.
+        needed = torch.is_grad_enabled() and not count
+        with torch.set_grad_enabled(needed):
+            total: Tensor = _SummedCrossEntropy.apply(hidden, weight, labels, bf16, needed, hits)  # type: ignore[no-untyped-call]
+        return total if hits is None else torch.stack((total.double(), hits.double()))
 
 
 class _SummedCrossEntropy(torch.autograd.Function):

@@ -23,11 +23,7 @@ TOLERANCE = 1e-3
 
 
 def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
-    """Apply `use_attention`, provided that it decides what a token sees and changes nothing else.
-
-    Args:
-        model: as transformers loaded it, in evaluation mode.
-        folder: named in the message.
+    """Apply `use_attention` to a model in evaluation mode, if that decides what a token sees and changes nothing else.
 
     Raises:
         UserError: the model has no attention, or one that can't be replaced (a bias by distance, two directions in one

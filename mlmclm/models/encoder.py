@@ -31,7 +31,9 @@ def encode(
     fused: bool = True,
     token_types: Tensor | None = None,
 ) -> Tensor:
-    """Compute final hidden states of a transformers base model (EuroBERT, Llama, Qwen, ModernBERT) over a packed batch.
+    """Compute final hidden states [T, hidden] of a transformers base model over a packed batch.
+
+    Rows from `packing.tokens` on are padding.
 
     Args:
         model: prepared with `mlmclm.models.attention.use_attention`; its weights don't determine the direction.
@@ -39,9 +41,6 @@ def encode(
         causal: hide later positions of the same sequence.
         fused: compute in the backend's blocks, if it has them for the model.
         token_types: [1, T] of `pack_ids`; ignored if the model has only one type.
-
-    Returns:
-        [T, hidden]; rows from `packing.tokens` on are padding.
     """
     backend = backend_of(packing.device)
     if fused and backend.fuses(model):

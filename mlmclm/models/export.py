@@ -46,10 +46,7 @@ def export_folder(
         tokenizer: the corpus's prepared folder; `exported_tokenizer` says how the exported ones differ.
         card: text of README.md.
         decoder: also write `decoder/`.
-        context: length in tokens of the longest sequence that the model was trained on; None for as many as it has
-            positions.
-        state: key of the state that the weights are of; it is noted where it is given.
-        objective: name of the objective of the last training step, or `notes.UNTRAINED`.
+        context, state, objective: for the notes, unless None (`notes.CONTEXT`, `notes.STATE`, `notes.OBJECTIVE`).
         begins: whether the model was trained on texts that begin with BOS.
     """
     if (target / "config.json").is_file():
@@ -61,19 +58,19 @@ def export_folder(
         config.save_pretrained(str(folder))
         write_tokenizer(tokenizer, folder, decoder=False, begins=begins)
         (folder / "README.md").write_text(card, encoding="utf-8")
+        parts = [folder]
         if decoder:
-            (folder / "decoder").mkdir()
-            file = folder / "decoder" / "model.safetensors"
+            parts.append(folder / "decoder")
+            parts[1].mkdir()
+            file = parts[1] / "model.safetensors"
             if architecture.decoder_weights is None:
                 os.link(folder / "model.safetensors", file)
             else:
                 save_file(architecture.decoder_weights(weights), str(file), metadata={"format": "pt"})
-            architecture.decoder_config(config).save_pretrained(str(folder / "decoder"))
-            write_tokenizer(tokenizer, folder / "decoder", decoder=True, begins=begins)
-        given = ((CONTEXT, context), (STATE, state), (OBJECTIVE, objective))
-        known = {name: value for name, value in given if value is not None}
-        for part in (folder, *([folder / "decoder"] if decoder else [])):
-            add_notes(part, known)
-        # Checksums come last, over the finished files.
-        for part in (folder, *([folder / "decoder"] if decoder else [])):
+            architecture.decoder_config(config).save_pretrained(str(parts[1]))
+            write_tokenizer(tokenizer, parts[1], decoder=True, begins=begins)
+        notes = {CONTEXT: context, STATE: state, OBJECTIVE: objective}
+        for part in parts:
+            add_notes(part, {name: value for name, value in notes.items() if value is not None})
+            # Checksums come last, over the finished files.
             note_written(part)

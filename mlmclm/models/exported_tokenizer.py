@@ -18,24 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.models.notes import TOKENIZER, add_notes, corpus_tokenizer
+from mlmclm.models.sources import TOKENIZER_FILES
 from mlmclm.storage.files import hash_file, read_json, readable, write_atomic, write_json
-
-FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def write_tokenizer(source: Path, target: Path, *, decoder: bool, begins: bool = False) -> None:
-    """Write the exported tokenizer into a folder, with a note of the files it stands for.
+    """Write the exported tokenizer of the encoder's or the decoder's folder, with a note of the files it stands for.
 
     Whenever this is interrupted, the folder's hashes are those of the corpus's tokenizer: the note is written first,
     and applies only to files that match it.
 
     Args:
         source: the corpus's tokenizer, a prepared folder.
-        decoder: write the tokenizer of the decoder's folder.
         begins: whether the model was trained on texts that begin with BOS.
     """
-    tokenizer = read_json(source / FILES[0])
-    settings = read_json(source / FILES[1])
+    tokenizer = read_json(source / TOKENIZER_FILES[0])
+    settings = read_json(source / TOKENIZER_FILES[1])
     own = {"post_processor": tokenizer.get("post_processor"), "bos_token": settings.get("bos_token")}
     if decoder and not begins:
         settings["bos_token"] = settings["eos_token"]
@@ -45,8 +43,8 @@ def write_tokenizer(source: Path, target: Path, *, decoder: bool, begins: bool =
         own["post_processor"], start=begin if begins else None, end=None if decoder else end
     )
     contents = {
-        FILES[0]: json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")),
-        FILES[1]: readable(settings),
+        TOKENIZER_FILES[0]: json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")),
+        TOKENIZER_FILES[1]: readable(settings),
     }
     stands_for = {
         name: [hashlib.sha256(content.encode()).hexdigest(), hash_file(source / name)]
@@ -55,18 +53,14 @@ def write_tokenizer(source: Path, target: Path, *, decoder: bool, begins: bool =
     add_notes(target, {TOKENIZER: {**own, "stands_for": stands_for}})
     if decoder:
         write_json(target / "generation_config.json", {"bos_token_id": begin[1], "eos_token_id": end[1]})
-    for name in reversed(FILES):  # tokenizer.json last: once it is the exported one, all is there
+    for name in reversed(TOKENIZER_FILES):  # tokenizer.json last: once it is the exported one, all is there
         write_atomic(target / name, contents[name])
 
 
 def mend_tokenizer(folder: Path, source: Path) -> bool:
     """Write the tokenizers of a stored model folder again where they are not as exported; return whether any was not.
 
-    Earlier versions copied the corpus's tokenizer.
-
-    Args:
-        folder: the encoder's, with or without a `decoder/` in it.
-        source: the corpus's tokenizer.
+    Earlier versions copied the corpus's tokenizer (`source`).
     """
     old = [part for part in (folder, folder / "decoder") if part.is_dir() and corpus_tokenizer(part) is None]
     for part in old:
@@ -76,7 +70,7 @@ def mend_tokenizer(folder: Path, source: Path) -> bool:
 
 def original_text(file: Path) -> str:
     """Return the content of a tokenizer.json, with the corpus's post-processor if it is an exported one."""
-    noted = corpus_tokenizer(file.parent) if file.name == FILES[0] else None
+    noted = corpus_tokenizer(file.parent) if file.name == TOKENIZER_FILES[0] else None
     if noted is None:
         return file.read_text(encoding="utf-8")
     return json.dumps({**read_json(file), "post_processor": noted["post_processor"]}, ensure_ascii=False)

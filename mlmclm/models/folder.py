@@ -25,34 +25,28 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 POOLED = ("bert", "roberta")
 """Architectures whose base model has a layer over the first token, which no language model trains and no code here
 uses."""
-
-
 CHANGED = (
     "Delete {folder}: `mlmclm study` or `mlmclm pretrain` exports a model of a study again. If it was changed on purpose, delete its "
     "checksums.json."
 )
-
-
 COMMON = frozenset({"bert", "eurobert", "llama", "modernbert", "qwen2", "qwen3", "roberta"})
 """Model types that transformers is known to have. Others are looked up there, which costs an import of seconds."""
 
 
 def _known(model_type: str) -> bool:
+    if model_type in COMMON:
+        return True
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return model_type in CONFIG_MAPPING
 
 
 def check_model_folder(path: Path) -> dict[str, Any]:
-    """Check that a folder holds a model: config.json, safetensors weights, a fast tokenizer, a known architecture.
-
-    Known are the architectures that transformers has.
-
-    Returns:
-        Its configuration.
+    """Return the configuration of a model folder.
 
     Raises:
-        UserError: something is missing, damaged, a pickle, or would need remote code.
+        UserError: config.json, safetensors weights or a fast tokenizer is missing or damaged, the weights are a pickle,
+            or transformers doesn't have the architecture.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder.")
@@ -61,7 +55,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     config = read_json(path / "config.json")
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path / 'config.json'}: no 'model_type'; not a Hugging Face model's configuration.")
-    if config["model_type"] not in COMMON and not _known(config["model_type"]):
+    if not _known(config["model_type"]):
         code = " It comes with code of its own, which is never run." if "auto_map" in config else ""
         raise UserError(f"{path}: the architecture {config['model_type']!r} is not one that transformers has.{code}")
     files = weight_files(path)
@@ -84,11 +78,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
 
 
 def check_finite(model: nn.Module, folder: Path) -> None:
-    """Refuse a model whose scores would be arbitrary.
-
-    Raises:
-        UserError: a weight is infinite or not a number.
-    """
+    """Raise a `UserError` if a weight is infinite or not a number, so that scores would be arbitrary."""
     for name, weights in model.named_parameters():
         # torch has no `isfinite` for floats of one byte.
         values = weights.float() if weights.is_floating_point() and weights.element_size() == 1 else weights
@@ -124,11 +114,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def tokenizer_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) of tokenizer.json and of the special tokens that tokenizer_config.json names.
-
-    Raises:
-        UserError: there is no tokenizer.json.
-    """
+    """Return the SHA-256 (hex) of tokenizer.json, which must be there, and of tokenizer_config.json's special tokens."""
     file = tokenizer_file(folder)
     names = [name for name in (*TOKENIZER_FILES, NOTES) if (folder / name).is_file()]
     checked(folder, names, CHANGED.format(folder=folder))
@@ -173,11 +159,7 @@ def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = Fal
 
 
 def check_length(folder: Path, length: int) -> None:
-    """Refuse sequences longer than the folder's model takes, if there is one.
-
-    Raises:
-        UserError: the length is refused; the message names both lengths.
-    """
+    """Raise a `UserError` that names both lengths if sequences are longer than the folder's model takes, if any."""
     file = folder / "config.json"
     most = longest(read_json(file)) if file.is_file() else None
     if most is not None and length > most:
@@ -188,10 +170,8 @@ def context_of(folder: Path) -> int | None:
     """Return the context of a folder's model in tokens, of which `length_share` is a share.
 
     For a model that a study exported, this is the study's `recipe.block_length`, however many positions the model that
-    it continued from has. For others it is the number of positions; None if config.json doesn't say.
-
-    Raises:
-        UserError: the noted context is not a number of tokens.
+    it continued from has. For others it is the number of positions; None if config.json doesn't say. A `UserError`
+    says that the noted context is no number of tokens.
     """
     notes = read_notes(folder)
     if CONTEXT not in notes:
@@ -221,16 +201,13 @@ def quiet() -> Iterator[None]:
 def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a class of transformers with a folder's weights in fp32; return it and what didn't fit.
 
-    Safetensors only, no remote code.
-
-    Args:
-        more: arguments of the class's `from_pretrained`.
+    Safetensors only, no remote code; `more` goes to `from_pretrained`.
     """
     import torch
 
     # transformers draws weights that the file lacks; this must not advance the global random generator.
     with quiet(), torch.random.fork_rng(devices=[]):
-        model, info = kind.from_pretrained(
+        return kind.from_pretrained(
             str(folder),
             dtype=torch.float32,
             use_safetensors=True,
@@ -239,7 +216,6 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
             output_loading_info=True,
             **more,
         )
-    return model, info
 
 
 def load_encoder(folder: Path) -> PreTrainedModel:

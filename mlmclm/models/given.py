@@ -38,6 +38,7 @@ from mlmclm.models.architectures import (
     DROPOUTS,
     LLAMA_FIELDS,
     MODERNBERT_FIELDS,
+    changed,
     load_weights,
     shared,
     weights_of,
@@ -72,11 +73,7 @@ class Initial:
 
 def begin(config: PreTrainedConfig, weights: Mapping[str, Tensor] | None) -> PreTrainedModel:
     """Return the model with these weights, or `hollow`: in fp32, on the CPU, without the configuration's dropout."""
-    config = copy.deepcopy(config)
-    for name in DROPOUTS:
-        if hasattr(config, name):
-            setattr(config, name, 0.0)
-    model = hollow(config)
+    model = hollow(changed(config, **{name: 0.0 for name in DROPOUTS if hasattr(config, name)}))
     if weights is not None:
         load_weights(model, weights)
     return model
@@ -100,13 +97,11 @@ def read_written(folder: Path) -> tuple[PreTrainedConfig, StoredTensors]:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """A decoder architecture that becomes an encoder."""
+    """A decoder architecture that becomes an encoder, with functions that return the encoder's parts."""
 
     model: type[PreTrainedModel]
     config: Callable[[PreTrainedConfig], PreTrainedConfig]
-    """Function that returns the encoder's configuration."""
     weights: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    """Function that returns the encoder's weights under its names for them."""
 
 
 def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None = None) -> Initial:
@@ -144,11 +139,7 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
 
 
 def encoder_config(folder: Path) -> PreTrainedConfig:
-    """Return the encoder's configuration for a folder's model; nothing but its config.json is read.
-
-    Raises:
-        UserError: there is none, or the architecture is not supported.
-    """
+    """Return the encoder's configuration for a folder's model of a supported architecture, from config.json alone."""
     kind = read_json(folder / "config.json").get("model_type")
     _check_kind(kind, folder)
     return _encoder(written_config(folder))
@@ -156,8 +147,7 @@ def encoder_config(folder: Path) -> PreTrainedConfig:
 
 def size_of(config: PreTrainedConfig) -> Size:
     """Return the shape of an encoder with this configuration; parameters are counted on transformers' own class."""
-    kinds = getattr(config, "layer_types", None) or []
-    local = sum(kind == "sliding_attention" for kind in kinds)
+    local = (getattr(config, "layer_types", None) or []).count("sliding_attention")
     shape = Size(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -190,14 +180,11 @@ def _check_kind(kind: str, source: str | Path) -> None:
 
 def _encoder(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the configuration under which the weights are an encoder."""
-    decoder = _DECODERS.get(config.model_type)
-    config = copy.deepcopy(config) if decoder is None else decoder.config(config)
-    if config.model_type in ("qwen2", "qwen3"):
-        config.is_causal = False
-    elif config.model_type in POOLED:
-        config.is_decoder = False
-    config.dtype = "float32"
-    return config
+    if config.model_type in _DECODERS:
+        config = _DECODERS[config.model_type].config(config)
+    direction = {"is_causal": False} if config.model_type in ("qwen2", "qwen3") else {}
+    direction |= {"is_decoder": False} if config.model_type in POOLED else {}
+    return changed(config, **direction, dtype="float32")
 
 
 def _with_mask(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -261,10 +248,6 @@ def _eurobert(config: PreTrainedConfig) -> EuroBertConfig:
     return EuroBertConfig(**shared(config, LLAMA_FIELDS))
 
 
-def _modernbert(config: PreTrainedConfig) -> ModernBertConfig:
-    return ModernBertConfig(**shared(config, MODERNBERT_FIELDS))
-
-
 def _fuse(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return a ModernBERT decoder's weights under the encoder's names."""
     fused: dict[str, Tensor] = {}
@@ -279,5 +262,7 @@ def _fuse(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 _DECODERS = {
     "llama": _Decoder(LlamaForCausalLM, _eurobert, lambda weights: weights),
-    "modernbert-decoder": _Decoder(ModernBertDecoderForCausalLM, _modernbert, _fuse),
+    "modernbert-decoder": _Decoder(
+        ModernBertDecoderForCausalLM, lambda config: ModernBertConfig(**shared(config, MODERNBERT_FIELDS)), _fuse
+    ),
 }

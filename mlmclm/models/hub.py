@@ -30,11 +30,7 @@ def files_to_upload(folder: Path) -> dict[str, int]:
 
 
 def check_repository(repository: str) -> None:
-    """Refuse a name that no repository can have.
-
-    Raises:
-        UserError: the name is refused; the message says why.
-    """
+    """Raise a `UserError` that says why if no repository can have this name."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -42,11 +38,7 @@ def check_repository(repository: str) -> None:
 
 
 def check_access() -> None:
-    """Refuse to begin without a token, or offline.
-
-    Raises:
-        UserError: there is no access; the message says what to do.
-    """
+    """Raise a `UserError` that says what to do if there is no access token, or the hub is switched off."""
     if constants.HF_HUB_OFFLINE:
         raise UserError("--push-to-hub: the hub is switched off by HF_HUB_OFFLINE; unset it and run again.")
     if huggingface_hub.get_token() is None:
@@ -86,8 +78,8 @@ def push_revisions(
         observe: called with each tag and the number of those before it.
 
     Raises:
-        UserError: the token may not write there, or the repository's tags or `main` have other weights,
-            or tags another configuration.
+        UserError: the token may not write there, or the repository's tags or `main` have other weights, or tags another
+            configuration.
         EnvironmentFault: the hub cannot be reached, or fails.
     """
     check_access()
@@ -149,12 +141,7 @@ def _has(hub: huggingface_hub.HfApi, repository: str, revision: str, folder: Pat
 
 @contextmanager
 def _answers(repository: str, kept: str) -> Iterator[None]:
-    """Turn the hub's failures into this project's errors, which end with what is kept.
-
-    Raises:
-        UserError: the token may not write there.
-        EnvironmentFault: the hub cannot be reached, or fails.
-    """
+    """Turn the hub's failures into a `UserError` or an `EnvironmentFault` that ends with what is kept."""
     try:
         yield
     except HfHubHTTPError as error:

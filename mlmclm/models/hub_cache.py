@@ -26,14 +26,7 @@ class CachedRepository:
     """One repository in such a folder."""
 
     def __init__(self, cache: Path, repository: str) -> None:
-        """Name a repository; nothing is written yet.
-
-        Args:
-            repository: OWNER/NAME.
-
-        Raises:
-            UserError: the Hub would not take this name.
-        """
+        """Name a repository; nothing is written yet. Raise a `UserError` for what is not OWNER/NAME (`check_name`)."""
         check_name(repository)
         self.name = repository
         self.folder = cache / f"models--{repository.replace('/', '--')}"
@@ -53,16 +46,16 @@ class CachedRepository:
         Raises:
             EnvironmentFault: the disk is full or not writable.
         """
-        contents = {path.relative_to(source).as_posix(): (path, hash_file(path)) for path in files}
-        commit = stable_hash({name: content for name, (_, content) in contents.items()})[:40]
-        for path, content in contents.values():
-            self._add(path, content)
+        contents = {path.relative_to(source).as_posix(): hash_file(path) for path in files}
+        commit = stable_hash(contents)[:40]
+        for name, content in contents.items():
+            self._add(source / name, content)
         folder = self.folder / "snapshots" / commit
         if folder.is_dir():
-            _link(folder, {name: content for name, (_, content) in contents.items() if not (folder / name).is_file()})
+            _link(folder, {name: content for name, content in contents.items() if not (folder / name).is_file()})
         else:
             with whole_folder(folder) as temporary:
-                _link(temporary, {name: content for name, (_, content) in contents.items()})
+                _link(temporary, contents)
         return commit
 
     def tag(self, tag: str, commit: str) -> None:
@@ -96,11 +89,7 @@ def _link(snapshot: Path, contents: Mapping[str, str]) -> None:
 
 
 def check_name(repository: str) -> None:
-    """Refuse what is not OWNER/NAME.
-
-    Raises:
-        UserError: the message says what is allowed.
-    """
+    """Raise a `UserError` that says what is allowed unless this is OWNER/NAME."""
     part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
     if re.fullmatch(f"{part}/{part}", repository) is None or "--" in repository or ".." in repository:
         raise UserError(

@@ -29,15 +29,9 @@ the corpus's."""
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """Return the notes of a folder; empty if there are none.
-
-    Raises:
-        UserError: they are not a JSON object.
-    """
+    """Return the notes of a folder, empty if there are none; raise a `UserError` if they are not a JSON object."""
     file = folder / NOTES
-    if not file.is_file():
-        return {}
-    noted = read_json(file)
+    noted = read_json(file) if file.is_file() else {}
     if not isinstance(noted, dict):
         raise UserError(f"{file}: not a JSON object. Delete the file if the folder isn't one that mlmclm exported.")
     return noted
@@ -53,17 +47,15 @@ def add_notes(folder: Path, values: Mapping[str, Any]) -> None:
 def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
     """Return the note `tokenizer`; None if the folder's tokenizer.json is not the one that was exported with it."""
     noted = read_notes(folder).get(TOKENIZER)
-    if noted is None:
-        return None
     name = "tokenizer.json"
-    return noted if noted["stands_for"][name][0] == hash_file(folder / name) else None
+    return noted if noted is not None and noted["stands_for"][name][0] == hash_file(folder / name) else None
 
 
 def tokenizer_file_hash(file: Path) -> str:
     """Return the SHA-256 (hex) of a tokenizer's file; for an unchanged exported one, that of the corpus's file."""
     found = hash_file(file)
-    noted = read_notes(file.parent).get(TOKENIZER)
-    exported, corpus = (None, "") if noted is None else noted["stands_for"].get(file.name, (None, ""))
+    noted = read_notes(file.parent).get(TOKENIZER) or {"stands_for": {}}
+    exported, corpus = noted["stands_for"].get(file.name, (None, ""))
     return corpus if found == exported else found
 
 

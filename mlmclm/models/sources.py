@@ -25,9 +25,6 @@ def local_folder(source: str, data_root: Path | None = None, beside: Path | None
 def fetch(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path:
     """Return the folder of a source; a name's files are first fetched from the hub into the local cache.
 
-    Args:
-        beside: folder of the study file that names the source.
-
     Raises:
         EnvironmentFault: there is no such folder, and the hub can't provide it.
         UserError: there is no such folder, and the source can't be a name on the hub.
@@ -63,11 +60,7 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder; all shards if there is an index.
-
-    Raises:
-        UserError: the index names a shard that isn't there.
-    """
+    """Return the safetensors files of a folder; raise a `UserError` if an index names a shard that isn't there."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(read_json(index).get("weight_map", {}).values()))
@@ -80,11 +73,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def tokenizer_file(folder: Path) -> Path:
-    """Return a folder's tokenizer.json.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return a folder's tokenizer.json; raise a `UserError` if there is none."""
     file = folder / TOKENIZER_FILES[0]
     if not file.is_file():
         raise UserError(f"{folder}: the tokenizer is missing ({file.name}; it must be a fast one).")
@@ -92,13 +81,9 @@ def tokenizer_file(folder: Path) -> Path:
 
 
 def content_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) of configuration, weights and tokenizer, whatever the names of the shards.
-
-    Raises:
-        UserError: one of them is missing.
-    """
+    """Return the SHA-256 (hex) of configuration, weights and tokenizer, all needed, whatever the names of the shards."""
     weights = weight_files(folder)
-    if not folder.is_dir() or not (folder / "config.json").is_file() or not weights:
+    if not (folder / "config.json").is_file() or not weights:
         raise UserError(
             f"{folder}: not a model folder: it needs config.json, and weights as safetensors (model.save_pretrained writes them)."
         )

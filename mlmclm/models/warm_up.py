@@ -19,11 +19,7 @@ FUSED = ("eurobert", "llama")
 
 
 def prepare(shapes: Iterable[ModelShape | None], announce: Callable[[str], None]) -> None:
-    """Make the CPU backend compile what models of these shapes need (see `Reference.prepare`).
-
-    Args:
-        announce: receives progress messages for the user, a line each.
-    """
+    """Make the CPU backend compile what models of these shapes need (see `Reference.prepare`)."""
     wanted = sorted({shape for shape in shapes if shape is not None}, key=str)
     if wanted:
         # torch is slow to import, and not needed where there is nothing to compile.
@@ -33,12 +29,7 @@ def prepare(shapes: Iterable[ModelShape | None], announce: Callable[[str], None]
 
 
 def shape_of_size(size: Size, precision: str, *, fused: bool) -> ModelShape:
-    """Return the shape of a model in pretraining, which has no dropout.
-
-    Args:
-        precision: a recipe's.
-        fused: blocks may be fused.
-    """
+    """Return the shape of a model in pretraining, which has no dropout; `fused`: blocks may be fused."""
     return ModelShape(
         heads=size.heads,
         key_heads=size.key_value_heads,
@@ -50,11 +41,7 @@ def shape_of_size(size: Size, precision: str, *, fused: bool) -> ModelShape:
 
 
 def shape_of_folder(folder: Path, precision: str) -> ModelShape | None:
-    """Return the shape of a folder's model in fine-tuning; None if its config.json doesn't tell.
-
-    Args:
-        precision: a protocol's.
-    """
+    """Return the shape of a folder's model in fine-tuning; None if its config.json doesn't tell."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         heads = config["num_attention_heads"]

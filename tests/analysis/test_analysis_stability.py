@@ -10,7 +10,7 @@ import pytest
 from analysis_study import cell, synthetic_results
 from scipy import stats
 
-from mlmclm.analysis.results import observed_grid, records, results_table
+from mlmclm.analysis.results import records, results_table
 from mlmclm.analysis.selection import chosen_table
 from mlmclm.analysis.stability import stability_table
 
@@ -19,7 +19,7 @@ TASK = "pydocs-kind"
 
 def stability(results: list[dict[str, Any]], baseline: str | None = None) -> dict[str, dict[str, Any]]:
     cells = results_table(results)
-    table = stability_table(cells, chosen_table(cells, observed_grid(cells)), baseline=baseline)
+    table = stability_table(cells, chosen_table(cells), baseline=baseline)
     return {row["model"]: row for row in records(table) if row["task"] == TASK}
 
 

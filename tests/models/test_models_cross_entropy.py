@@ -7,7 +7,7 @@ import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 from mlmclm.backends.reference import Reference
-from mlmclm.models.build import BiasedHead, PretrainingModel, build, model_config
+from mlmclm.models.build import PretrainingModel, build, model_config
 from mlmclm.models.cross_entropy import CHUNK, LabelledCrossEntropyHead
 from mlmclm.models.sizes import SIZES, Size
 from small_models import small_tokenizer
@@ -89,7 +89,7 @@ def test_hits_are_those_of_the_argmax_over_all_logits(positions: int, bias: bool
     logits = (hidden @ weight.T + (offsets if bias else 0)).detach()
     best = logits.argmax(1)
     labels = torch.where(torch.rand(positions, generator=generator) < 0.3, best, (best + 7) % 301)
-    head = BiasedHead(weight, offsets) if bias else LabelledCrossEntropyHead(weight)
+    head = LabelledCrossEntropyHead(weight, offsets if bias else None)
     found = head(hidden, labels, bf16=False, count=True)
     expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum").double()
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)

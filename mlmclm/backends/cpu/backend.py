@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from mlmclm.backends.cpu import block, kernels, packed_attention, ready, tile_at
 from mlmclm.backends.cpu.host import Host
 from mlmclm.backends.cpu.host_adamw import HostAdamW
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
-from mlmclm.backends.model_shape import ModelShape
-from mlmclm.backends.packing import Chosen, Packing
+from mlmclm.backends.packing import Packing
 from mlmclm.backends.reference import Reference
 
 if TYPE_CHECKING:
@@ -28,20 +27,20 @@ LONGEST_WRITTEN_OUT = 512
 
 
 class Cpu(Reference):
-    """Operations on this machine's processor."""
+    """Operations on this machine's processor, of which some are functions of this folder's modules as they are."""
+
+    blocks = staticmethod(block.run_blocks)
+    losses = staticmethod(kernels.cross_entropy)
+    add_weight_gradient = staticmethod(tiles.add_weight_gradient)
+    shared_memory = staticmethod(Host.create)
+    pretraining_adamw = HostAdamW
+    prepare = staticmethod(ready.prepare)
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        settings: AttentionSettings,
-        mask: Tensor | None = None,
-        *,
-        traced: bool = False,
+        self, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings, mask: Tensor | None = None
     ) -> Tensor:
         """Compute `Reference.attention` with tiles or, for short sequences, as two batched products.
 
@@ -51,7 +50,7 @@ class Cpu(Reference):
         batch, heads, length, _ = query.shape
         alike = length == key.shape[2]
         # torch.compile can't trace numba's loops.
-        if mask is None and alike and not traced and packed_attention.by_tiles(query, settings):
+        if mask is None and alike and not settings.traced and packed_attention.by_tiles(query, settings):
             # [1, heads, batch * length, width]: the batch end to end, not copied if its memory has transformers' order.
             q, k, v = (tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for tensor in (query, key, value))
             packing = Packing.uniform(batch, length)
@@ -103,20 +102,6 @@ class Cpu(Reference):
             return False
         return longest <= LONGEST_WRITTEN_OUT or tile_attention.fits(dtype or model.dtype, model.config.head_dim)
 
-    def blocks(
-        self, model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, chosen: Chosen | None = None
-    ) -> Tensor:
-        """Run EuroBERT's or Llama's blocks; see `Reference.blocks`."""
-        return block.run_blocks(model, input_ids, packing, causal=causal, chosen=chosen)
-
-    def losses(self, logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
-        """Compute `Reference.losses` in one pass over the logits."""
-        return kernels.cross_entropy(logits, vocabulary, labels)
-
-    def add_weight_gradient(self, left: Tensor, right: Tensor, out: Tensor, *, first: bool) -> None:
-        """Compute `Reference.add_weight_gradient` with tiles where the shapes fit them."""
-        tiles.add_weight_gradient(left, right, out, first=first)
-
     def adamw(
         self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: Settings, steps: int
     ) -> Optimizer:
@@ -124,23 +109,6 @@ class Cpu(Reference):
         if isinstance(embedding, nn.Embedding) and all(parameter.dtype == torch.float32 for parameter in parameters):
             return RowwiseAdamW(parameters, embedding, settings, steps)
         return super().adamw(parameters, embedding, settings, steps)
-
-    def shared_memory(self) -> Host | None:
-        """Return the memory that this machine's workers share (Linux on x86-64); see `Reference.shared_memory`."""
-        return Host.create()
-
-    def pretraining_adamw(self, parameters: Iterable[nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
-        """Return an AdamW whose state this machine's workers can share; see `Reference.pretraining_adamw`."""
-        return HostAdamW(parameters, **settings)
-
-    def prepare(
-        self,
-        shapes: Sequence[ModelShape],
-        announce: Callable[[str], None],
-        compute: Callable[[Iterable[ModelShape]], None],
-    ) -> None:
-        """Compile the loops that aren't compiled yet; if that fails, this process falls back on `Reference`."""
-        ready.prepare(shapes, announce, compute)
 
 
 def backends() -> list[Reference]:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cpu import kernels, tiles
-from mlmclm.backends.cpu.packed_attention import Heads, Kept, attend, attend_backward
+from mlmclm.backends.cpu.packed_attention import Heads, Kept, attend, attend_backward, compute_type
 from mlmclm.backends.layers import call_layer
 from mlmclm.backends.packing import Chosen, Packing
 
@@ -83,19 +83,13 @@ def fits(model: PreTrainedModel) -> bool:
 def run_blocks(
     model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, chosen: Chosen | None = None
 ) -> Tensor:
-    """Compute final hidden states [T, hidden] of a model that `fits`, in the dtype of its weights.
+    """Compute `Reference.blocks` for a model that `fits`.
 
-    Layers are called as modules, so that hooks on modules (ZeRO 3's gathering of weights) still run.
-
-    Args:
-        input_ids: int64 [1, T].
-        chosen: return the states of these tokens only, [chosen.number, hidden]: of the others the last layer computes
-            only keys and values. Not for causal attention.
+    Layers are called as modules, so that hooks on modules (ZeRO 3's gathering of weights) still run. Of tokens that are
+    not `chosen`, the last layer computes only keys and values.
     """
     hidden = model.embed_tokens(input_ids[0])  # [T, hidden]
-    dtype = hidden.dtype
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    dtype = compute_type(hidden)
     cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)  # [1, T, width]
     # transformers repeats the angles for both halves of a vector; the loops need them once.
     half = cos.shape[-1] // 2

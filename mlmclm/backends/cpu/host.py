@@ -68,16 +68,13 @@ class Host:
         return [chunk[self._part(len(chunk), self.rank)] for chunk in _chunks(tensor)]
 
     def sum(self, tensors: Sequence[Tensor]) -> float:
-        """Sum this worker's parts of the tensors over all workers, in place and in the order of ranks.
-
-        Args:
-            tensors: contiguous, fp32.
+        """Sum this worker's parts of contiguous fp32 tensors over all workers, in place and in the order of ranks.
 
         Returns:
             The norm of all sums, bit-identical on every worker.
 
         Raises:
-            RuntimeError: another worker has ended, or doesn't come in time.
+            RuntimeError: see `meet`.
         """
         norms = [torch.linalg.vector_norm(self._sum(chunk)) for tensor in tensors for chunk in _chunks(tensor)]
         self.regions[self.rank].squares[0] = float(torch.stack(norms).double().square().sum()) if norms else 0.0
@@ -134,11 +131,7 @@ class Host:
                         )
 
     def zeros(self, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Return zeroed fp32 tensors that all workers share; collective.
-
-        Raises:
-            RuntimeError: a worker can no longer map another's memory.
-        """
+        """Return zeroed fp32 tensors that all workers share; collective."""
         starts = np.cumsum([0, *(-(-shape.numel() // ALIGNED) * ALIGNED for shape in shapes)])
         # All tensors lie in rank 0's region; the others only take part in the exchange.
         memories = _share(HEAD + 4 * int(starts[-1]) if self.rank == 0 else HEAD)
@@ -148,9 +141,8 @@ class Host:
         return [whole[start : start + shape.numel()].view(shape) for start, shape in zip(starts, shapes, strict=False)]
 
 
-def _chunks(tensor: Tensor) -> list[Tensor]:
-    flat = tensor.detach().view(-1)
-    return [flat[start : start + CHUNK] for start in range(0, len(flat), CHUNK)]
+def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.detach().view(-1).split(CHUNK)
 
 
 def _share(size: int) -> list[tuple[int, mmap.mmap]] | None:

@@ -411,13 +411,11 @@ def from_blocks(
 
 
 def softmax(scores: Tensor, keys: Tensor, length: int, origin: int, causal: bool, window: int | None = None) -> None:
-    """Compute softmax over the keys that a row sees, in place; 0 for the others.
+    """Compute softmax over the keys that a row sees (`AttentionSettings`), in place; 0 for the others.
 
     Args:
         scores: [sequences, rows, keys]; row r is the query at position `origin` + r modulo `length`.
         keys: int64 [sequences], number of real keys.
-        causal: hide later positions.
-        window: hide positions at this distance or more.
     """
     window = ANY_DISTANCE if window is None else window
     like = np.empty(0, np.float64 if scores.dtype == torch.float64 else np.float32)
@@ -430,12 +428,7 @@ def softmax_backward(grad: Tensor, weights: Tensor) -> None:
 
 
 def cross_entropy(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
-    """Return the sum of -ln softmax(logits)[label]; the logits become its gradient.
-
-    Args:
-        logits: [rows, at least vocabulary], contiguous; columns beyond the vocabulary are left as they are.
-        labels: int64 [rows].
-    """
+    """Compute `Reference.losses` in one pass over contiguous logits; columns beyond the vocabulary stay as they are."""
     losses = torch.empty(len(labels), dtype=_at_least_single(logits))
     _over_rows(_cross_entropy, [logits, labels, losses], vocabulary)
     return losses.sum()
@@ -469,8 +462,7 @@ def _over_rows(
 ) -> None:
     """Call a loop on the same rows of all `tensors`, on as many threads as torch has.
 
-    Args:
-        sums: one row per `ROWS` rows, passed to the loop as its last argument, which it adds to.
+    The last argument is one row of `sums` per `ROWS` rows, which the loop adds to.
     """
     arrays, rest = [as_array(tensor) for tensor in tensors], [as_array(other) for other in others]
     partial = None if sums is None else as_array(sums)

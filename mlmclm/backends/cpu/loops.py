@@ -42,16 +42,10 @@ def target_features() -> frozenset[str]:
     return frozenset(feature[1:] for feature in features.split(",") if feature.startswith("+"))
 
 
-def _use_whole_vectors() -> None:
-    """Use 512-bit vectors on CPUs with tiles.
-
-    LLVM prefers 256 bits for some of them, because wider vectors lower the frequency of other CPUs.
-    """
-    if config.CPU_FEATURES is None and "amx-tile" in target_features():
-        config.CPU_FEATURES = get_host_cpu_features() + ",-prefer-256-bit"
-
-
-_use_whole_vectors()
+# Use 512-bit vectors on CPUs with tiles. LLVM prefers 256 bits for some of them, because wider vectors lower the
+# frequency of other CPUs.
+if config.CPU_FEATURES is None and "amx-tile" in target_features():
+    config.CPU_FEATURES = get_host_cpu_features() + ",-prefer-256-bit"
 
 
 def compiled(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
@@ -76,7 +70,9 @@ def cache_folder() -> Path | None:
     name = f"mlmclm-loops-{_stamp()[:20]}"
     if config.CACHE_DIR:
         return _writable(Path(config.CACHE_DIR) / name)
-    own = _writable(_user_cache() / name) if _user_cache().is_absolute() else None
+    # Not absolute if the user has no home.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
+    own = _writable(cache / "mlmclm" / name) if cache.is_absolute() else None
     if own is not None:
         return own
     # Another user may have put a folder of this name there, and its code would be run.
@@ -85,11 +81,6 @@ def cache_folder() -> Path | None:
         return None
     status = temporary.lstat()
     return temporary if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None
-
-
-def _user_cache() -> Path:
-    """Return the user's cache folder; it is not absolute if the user has no home."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "mlmclm"  # noqa: PTH111
 
 
 @lru_cache
@@ -129,11 +120,9 @@ class CacheLocator:
         return None if folder is None else cls(folder, Path(file), function.__code__.co_firstlineno)
 
     def get_cache_path(self) -> str:
-        """Return the folder."""
         return str(self._folder)
 
     def ensure_cache_path(self) -> None:
-        """Create the folder."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get_source_stamp(self) -> str:

@@ -83,14 +83,11 @@ class _BlockAttention(torch.autograd.Function):
         return query.rows, key.rows, value.rows, None, None
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """Queries of a group that are processed together, and the keys that they see."""
 
-    start: int
-    stop: int
-    keys: int
-    """Number of keys that the queries see, from the first on."""
+    queries: slice
+    keys: slice
 
 
 @dataclass(frozen=True)
@@ -119,8 +116,9 @@ class Block:
         """Return the queries as one tile, or cut by position where causal attention can skip the keys after them."""
         repeat, length = self.heads // self.key_heads, self.group.length
         if not causal or repeat > 1 or length < 2 * TILE:
-            return [Tile(0, repeat * self.asked.length, length)]
-        return [Tile(start, min(start + TILE, length), min(start + TILE, length)) for start in range(0, length, TILE)]
+            return [Tile(slice(0, repeat * self.asked.length), slice(length))]
+        stops = ((start, min(start + TILE, length)) for start in range(0, length, TILE))
+        return [Tile(slice(start, stop), slice(stop)) for start, stop in stops]
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def attend(
         query, key, value: vectors in the compute dtype.
         turn: cosines and sines, [T, width / 2] each, of the rotary embedding of queries and keys; None if it has been
             applied.
-        chosen: compute the output of these tokens only; `query` then holds `chosen.rows`. Neither causal nor windowed.
+        chosen: compute the output of these tokens only; `query` then holds `chosen.rows`.
 
     Returns:
         [T, heads, width] (T' if `chosen`), 0 at padding; and what the backward pass needs.
@@ -176,13 +174,11 @@ def attend(
     Raises:
         ValueError: `chosen` with causal or windowed attention.
     """
-    causal, scale, dropout, window = settings
+    causal, scale, dropout, window, _ = settings
     heads, key_heads, width = query.number, key.number, query.rows.shape[2]
-    query_turn = turn
-    if chosen is not None:
-        if causal or window is not None:
-            raise ValueError("causal or local attention needs the queries of all tokens")
-        query_turn = None if turn is None else (turn[0][chosen.rows], turn[1][chosen.rows])
+    if chosen is not None and (causal or window is not None):
+        raise ValueError("causal or local attention needs the queries of all tokens")
+    query_turn = turn if turn is None or chosen is None else (turn[0][chosen.rows], turn[1][chosen.rows])
     normalised = not dropout and tile_attention.fits(query.rows.dtype, width)
     kept = Kept(packing, chosen, settings, heads, key_heads, (query_turn, turn), normalised)
     places, key_places, slots = kept.asked.places(heads), packing.places(key_heads), packing.slots
@@ -206,14 +202,13 @@ def attend(
     for block in kept.blocks():
         qs, ks, vs, out = block.of_queries(q), block.of_keys(k), block.of_keys(v), block.of_queries(attended)
         keys = block.group.keys.repeat_interleave(key_heads)  # [sequences * key heads]
-        for tile in block.tiles(causal):
-            rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
-            weight = qs.new_empty(len(qs), tile.stop - tile.start, tile.keys)
+        for rows, seen in block.tiles(causal):
+            weight = qs.new_empty(len(qs), rows.stop - rows.start, seen.stop)
             mask = torch.empty_like(weight).bernoulli_(1.0 - dropout).div_(1.0 - dropout) if dropout else None
             # Part by part, so that the softmax finds its scores in the cache.
             for part in _parts(weight):
                 torch.bmm(qs[part, rows], ks[part, seen].transpose(1, 2), out=weight[part])
-                kernels.softmax(weight[part], keys[part], block.group.length, tile.start, causal, window)
+                kernels.softmax(weight[part], keys[part], block.group.length, rows.start, causal, window)
                 used = weight[part] if mask is None else weight[part] * mask[part]
                 _product(used, vs[part, seen], out[part, rows])
             weights.append(weight)
@@ -243,7 +238,7 @@ def _backward_by_tiles(kept: Kept, upstream: Tensor) -> tuple[Tensor, Tensor, Te
     The tile kernels recompute the softmax from the logarithms of its denominators, so there are no weights to read.
     """
     q, k, v, attended, normalisers = kept.tensors
-    grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    grad_q, grad_k, grad_v = map(torch.empty_like, (q, k, v))
     for block in kept.blocks():
         tile_attention.backward(
             block.of_queries(q), block.of_keys(k), block.of_keys(v), block.group.keys,
@@ -266,8 +261,7 @@ def _backward(kept: Kept, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for index, (block, tile) in enumerate(tiles):
         qs, gq, up = (block.of_queries(rows) for rows in (q, grad_q, upstream))
         ks, vs, gk, gv = (block.of_keys(rows) for rows in (k, v, grad_k, grad_v))
-        rows, seen = slice(tile.start, tile.stop), slice(tile.keys)
-        weight = weights[index]
+        weight, (rows, seen) = weights[index], tile
         for part in _parts(weight):
             used = weight[part]
             grad_weight = torch.bmm(up[part, rows], vs[part, seen].transpose(1, 2))
@@ -296,8 +290,8 @@ def _gather_up(sums: Tensor, part: Tensor, tile: Tile) -> None:
     A group's tiles come in order, and each sees more keys than those before it: the gradients of its new keys are
     written, not added, so `sums` needs no zeros at the start.
     """
-    before = tile.start
-    sums[:, before : tile.keys] = part[:, before:]
+    before = tile.queries.start
+    sums[:, before : tile.keys.stop] = part[:, before:]
     if before:
         sums[:, :before] += part[:, :before]
 

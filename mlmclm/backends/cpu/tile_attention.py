@@ -18,16 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlmclm.backends.cpu.kernels import (
-    ANY_DISTANCE,
-    SUMS,
-    as_array,
-    exp,
-    largest_of,
-    over_threads,
-    put,
-    wide,
-)
+from mlmclm.backends.cpu.kernels import ANY_DISTANCE, SUMS, as_array, exp, largest_of, over_threads, put, wide
 from mlmclm.backends.cpu.loops import Array, compiled
 from mlmclm.backends.cpu.tile_instructions import (
     BLOCK,
@@ -119,9 +110,7 @@ def _soften(scores: Array, rows: int, columns: int, weights: Array, shares: Arra
 
 
 @compiled(SUMS)
-def _slopes(
-    scores: Array, grads: Array, normalisers: Array, dots: Array, weights: Array, slopes: Array
-) -> None:  # fmt: skip
+def _slopes(scores: Array, grads: Array, normalisers: Array, dots: Array, weights: Array, slopes: Array) -> None:
     """Compute softmax's weights from scores, and the scores' gradients from the weights', as bfloat16; a row per
     key."""
     columns = normalisers.shape[0]
@@ -356,8 +345,7 @@ def forward(
         q, out: bfloat16 [n, rows, width]; row r is a query at position r modulo length.
         k, v: [n, length, width].
         keys: int64 [sequences], number of real keys in each; n is a multiple of the number of sequences.
-        causal: hide later positions.
-        window: hide positions at this distance or more.
+        causal, window: as in `AttentionSettings`.
         normalisers: fp32 [n, rows].
     """
     arrays = [as_array(tensor) for tensor in (q, k, v, keys)]

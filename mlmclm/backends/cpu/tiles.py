@@ -172,22 +172,15 @@ def _sum_products(
                     multiply_panel(left, 64, BLOCK, right, steps * BLOCK, steps, columns, scratch, apart, k > 0)
                 more = add or begin > 0
                 for j in range(columns):
-                    sums = scratch + j * 4 * SIDE
-                    lower = sums + 16 * apart
-                    if turned:
-                        target = output + j * SIDE * output_stride + i * 4 * SIDE
-                        below = target + 16 * output_stride
-                        put_turned_floats(sums, apart, target, output_stride, more)
-                        put_turned_floats(sums + 64, apart, below, output_stride, more)
-                        put_turned_floats(lower, apart, target + 64, output_stride, more)
-                        put_turned_floats(lower + 64, apart, below + 64, output_stride, more)
-                    else:
-                        target = output + i * SIDE * output_stride + j * 4 * SIDE
-                        below = target + 16 * output_stride
-                        put_floats(sums, apart, target, output_stride, more)
-                        put_floats(sums + 64, apart, target + 64, output_stride, more)
-                        put_floats(lower, apart, below, output_stride, more)
-                        put_floats(lower + 64, apart, below + 64, output_stride, more)
+                    for a in range(2):
+                        for b in range(2):
+                            sums = scratch + j * 4 * SIDE + 16 * a * apart + 64 * b
+                            if turned:
+                                target = output + (j * SIDE + 16 * b) * output_stride + i * 4 * SIDE + 64 * a
+                                put_turned_floats(sums, apart, target, output_stride, more)
+                            else:
+                                target = output + (i * SIDE + 16 * a) * output_stride + j * 4 * SIDE + 64 * b
+                                put_floats(sums, apart, target, output_stride, more)
     release()
 
 
