@@ -6,7 +6,7 @@ Cells keep no weights, so the cell is trained again: the same cell ends at the s
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,18 +49,10 @@ def check_target(cell: Cell, target: Path) -> None:
         raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
 
 
-def export_sentence_encoder(
-    cell: Cell,
-    target: Path,
-    *,
-    store: Path,
-    data_root: Path | None,
-    on_step: Callable[[int, int, float], None] | None = None,
-) -> dict[str, Any]:
+def export_sentence_encoder(cell: Cell, target: Path, **options: Any) -> dict[str, Any]:
     """Train a retrieval cell, write its encoder as a folder of sentence-transformers, and return its result.
 
-    Args:
-        on_step: as for `run_cell`.
+    The options are those of `run_cell`.
 
     Raises:
         UserError: as `check_target`; or transformers can't load the model with the cell's attention.
@@ -73,7 +65,7 @@ def export_sentence_encoder(
             if result["status"] == "ok":
                 _write_encoder(encoder.cpu().to(torch.float32), folder, causal=cell.protocol.attention == "causal")
 
-        result = run_cell(cell, store=store, data_root=data_root, on_end=keep, on_step=on_step)
+        result = run_cell(cell, on_end=keep, **options)
         if result["status"] != "ok":
             raise EnvironmentFault(f"the cell {cell_key(cell)} diverged at step {result['diverged_step']}.")
         _write_tokenizer(cell, folder)
@@ -107,9 +99,8 @@ def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> N
             found = loaded(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
             if (found - wanted).abs().max() < 1e-3 * wanted.abs().max():
                 return
-    sees = "earlier tokens only, and the cell saw both sides"
-    if causal:
-        sees = "both sides, and the cell saw earlier tokens only"
+    one, both = "earlier tokens only", "both sides"
+    sees = f"{both}, and the cell saw {one}" if causal else f"{one}, and the cell saw {both}"
     raise UserError(
         f"transformers loads {type(encoder).__name__} as a model that sees {sees}. sentence-transformers can't use such a folder."
     )
