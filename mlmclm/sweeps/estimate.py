@@ -50,23 +50,16 @@ class Range:
 
 @dataclass(frozen=True)
 class SweepEstimate:
-    """Estimate for the missing cells of a sweep.
-
-    Attributes:
-        trainings: the number of trainings for the missing cells.
-        seconds: wall time with `workers` workers.
-        workers: cells that are computed at once.
-        device: the device that was measured.
-        disk_bytes: size of the results.
-        runs: MLflow runs: one a cell, and one summary a model and task.
-    """
+    """Estimate for the missing cells of a sweep, by measurements on `device`."""
 
     trainings: int
     seconds: Range
+    """Wall time if as many cells as `workers` are computed at once."""
     workers: int
     device: str
     disk_bytes: Range
     runs: int
+    """MLflow runs: one a cell, and one summary a model and task."""
 
 
 def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: Path | None) -> int:
@@ -85,11 +78,9 @@ def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: 
 def estimate(
     cells: Sequence[Cell], missing: Sequence[Cell], *, store: Path, data_root: Path | None, workers: int
 ) -> SweepEstimate:
-    """Estimate what the missing cells of a sweep take; measures models that have too few results on this device.
+    """Estimate what the missing ones of a sweep's cells take; measures models that have too few results on this device.
 
-    Args:
-        cells: all cells, with their work (`trainings.with_trainings`).
-        missing: those without a result.
+    The cells have their work (`trainings.with_trainings`).
 
     Raises:
         UserError: a model or its data cannot be read.
@@ -135,9 +126,10 @@ def _bytes(ledger: Ledger, key: str) -> int:
 
 def _speed(cells: Sequence[Cell], ledger: Ledger, device: str, store: Path, data_root: Path | None) -> Range:
     """Return the seconds that a model needs for a unit of work on this device."""
-    samples = []
-    for cell, result in zip(cells, ledger.find_all(map(cell_key, cells)), strict=True):
-        cost: Mapping[str, Any] = result["cost"] if result is not None and result["status"] == "ok" else {}
+    samples, found = [], ledger.find_all(map(cell_key, cells))
+    for cell in cells:
+        result = found.get(cell_key(cell), {"status": "missing"})
+        cost: Mapping[str, Any] = result["cost"] if result["status"] == "ok" else {}
         if cost.get("device") == device:
             share = cell.work[0] / cost.get("cells_of_training", 1) + cell.work[1]
             samples.append(cost["seconds"] / share)
