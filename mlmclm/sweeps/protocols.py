@@ -19,7 +19,7 @@ from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
-from mlmclm.sweeps.packaged import packaged_or_own, spaces_folder
+from mlmclm.sweeps.packaged import PROTOCOLS, packaged_or_own
 from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.registry import task_names
 from mlmclm.tasks.settings import TaskSettings
@@ -220,7 +220,7 @@ def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> Pr
     Raises:
         UserError: there is no such name or file, a key is unknown, or a value is not allowed.
     """
-    return load_config(ProtocolFile, packaged_or_own("protocol", name_or_path, spaces_folder() / "protocols", beside))
+    return load_config(ProtocolFile, packaged_or_own("protocol", name_or_path, PROTOCOLS, beside))
 
 
 def with_protocol(space: Any, beside: Path | None = None) -> Any:

@@ -15,7 +15,7 @@ from mlmclm.configuration import described_as, load_config, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
-from mlmclm.sweeps.packaged import packaged_or_own, spaces_folder
+from mlmclm.sweeps.packaged import SPACES, packaged_or_own
 from mlmclm.sweeps.protocols import Changes, SeedList, TaskProtocols, with_protocol
 from mlmclm.sweeps.retries import Retries
 
@@ -207,7 +207,7 @@ def find_space(
     Raises:
         UserError: there is no such name or file, a key is unknown, or a value is not allowed.
     """
-    path = packaged_or_own("search space", name_or_path, spaces_folder(), beside)
+    path = packaged_or_own("search space", name_or_path, SPACES, beside)
     context = {"folder": path.parent}
     space = load_config(Space, path, context=context)
     if tasks is None and not per_task and not per_model:

@@ -40,15 +40,8 @@ class _Pair:
     """Validation scores so far, by setting and learning rate."""
 
     def counts(self) -> str:
-        parts = [f"{self.done:,}/{self.cells:,}"]
-        parts += [
-            f"{count} {word}"
-            for count, word in (
-                (self.running, "running"), (self.diverged, "diverged"), (self.failed, "failed"),
-            )
-            if count
-        ]  # fmt: skip
-        return ", ".join(parts)
+        others = [f"{getattr(self, name)} {name}" for name in ("running", "diverged", "failed") if getattr(self, name)]
+        return ", ".join([f"{self.done:,}/{self.cells:,}", *others])
 
     def best(self) -> str:
         """Format the best mean validation score so far, in points, and its learning rate; ties go to the lower rate."""
