@@ -8,15 +8,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel
+from torch import nn
+from transformers import AutoModel, PreTrainedModel
 
 from mlmclm.backends.packing import Packing
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.architectures import ARCHITECTURES, weights_of
 from mlmclm.models.encoder import encode, pack_ids
@@ -24,12 +26,6 @@ from mlmclm.models.exported_tokenizer import post_processor
 from mlmclm.models.folder import load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.family import ending
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedModel
-
-    from mlmclm.finetuning.protocol import Protocol
 
 POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 """Pooling of a protocol -> its name in sentence-transformers' `1_Pooling/config.json`."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.progress import say
 from mlmclm.service.placement import check_place, no_gpu
 from mlmclm.storage.files import read_json, stable_hash, write_json
@@ -176,7 +176,6 @@ def main() -> None:
     cell, store, data_root = pickle.load(source)
     import torch
 
-    from mlmclm.finetuning.cell import CELL_THREADS
     from mlmclm.finetuning.run import run_cell
 
     torch.set_num_threads(CELL_THREADS)
