@@ -17,7 +17,7 @@ from mlmclm.finetuning.kept import RESULT, kept_folder
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seeds, read_seed
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 
@@ -85,7 +85,7 @@ def plan_cells(
         for source in dict.fromkeys(space.start_from.values()):
             behind = sum(space.cells_of(task) for task, other in space.start_from.items() if other == source)
             own = [cell for cell in first if (cell.model, cell.task) == (model.name, source)]
-            results = ledger.results(own)
+            results = [named(found, cell) for cell in own if (found := ledger.find(cell_key(cell))) is not None]
             if len(results) < len(own):
                 waiting[source] = waiting.get(source, 0) + behind
                 continue

@@ -22,7 +22,6 @@ from mlmclm.sweeps.table import SweepTable
 
 STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
 """Status of a cell: with a result (three kinds), claimed by a process, failed without a result, or none of these."""
-DONE = ("ok", "diverged")
 RATE_SECONDS = 3600.0
 """The rate is that of this time before the last result."""
 READ_AT_ONCE = 500
@@ -94,7 +93,7 @@ class SweepStatus:
     @property
     def done(self) -> int:
         """Number of cells with a usable result."""
-        return sum(self.counts[status] for status in DONE)
+        return self.counts["ok"] + self.counts["diverged"]
 
     @property
     def total(self) -> int:

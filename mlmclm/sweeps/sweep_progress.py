@@ -96,6 +96,7 @@ class SweepProgress:
 
     @property
     def _done(self) -> int:
+        """Number of cells of the shown total that are over."""
         return self._reused + self._ended.total()
 
     def _note(self, rate: float | None) -> str:
