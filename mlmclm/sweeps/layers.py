@@ -44,7 +44,7 @@ def run_layers(
         race: error of the race between learning rates (`analysis.race`), or None to compute all cells.
         options: those of `run_sweep`, for every layer.
     """
-    run = partial(run_sweep, store=store, name=name, **options)
+    run: Callable[[Sequence[Cell]], SweepOutcome] = partial(run_sweep, store=store, name=name, **options)
 
     def compute(cells: Sequence[Cell]) -> SweepOutcome:
         return run(cells) if race is None else _race(cells, race, Ledger(store).results(cells), run)
