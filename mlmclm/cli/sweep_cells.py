@@ -69,7 +69,7 @@ def _chosen(
     Raises:
         UserError: the sweep has no such model or task, or there is no such status.
     """
-    from mlmclm.sweeps.status import STATUSES, chosen
+    from mlmclm.sweeps.status import STATUSES
 
     known = {
         "model": (models, dict.fromkeys(state.cell.model for state in found.states)),
@@ -80,7 +80,13 @@ def _chosen(
         for value in asked:
             if value not in allowed:
                 raise unknown(kind, value, allowed, where=f"--{kind}")
-    return chosen(found.states, models=models, tasks=tasks, statuses=statuses)
+    return [
+        state
+        for state in found.states
+        if (not models or state.cell.model in models)
+        and (not tasks or state.cell.task in tasks)
+        and (not statuses or state.status in statuses)
+    ]
 
 
 def _short(row: dict[str, Any], name: str) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 
-from mlmclm.tasks.family import Lists
-
-Array = np.ndarray[Any, Any]
+from mlmclm.tasks.family import Array, Lists
 
 AHEAD = 32
 """Batches whose examples are looked at for those that share no text."""
@@ -73,11 +70,7 @@ def _first_distinct(rows: Array, most: int, distinct: Lists | None) -> Array:
 def batches_by_length(lengths: Array, budget: int) -> Iterator[Array]:
     """Yield batches of row numbers, longest sequences first, of at most `budget` tokens each.
 
-    A sequence longer than the budget forms a batch of its own.
-
-    Args:
-        lengths: int [rows], tokens of each sequence.
-        budget: largest number of tokens in a batch.
+    A sequence longer than the budget forms a batch of its own. `lengths`, int [rows], are the sequences' tokens.
     """
     order = np.argsort(-lengths, kind="stable")
     ends = np.cumsum(lengths[order])

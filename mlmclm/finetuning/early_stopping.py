@@ -12,16 +12,10 @@ from torch import nn
 class BestWeights:
     """The weights of the best evaluation so far.
 
-    A tie goes to the earlier evaluation. A score that is not finite is never the best.
+    A tie goes to the earlier evaluation. A score that is not finite is never the best. For `patience` see `Protocol`.
     """
 
     def __init__(self, modules: Sequence[nn.Module], patience: int | None) -> None:
-        """Begin without any evaluation.
-
-        Args:
-            modules: the modules that are trained.
-            patience: number of evaluations in a row without a better score after which to stop; None never stops.
-        """
         self._modules, self._patience = modules, patience
         self._kept: list[torch.Tensor] = []
         self._best, self._since = -math.inf, 0

@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 
 from mlmclm.backends.choice import autocast, backend_of
 from mlmclm.backends.packing import Packing
-from mlmclm.finetuning.batching import Array, batches_by_length
+from mlmclm.finetuning.batching import batches_by_length
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.tasks.family import Batch, Family
+from mlmclm.tasks.family import Array, Batch, Family
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,7 @@ def forward(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol:
         chunks = list(batches_by_length(lengths, protocol.chunk_tokens))
         if len(chunks) > 1:
             return _in_chunks(encoder, family, protocol, batch, chunks)
-    return _at_once(encoder, head, family, protocol, batch)
-
-
-def _at_once(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, batch: Batch) -> Forward:
-    packing, hidden = _states(encoder, protocol, batch.sequences, batch.token_types)
+    packing, hidden = hidden_states(encoder, protocol, batch.sequences, batch.token_types)
     with compute_in(protocol, packing.device):
         loss = family.loss(head, hidden, packing, batch.targets)
     return Forward(loss.item(), packing.tokens, loss.backward)
@@ -69,7 +65,7 @@ def _in_chunks(
 
     def embed(rows: Array) -> Tensor:
         """Return the embeddings of these rows of the batch, [rows, hidden]."""
-        packing, hidden = _states(encoder, protocol, [batch.sequences[row] for row in rows])
+        packing, hidden = hidden_states(encoder, protocol, [batch.sequences[row] for row in rows])
         with compute_in(protocol, device):
             return family.embeddings(hidden, packing)
 
@@ -93,7 +89,7 @@ def _in_chunks(
     return Forward(loss.item(), sum(len(ids) for ids in batch.sequences), backward)
 
 
-def _states(
+def hidden_states(
     encoder: PreTrainedModel, protocol: Protocol, sequences: list[Array], token_types: list[Array] | None = None
 ) -> tuple[Packing, Tensor]:
     """Return the packing of the sequences, and their final hidden states [T, hidden]."""

@@ -11,15 +11,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mlmclm.backends.packing import Packing
-from mlmclm.finetuning.batching import Array, batches_by_length, training_rows
+from mlmclm.backends.adamw import Optimizer, Settings
+from mlmclm.backends.choice import backend_of
+from mlmclm.finetuning.batching import batches_by_length, training_rows
 from mlmclm.finetuning.early_stopping import BestWeights
-from mlmclm.finetuning.forward import compute_in, forward
-from mlmclm.finetuning.optimizer import optimizer_for
+from mlmclm.finetuning.forward import compute_in, forward, hidden_states
 from mlmclm.finetuning.protocol import Protocol, learning_rate_at
-from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.results.metrics import value_of
-from mlmclm.tasks.family import Examples, Family
+from mlmclm.tasks.family import Array, Examples, Family
 
 CURVE_POINTS = 50
 """Target number of points in a result's loss curve, each the mean loss over an interval of steps. The interval is
@@ -61,7 +60,6 @@ def train(
     caller seeds.
 
     Args:
-        learning_rate: peak of the schedule.
         order: seed of the stream `order`.
         metric: the validation score that chooses, where the protocol evaluates during training.
         on_step: called with step (from 1), number of steps, and loss.
@@ -108,6 +106,17 @@ def train(
     return Trained(curve, step + 1, (step + 1) * protocol.batch_size, tokens, None, peak, best)
 
 
+def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol, peak: float, steps: int) -> Optimizer:
+    """Return the device backend's AdamW over the parameters of the encoder and the head.
+
+    A decoupled weight decay is relative to the peak of the cell's learning rate.
+    """
+    decay = protocol.optimizer_weight_decay(peak)
+    settings = Settings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
+    parameters = [*encoder.parameters(), *head.parameters()]
+    return backend_of(encoder.device).adamw(parameters, encoder.get_input_embeddings(), settings, steps)
+
+
 def _validation_score(
     encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, metric: str
 ) -> float:
@@ -119,17 +128,11 @@ def _validation_score(
 
 
 def evaluate(
-    encoder: PreTrainedModel,
-    head: nn.Module,
-    family: Family,
-    protocol: Protocol,
-    splits: Iterable[str],
+    encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, splits: Iterable[str]
 ) -> dict[str, Examples] | None:
-    """Evaluate the model on each split.
+    """Return each split's per-example results, of which `Family.scores` computes the metrics.
 
-    Returns:
-        By split, the per-example results from which `Family.scores` computes the metrics; None if a prediction is not
-        finite.
+    The value is None if a prediction is not finite.
     """
     device = next(encoder.parameters()).device
     encoder.eval()
@@ -141,11 +144,9 @@ def evaluate(
         # Sequences of similar length share a batch, so attention's padded blocks waste little. Predictions are then put
         # back in the split's order.
         for rows in batches_by_length(sequences.lengths, protocol.evaluation_batch_tokens):
-            packing = Packing.of(sequences.lengths[rows], device)
-            ids = pack_ids([sequences[row] for row in rows], packing)
-            kinds = None if types is None else pack_ids([types[row] for row in rows], packing)
+            kinds = None if types is None else [types[row] for row in rows]
             with torch.no_grad(), compute_in(protocol, device):
-                hidden = encode(encoder, ids, packing, causal=protocol.attention == "causal", token_types=kinds)
+                packing, hidden = hidden_states(encoder, protocol, [sequences[row] for row in rows], kinds)
                 found = family.predict(head, hidden, packing, split, rows)
             for row, prediction in zip(rows, found, strict=True):
                 predictions[row] = prediction

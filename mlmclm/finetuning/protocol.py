@@ -86,12 +86,9 @@ class Protocol(TaskSettings):
         return self
 
     def at_context(self, context: int) -> Protocol:
-        """Return the protocol for a model with this context length.
+        """Return the protocol for a model with this context length in tokens.
 
         `max_length` replaces `length_share`, and `stride` is at most a quarter of `max_length` (128 for 512).
-
-        Args:
-            context: the model's context length in tokens.
 
         Raises:
             UserError: the settings are not valid at that length.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,18 +189,10 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
     }
 
 
-def keep_encoder(
-    cell: Cell,
-    *,
-    store: Path,
-    data_root: Path | None,
-    cache: dict[Any, Any] | None = None,
-    on_step: Callable[[int, int, float], None] | None = None,
-    device: Device | None = None,
-) -> dict[str, Any]:
+def keep_encoder(cell: Cell, *, store: Path, **options: Any) -> dict[str, Any]:
     """Compute a cell, keep its encoder for other cells to start from (`kept`), and return its result.
 
-    The arguments are those of `run_cell`.
+    The options are those of `run_cell`.
 
     Raises:
         EnvironmentFault: the cell diverged, although its earlier run did not.
@@ -208,15 +201,7 @@ def keep_encoder(
     if not (target / RESULT).is_file():  # without the result's checksum, the weights cannot be trusted
         shutil.rmtree(target, ignore_errors=True)
     with whole_folder(target) as folder:
-        result = run_cell(
-            cell,
-            store=store,
-            data_root=data_root,
-            cache=cache,
-            on_step=on_step,
-            device=device,
-            on_end=lambda encoder, result: write_kept(folder, encoder, result),
-        )
+        result = run_cell(cell, store=store, on_end=partial(write_kept, folder), **options)
         if result["status"] != "ok":
             raise EnvironmentFault(
                 f"the cell {cell_key(cell)} ended well before and diverged now, at step {result['diverged_step']}: this "

@@ -6,17 +6,19 @@ Cells keep no weights, so the cell is trained again: the same cell ends at the s
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel
+from torch import nn
+from transformers import AutoModel, PreTrainedModel
 
 from mlmclm.backends.packing import Packing
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.architectures import ARCHITECTURES, weights_of
 from mlmclm.models.encoder import encode, pack_ids
@@ -24,12 +26,6 @@ from mlmclm.models.exported_tokenizer import post_processor
 from mlmclm.models.folder import load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.family import ending
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedModel
-
-    from mlmclm.finetuning.protocol import Protocol
 
 POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 """Pooling of a protocol -> its name in sentence-transformers' `1_Pooling/config.json`."""
@@ -49,18 +45,10 @@ def check_target(cell: Cell, target: Path) -> None:
         raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
 
 
-def export_sentence_encoder(
-    cell: Cell,
-    target: Path,
-    *,
-    store: Path,
-    data_root: Path | None,
-    on_step: Callable[[int, int, float], None] | None = None,
-) -> dict[str, Any]:
+def export_sentence_encoder(cell: Cell, target: Path, **options: Any) -> dict[str, Any]:
     """Train a retrieval cell, write its encoder as a folder of sentence-transformers, and return its result.
 
-    Args:
-        on_step: as for `run_cell`.
+    The options are those of `run_cell`.
 
     Raises:
         UserError: as `check_target`; or transformers can't load the model with the cell's attention.
@@ -73,7 +61,7 @@ def export_sentence_encoder(
             if result["status"] == "ok":
                 _write_encoder(encoder.cpu().to(torch.float32), folder, causal=cell.protocol.attention == "causal")
 
-        result = run_cell(cell, store=store, data_root=data_root, on_end=keep, on_step=on_step)
+        result = run_cell(cell, on_end=keep, **options)
         if result["status"] != "ok":
             raise EnvironmentFault(f"the cell {cell_key(cell)} diverged at step {result['diverged_step']}.")
         _write_tokenizer(cell, folder)
@@ -107,9 +95,8 @@ def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> N
             found = loaded(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
             if (found - wanted).abs().max() < 1e-3 * wanted.abs().max():
                 return
-    sees = "earlier tokens only, and the cell saw both sides"
-    if causal:
-        sees = "both sides, and the cell saw earlier tokens only"
+    one, both = "earlier tokens only", "both sides"
+    sees = f"{both}, and the cell saw {one}" if causal else f"{one}, and the cell saw {both}"
     raise UserError(
         f"transformers loads {type(encoder).__name__} as a model that sees {sees}. sentence-transformers can't use such a folder."
     )

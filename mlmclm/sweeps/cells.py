@@ -1,11 +1,10 @@
-"""Expansion of a space, models and tasks into a list of cells, in the order that makes the most of workers' caches."""
+"""The cells of a sweep: their names, and their list from a space, models and tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.seeds import Seed, Seeds
@@ -22,19 +21,25 @@ class SweepModel:
     weights: str
 
 
-class NamedCell(Protocol):
-    """A cell's place in the grid, of which its name is made."""
+@dataclass(frozen=True)
+class ListedCell:
+    """A cell of a sweep by its names and key, as a manifest lists it; computing it takes a `Cell`."""
+
+    key: str
+    model: str
+    task: str
+    setting: str
+    learning_rate: float
+    seed: Seed
+    metric: str
+    """The task's main metric in this sweep."""
+    start: str | None
+    """Key of the cell whose encoder it starts from, if any."""
 
     @property
-    def model(self) -> str: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def setting(self) -> str: ...
-    @property
-    def seed(self) -> Seed: ...
+    def name(self) -> str:
+        """The cell's name, as in logs."""
+        return cell_name(self)
 
 
 def expand(
@@ -48,8 +53,6 @@ def expand(
     """Return all cells of a sweep, each once: by model, then by task, grid point, learning rate and seed.
 
     Args:
-        space: the axes and protocols.
-        models: the models, in the order of the report.
         task_data: task name -> fingerprint of its data, for every task of the space.
         declarations: task name -> declaration, for tasks that workers may not have installed.
         starts: (model, task that others start from) -> start; cells whose start isn't here are left out.
@@ -82,21 +85,13 @@ def expand(
     return list({(cell.model, cell_key(cell)): cell for cell in cells}.values())
 
 
-def unique_by_key(cells: Iterable[Cell]) -> dict[str, Cell]:
-    """Map each key to the first cell that has it, in order; so two names of the same weights are computed once."""
-    unique: dict[str, Cell] = {}
-    for cell in cells:
-        unique.setdefault(cell_key(cell), cell)
-    return unique
-
-
 def learning_rate_label(learning_rate: float) -> str:
     """Format a learning rate to at most seven digits, without trailing zeros: `1e-03`, `3.5e-04`."""
     mantissa, exponent = f"{learning_rate:.6e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
 
 
-def cell_name(cell: NamedCell) -> str:
+def cell_name(cell: Cell | ListedCell) -> str:
     """Return the cell's name in logs, in Ray and in MLflow, such as `2m-clm-600/pydocs-qa/lr1e-03/s0`.
 
     It ends in `/h0-o1-d0` if the streams have seeds of their own. A grid adds the point: `.../lr1e-03/epochs2/s0`.

@@ -11,21 +11,27 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from mlmclm.analysis.intervals import contrast
+from mlmclm.backends.choice import backend_of
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
+from mlmclm.finetuning.run import run_cell, shapes_of
+from mlmclm.models.warm_up import prepare
+from mlmclm.progress import say, say_once
 from mlmclm.service.placement import Cluster, cell_bundle, places_now
 from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.sharing import share_here
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainings import trainings_of, work_of
+from mlmclm.tasks.prepare_task import find_or_prepare
 
 FEWEST_RESULTS = 4
 """Results of a model from which its speed is taken; with fewer it is measured."""
@@ -50,29 +56,20 @@ class Range:
 
 @dataclass(frozen=True)
 class SweepEstimate:
-    """Estimate for the missing cells of a sweep.
-
-    Attributes:
-        trainings: the number of trainings for the missing cells.
-        seconds: wall time with `workers` workers.
-        workers: cells that are computed at once.
-        device: the device that was measured.
-        disk_bytes: size of the results.
-        runs: MLflow runs: one a cell, and one summary a model and task.
-    """
+    """Estimate for the missing cells of a sweep, by measurements on `device`."""
 
     trainings: int
     seconds: Range
+    """Wall time if as many cells as `workers` are computed at once."""
     workers: int
     device: str
     disk_bytes: Range
     runs: int
+    """MLflow runs: one a cell, and one summary a model and task."""
 
 
 def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: Path | None) -> int:
     """Return how many of these cells this machine computes at once, which is measured if they share GPUs."""
-    import torch
-
     gpus = None if space.gpus_per_cell == "shared" else space.gpus_per_cell
     if space.gpus_per_cell == "shared" and torch.cuda.is_available():
         gpus = share_here(cells, store=store, data_root=data_root)
@@ -85,19 +82,13 @@ def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: 
 def estimate(
     cells: Sequence[Cell], missing: Sequence[Cell], *, store: Path, data_root: Path | None, workers: int
 ) -> SweepEstimate:
-    """Estimate what the missing cells of a sweep take; measures models that have too few results on this device.
+    """Estimate what the missing ones of a sweep's cells take; measures models that have too few results on this device.
 
-    Args:
-        cells: all cells, with their work (`trainings.with_trainings`).
-        missing: those without a result.
+    The cells have their work (`trainings.with_trainings`).
 
     Raises:
         UserError: a model or its data cannot be read.
     """
-    import torch
-
-    from mlmclm.backends.choice import backend_of
-
     backend = backend_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     ledger, work = Ledger(store), defaultdict[str, float](float)
     absent = {cell_key(cell): cell for cell in missing}
@@ -135,12 +126,12 @@ def _bytes(ledger: Ledger, key: str) -> int:
 
 def _speed(cells: Sequence[Cell], ledger: Ledger, device: str, store: Path, data_root: Path | None) -> Range:
     """Return the seconds that a model needs for a unit of work on this device."""
-    samples = []
-    for cell, result in zip(cells, ledger.find_all(map(cell_key, cells)), strict=True):
-        cost: Mapping[str, Any] = result["cost"] if result is not None and result["status"] == "ok" else {}
-        if cost.get("device") == device:
-            share = cell.work[0] / cost.get("cells_of_training", 1) + cell.work[1]
-            samples.append(cost["seconds"] / share)
+    samples, results = [], ledger.find_all(map(cell_key, cells))
+    for cell in cells:
+        result = results.get(cell_key(cell))
+        if result is not None and result["status"] == "ok" and result["cost"].get("device") == device:
+            share = cell.work[0] / result["cost"].get("cells_of_training", 1) + cell.work[1]
+            samples.append(result["cost"]["seconds"] / share)
     if len(samples) < FEWEST_RESULTS:
         # Not one that starts from another cell's weights, which may not be there.
         samples = _measured(next((cell for cell in cells if cell.start is None), cells[0]), device, store, data_root)
@@ -155,13 +146,6 @@ def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> l
     kept = store / "calibrations" / f"{key}.json"
     if kept.is_file():
         return [float(value) for value in read_json(kept)["seconds"]]
-    import torch
-
-    from mlmclm.finetuning.run import run_cell, shapes_of
-    from mlmclm.models.warm_up import prepare
-    from mlmclm.progress import say, say_once
-    from mlmclm.tasks.prepare_task import find_or_prepare
-
     say(f"measuring {cell.model} on {device}")
     if not torch.cuda.is_available():
         prepare(shapes_of([cell]), say_once)

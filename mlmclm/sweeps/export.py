@@ -17,7 +17,6 @@ from mlmclm.sweeps.status import SweepStatus
 
 MORE = ("weights", "task_data", "engine", "examples")
 """Entries of a result that the table has beside those of `results_table`."""
-TABLES = ("results.parquet", "results.csv")
 
 
 def export_sweep(found: SweepStatus, ledger: Ledger, folder: Path) -> int:
@@ -33,9 +32,9 @@ def export_sweep(found: SweepStatus, ledger: Ledger, folder: Path) -> int:
     names = {(state.cell.model, state.cell.key): state.cell for state in found.states}
     there = ledger.find_all(key for _, key in names)
     results = [
-        {**result, "model": cell.model, "setting": cell.setting, "metric": cell.metric}
-        for cell, result in zip(names.values(), there, strict=True)
-        if result is not None
+        {**there[cell.key], "model": cell.model, "setting": cell.setting, "metric": cell.metric}
+        for cell in names.values()
+        if cell.key in there
     ]
     if not results:
         raise UserError(f"sweep {found.manifest.name!r} has no results yet.")
@@ -43,8 +42,8 @@ def export_sweep(found: SweepStatus, ledger: Ledger, folder: Path) -> int:
     table = results_table(results).merge(more, on=["model", "key"], validate="one_to_one")
     parquet = io.BytesIO()
     table.to_parquet(parquet, index=False, compression="zstd")
-    write_atomic(folder / TABLES[0], parquet.getvalue())
-    write_atomic(folder / TABLES[1], table.to_csv(index=False))
+    write_atomic(folder / "results.parquet", parquet.getvalue())
+    write_atomic(folder / "results.csv", table.to_csv(index=False))
     write_json(
         folder / "sweep.json",
         {

@@ -36,12 +36,9 @@ class FailureNote:
 
 
 def record(cells: Path | ObjectPath, key: str, reason: str, kind: str, node: str = "") -> None:
-    """Note that a cell failed.
+    """Note in the ledger's folder (`Ledger.folder`) that a cell failed.
 
     A note that cannot be written (a full disk) is said once and doesn't raise, because it must not end a sweep.
-
-    Args:
-        cells: the ledger's folder (`Ledger.folder`).
     """
     path = _path(cells, key)
     now = datetime.now(UTC).isoformat(timespec="seconds")

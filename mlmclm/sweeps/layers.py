@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
-from mlmclm.sweeps.run_sweep import OnResult, run_sweep
+from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
 
 
@@ -28,7 +30,6 @@ def run_layers(
     plan: Callable[[], Planned],
     *,
     store: Path,
-    on_result: OnResult | None = None,
     name: str = "sweep",
     race: float | None = None,
     **options: Any,
@@ -41,13 +42,11 @@ def run_layers(
     Args:
         plan: returns what can be planned from the present results; called again after the first layer.
         race: error of the race between learning rates (`analysis.race`), or None to compute all cells.
-        options: passed to `run_sweep` for every layer.
+        options: those of `run_sweep`, for every layer.
     """
+    run: Callable[[Sequence[Cell]], SweepOutcome] = partial(run_sweep, store=store, name=name, **options)
 
     def compute(cells: Sequence[Cell]) -> SweepOutcome:
-        def run(some: Sequence[Cell]) -> SweepOutcome:
-            return run_sweep(some, store=store, on_result=on_result, name=name, **options)
-
         return run(cells) if race is None else _race(cells, race, Ledger(store).results(cells), run)
 
     planned = plan()
@@ -76,11 +75,7 @@ def _race(
     results: Sequence[Mapping[str, Any]],
     run: Callable[[Sequence[Cell]], SweepOutcome],
 ) -> SweepOutcome:
-    """Compute the cells that the race asks for, round by round; where it stands follows from the results alone.
-
-    Args:
-        results: the present results of the cells, under their names (`named`).
-    """
+    """Compute the cells that the race asks for, round by round; where it stands follows from the results alone."""
     scores: dict[tuple[str, str, str], dict[tuple[float, Seed], float | None]] = defaultdict(dict)
 
     def add(results: Iterable[Mapping[str, Any]]) -> None:
@@ -130,21 +125,21 @@ def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[s
     """
     for source in sources:
         set_aside_damaged(kept_folder(store, cell_key(source)))
-    missing = KeptWeights(store).missing(sources)
+    kept = KeptWeights(store)
+    missing = kept.missing(sources)
     if not missing:
         return
     from mlmclm.sweeps.trainable import KeepingWorker
 
     for cell in missing:
         say(f"{cell_name(cell)} has the best validation score: it is trained again to keep its weights")
-    kept = KeptWeights(store)
-    run_sweep(
-        missing, store=store, name=f"{name}-starts", **{**options, "worker": KeepingWorker, "ledger": kept}
-    ).check()
+    options = {**options, "worker": KeepingWorker, "ledger": kept, "on_result": None}
+    run_sweep(missing, store=store, name=f"{name}-starts", **options).check()
     for cell in missing:
-        again, filed = kept.find(cell_key(cell)), Ledger(store).find(cell_key(cell))
+        key = cell_key(cell)
+        again, filed = kept.find(key), Ledger(store).find(key)
         if again is None or filed is None:
-            raise EnvironmentFault(f"{kept.path(cell_key(cell))}: written, but not there. Is {store} shared?")
+            raise EnvironmentFault(f"{kept.path(key)}: written, but not there. Is {store} shared?")
         if again["scores"] != filed["scores"]:
             say(
                 f"{cell_name(cell)}: trained again it scored {again['scores']['validation']} on validation, and "
@@ -154,10 +149,4 @@ def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[s
 
 
 def _together(first: SweepOutcome, second: SweepOutcome) -> SweepOutcome:
-    return SweepOutcome(
-        results=first.results + second.results,
-        computed=first.computed + second.computed,
-        reused=first.reused + second.reused,
-        failed=first.failed + second.failed,
-        not_run=first.not_run + second.not_run,
-    )
+    return SweepOutcome(*(getattr(first, each.name) + getattr(second, each.name) for each in fields(SweepOutcome)))

@@ -23,12 +23,12 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import SPLIT, KeptExamples, about_of, from_parquet
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.checksums import CHECKSUM, sealed, unsealed
-from mlmclm.storage.claims import Holder
+from mlmclm.storage.claims import Claims, Holder
 from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
+from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
-from mlmclm.sweeps.cells import unique_by_key
 from mlmclm.sweeps.failures import forget
-from mlmclm.sweeps.ledger_place import claims_below, ledger_root
+from mlmclm.sweeps.ledger_place import ledger_root
 
 SCHEMA = 1
 EXAMPLES = "examples_sha256"
@@ -38,9 +38,7 @@ EXAMPLES = "examples_sha256"
 class Ledger:
     """The results of one store, and the claims of the processes that compute them.
 
-    Args:
-        store: the store.
-        root: where results and claims are, in place of what the store says (`ledger_place`).
+    Both are below `root`, by default where the store says (`ledger_place`).
     """
 
     part = "cells"
@@ -51,19 +49,16 @@ class Ledger:
     def __init__(self, store: Path, *, root: Path | ObjectPath | None = None) -> None:
         root = ledger_root(store) if root is None else root
         self.folder = root / self.part
-        self.claims = claims_below(root)
+        self.claims = ObjectClaims(root) if isinstance(root, ObjectPath) else Claims(root)
 
     def claim(self, key: str) -> str:
         """Return the name of the claim to hold while computing the cell with this key."""
         return f"{self.part}-{key}"
 
     def claimed(self, key: str, waiting: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Hold the claim on a cell inside the block, after waiting for any other holder.
+        """Hold the claim on a cell inside the block, unless it has a result, after waiting for any other holder.
 
-        No claim is taken if the result is there.
-
-        Args:
-            waiting: called once with the other holder, as in `Claims.wait`.
+        `waiting` is called as in `Claims.wait`.
         """
         return self.claims.wait(lambda: [] if self.path(key).exists() else [self.claim(key)], waiting)
 
@@ -78,20 +73,23 @@ class Ledger:
             UserError: the file is damaged, or holds the result of another cell.
             EnvironmentFault: the file cannot be read.
         """
-        return _public(self._read(key))
+        found = self._read(key)
+        return None if found is None else _public(found)
 
     def _read(self, key: str) -> dict[str, Any] | None:
         """Return the content of a result file without its checksum."""
-        path = self.path(key)
         try:
-            content = path.read_bytes()
+            content = self.path(key).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise disk_fault(error, path) from error
-        return self._parsed(key, path, content)
+            raise disk_fault(error, self.path(key)) from error
+        return self._parsed(key, content)
 
-    def _parsed(self, key: str, path: Path | ObjectPath, content: bytes) -> dict[str, Any]:
+    def _parsed(self, key: str, content: bytes | None) -> dict[str, Any] | None:
+        if content is None:
+            return None
+        path = self.path(key)
         try:
             value = json.loads(content)
             result = unsealed(value)
@@ -152,10 +150,7 @@ class Ledger:
             write_atomic(self.examples_path(result["key"]), content)
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
-        """Return the outcome of each example of the test split in a cell.
-
-        Args:
-            result: the cell's result from this ledger.
+        """Return the outcome of each example of the test split in a cell with this result.
 
         Raises:
             UserError: the cell diverged, an earlier version filed it without examples, or the examples are damaged.
@@ -189,11 +184,7 @@ class Ledger:
     def keys(self) -> set[str]:
         """Return the keys of all cells that have a result file, whole or damaged."""
         paths: Iterable[Path | ObjectPath]
-        if isinstance(self.folder, ObjectPath):
-            paths = self.folder.iterdir()
-        else:
-            folders = self.folder.glob("[0-9a-f][0-9a-f]") if self.folder.is_dir() else ()
-            paths = (path for folder in folders for path in folder.iterdir())
+        paths = self.folder.iterdir() if isinstance(self.folder, ObjectPath) else self.folder.glob("??/*.json")
         return {path.stem for path in paths if path.suffix == ".json" and path.stem[:2] == path.parent.name}
 
     def holders(self) -> dict[str, Holder]:
@@ -229,7 +220,9 @@ class Ledger:
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return the cells without a result file, one per key, in order; damaged files are found when they are read."""
-        unique = unique_by_key(cells)
+        unique: dict[str, Cell] = {}
+        for cell in cells:
+            unique.setdefault(cell_key(cell), cell)
         if isinstance(self.folder, ObjectPath):  # one listing in place of a question for each
             there = self.keys() if unique else set()
             return [cell for key, cell in unique.items() if key not in there]
@@ -241,23 +234,21 @@ class Ledger:
         Raises:
             UserError: a file is damaged.
         """
-        cells = list(cells)
-        found = zip(cells, self.find_all(map(cell_key, cells)), strict=True)
-        return [named(result, cell) for cell, result in found if result is not None]
+        keyed = [(cell_key(cell), cell) for cell in cells]
+        found = self.find_all(key for key, _ in keyed)
+        return [named(found[key], cell) for key, cell in keyed if key in found]
 
-    def find_all(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
-        """Call `find` for each key; one error names all damaged files."""
-        if not isinstance(self.folder, ObjectPath):
-            return for_each(keys, self.find)
-        keys, there = list(keys), self.keys()
-        paths = {key: self.folder / key[:2] / f"{key}.json" for key in keys if key in there}
-        contents = dict(zip(paths, read_all(list(paths.values())), strict=True))
-
-        def parse(key: str) -> dict[str, Any] | None:
-            content = contents.get(key)
-            return None if content is None else _public(self._parsed(key, paths[key], content))
-
-        return for_each(keys, parse)
+    def find_all(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the results with these keys that there are, by key; one error names all damaged files."""
+        keys = list(keys)
+        if isinstance(self.folder, ObjectPath):  # one listing, and all contents side by side
+            there = self.keys()
+            paths = {key: self.folder / key[:2] / f"{key}.json" for key in keys if key in there}
+            contents = dict(zip(paths, read_all(list(paths.values())), strict=True))
+            found = for_each(keys, lambda key: self._parsed(key, contents.get(key)))
+        else:
+            found = for_each(keys, self._read)
+        return {key: _public(result) for key, result in zip(keys, found, strict=True) if result is not None}
 
 
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
@@ -269,9 +260,9 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
     Raises:
         UserError: the result was filed by a version that didn't compute the metric.
     """
-    own = {"model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
+    renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
     if cell.declaration is None:
-        return {**result, **own}
+        return renamed
     metric = cell.declaration.metric
     for scores in (result["scores"] or {}).values():
         absent = [name for name in metric_parts(metric) if name not in scores]
@@ -281,12 +272,12 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
                 f"version filed it. Choose other metrics (the space's `metrics`), or delete the results of task "
                 f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
             )
-    return {**result, **own, "metric": metric}
+    return {**renamed, "metric": metric}
 
 
-def _public(found: dict[str, Any] | None) -> dict[str, Any] | None:
+def _public(result: dict[str, Any]) -> dict[str, Any]:
     """Return a result without the ledger's own entry."""
-    return None if found is None else {name: value for name, value in found.items() if name != EXAMPLES}
+    return {name: value for name, value in result.items() if name != EXAMPLES}
 
 
 def _damaged(path: Path | ObjectPath, reason: str) -> UserError:

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from mlmclm.errors import UserError
 from mlmclm.progress import say
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import read_json, write_json
-from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, check_url
 
 FILE = "ledger.json"
@@ -25,12 +23,9 @@ def ledger_root(store: Path) -> Path | ObjectPath:
         UserError: the file `ledger.json` is damaged.
     """
     url = _noted(store)
-    return store if url is None else _root(url)
-
-
-def claims_below(root: Path | ObjectPath) -> Claims:
-    """Return the claims below a folder or address."""
-    return ObjectClaims(root) if isinstance(root, ObjectPath) else Claims(root)
+    if url is None:
+        return store
+    return Path(url.removeprefix(LOCAL)) if url.startswith(LOCAL) else ObjectPath(url.rstrip("/"))
 
 
 def place_ledger(store: Path, url: str) -> None:
@@ -57,10 +52,6 @@ def place_ledger(store: Path, url: str) -> None:
     if noted is None:
         write_json(store / FILE, {"url": url})
         say(f"the results of {store} are at {url} from now on, says {store / FILE}")
-
-
-def _root(url: str) -> Path | ObjectPath:
-    return Path(url.removeprefix(LOCAL)) if url.startswith(LOCAL) else ObjectPath(url.rstrip("/"))
 
 
 def _noted(store: Path) -> str | None:

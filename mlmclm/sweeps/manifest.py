@@ -9,38 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.seeds import Seed, read_seed, seed_value
+from mlmclm.seeds import read_seed, seed_value
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import canonical_json, write_atomic
-from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.starts import Planned
 
 FILE = "cells.json"
-
-
-@dataclass(frozen=True)
-class ListedCell:
-    """A cell of a sweep by its names and key; computing it takes a `Cell`."""
-
-    key: str
-    model: str
-    task: str
-    setting: str
-    learning_rate: float
-    seed: Seed
-    metric: str
-    """The task's main metric in this sweep."""
-    start: str | None
-    """Key of the cell whose encoder it starts from, if any."""
-
-    @property
-    def name(self) -> str:
-        """The cell's name, as in logs."""
-        return cell_name(self)
 
 
 @dataclass(frozen=True)
@@ -56,10 +34,7 @@ class Manifest:
 
 
 def write_manifest(folder: Path, name: str, planned: Planned) -> None:
-    """Write the manifest of a sweep that is about to run.
-
-    Args:
-        folder: the sweep's folder, `store/studies/NAME`.
+    """Write the manifest of a sweep that is about to run into its folder, `store/studies/NAME`.
 
     Raises:
         EnvironmentFault: the disk is full or not writable.
@@ -105,11 +80,7 @@ def read_manifest(name: str, store: Path) -> Manifest:
         raise unknown("sweep", name, names, where=str(store))
     value = read_sealed(path, again)
     try:
-        cells = tuple(_cell(entry) for entry in value["cells"])
+        cells = tuple(ListedCell(**{**entry, "seed": read_seed(entry["seed"])}) for entry in value["cells"])
         return Manifest(value["name"], value["planned"], cells, value["waiting"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the cells of a sweep ({error}). {again}") from error
-
-
-def _cell(entry: Mapping[str, Any]) -> ListedCell:
-    return ListedCell(**{**entry, "seed": read_seed(entry["seed"])})

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.storage.files import first_there, places_of
 
-PACKAGED = "mlmclm.tune_spaces"
-"""The package in which the wheel installs the checkout's top-level folder `tune_spaces/`."""
-
-
-def spaces_folder() -> Path:
-    """Return the folder of the packaged spaces: inside the installed package, or `tune_spaces/` of the checkout.
-
-    Raises:
-        UserError: neither is there.
-    """
-    found = importlib.util.find_spec(PACKAGED)
-    for location in (found.submodule_search_locations or []) if found else []:
-        if Path(location).is_dir():
-            return Path(location)
-    checkout = Path(__file__).resolve().parents[2] / "tune_spaces"
-    if checkout.is_dir():
-        return checkout
-    raise UserError("The packaged search spaces are not installed: give the path of a YAML file instead.")
+SPACES = Path(__file__).parents[1] / "tune_spaces"
+"""Folder of the packaged spaces: in a checkout a link to its top-level folder, in a wheel the files themselves."""
+PROTOCOLS = SPACES / "protocols"
 
 
 def names_in(folder: Path) -> list[str]:

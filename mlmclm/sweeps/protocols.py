@@ -19,7 +19,7 @@ from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
-from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
+from mlmclm.sweeps.packaged import PROTOCOLS, packaged_or_own
 from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.registry import task_names
 from mlmclm.tasks.settings import TaskSettings
@@ -130,15 +130,14 @@ class TaskProtocols(Frozen):
 
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:
-        for key, tasks in (("per_task", self.per_task), ("task_grids", self.task_grids)):
-            for task in tasks:
-                if task not in self._known_tasks():
-                    raise ValueError(str(unknown("task", task, self._known_tasks(), where=key)))
+        known = self._known_tasks()
+        for key in ("per_task", "task_grids", "start_from"):
+            for task in getattr(self, key):
+                if task not in known:
+                    raise ValueError(str(unknown("task", task, known, where=key)))
         for task, source in self.start_from.items():
-            if task not in self._known_tasks():
-                raise ValueError(str(unknown("task", task, self._known_tasks(), where="start_from")))
-            if source not in self._known_tasks():
-                missing = str(unknown("task", source, self._known_tasks(), where=f"start_from.{task}"))
+            if source not in known:
+                missing = unknown("task", source, known, where=f"start_from.{task}")
                 raise ValueError(
                     f"{missing} Add it to the tasks, or start from the models themselves: start_from: {{}}"
                 )
@@ -152,11 +151,8 @@ class TaskProtocols(Frozen):
         try:
             _points(self.protocol, self.grid, "grid")
             for task in {**self.per_task, **self.task_grids}:
-                for axis in self.axes_of(task):
-                    if axis in self.per_task.get(task, {}):
-                        raise ValueError(
-                            f"per_task.{task}: {axis} is an axis of the grid; give its values in task_grids"
-                        )
+                for axis in (axis for axis in self.axes_of(task) if axis in self.per_task.get(task, {})):
+                    raise ValueError(f"per_task.{task}: {axis} is an axis of the grid; give its values in task_grids")
                 self.settings_for(task)
         except UserError as error:  # only a ValueError gets the file's name from pydantic
             raise ValueError(str(error)) from error
@@ -215,11 +211,6 @@ class ProtocolFile(TaskProtocols):
     """Seeds, or a list for each random stream, which stands for all combinations."""
 
 
-def protocol_names() -> list[str]:
-    """Return the names of the packaged protocols, sorted."""
-    return names_in(spaces_folder() / "protocols")
-
-
 def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> ProtocolFile:
     """Return the protocol of a packaged name (`study`) or of a YAML file.
 
@@ -227,19 +218,16 @@ def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> Pr
         beside: the folder of the search space that names it; paths are looked up there first.
 
     Raises:
-        UserError: there is no such name (the message has the nearest one) or file, a key is unknown, or a value is not
-            allowed.
+        UserError: there is no such name or file, a key is unknown, or a value is not allowed.
     """
-    return load_config(ProtocolFile, packaged_or_own("protocol", name_or_path, spaces_folder() / "protocols", beside))
+    return load_config(ProtocolFile, packaged_or_own("protocol", name_or_path, PROTOCOLS, beside))
 
 
 def with_protocol(space: Any, beside: Path | None = None) -> Any:
     """Merge the protocol that a space names into the space's values; return a space that names none unchanged.
 
-    The space's own learning rates, seeds and settings, including those for single tasks, take precedence.
-
-    Args:
-        beside: the folder of the space's file.
+    The space's own learning rates, seeds and settings, including those for single tasks, take precedence. A path is
+    looked up in the folder `beside` first.
 
     Raises:
         ValueError: the protocol is missing or invalid.
@@ -264,30 +252,26 @@ def with_protocol(space: Any, beside: Path | None = None) -> Any:
         # Overrides for tasks that the space doesn't have would be refused as unknown tasks.
         inherited = {task: item for task, item in base.per_task.items() if task in tasks}
         per_task = inherited | {task: overridden(inherited.get(task, {}), item) for task, item in own.items()}
-    grids = {} if "grid" in space else {"grid": base.grid, "task_grids": _task_grids(base, space)}
-    for axis in grids.get("grid", {}):
-        if axis in changes:
-            raise ValueError(
-                f"protocol.{axis}: it is an axis of the grid of protocol {name!r}; give a grid of your own"
-            )
-    starts = {task: source for task, source in base.start_from.items() if task in tasks}
-    # Later entries win below: first the protocol's values, then the space's own, then those merged from both.
+    grids: dict[str, Any] = {}
+    if "grid" not in space:
+        own_grids = space.get("task_grids", {})
+        if isinstance(own_grids, dict):  # else validation will refuse it
+            own_grids = {task: axes for task, axes in base.task_grids.items() if task in tasks} | own_grids
+        grids = {"grid": base.grid, "task_grids": own_grids}
+        for axis in base.grid:
+            if axis in changes:
+                raise ValueError(
+                    f"protocol.{axis}: it is an axis of the grid of protocol {name!r}; give a grid of your own"
+                )
     axes = {"learning_rates": base.learning_rates, "seeds": base.seeds}
+    # Later entries win: first the protocol's values, then the space's own, then those merged from both.
     return {
         **{key: value for key, value in axes.items() if value is not None},
         "metrics": base.metrics,
         "rule": base.rule,
-        "start_from": starts,
+        "start_from": {task: source for task, source in base.start_from.items() if task in tasks},
         **space,
         **grids,
         "protocol": overridden(base.protocol.model_dump(), changes),
         "per_task": per_task,
     }
-
-
-def _task_grids(base: ProtocolFile, space: Mapping[str, Any]) -> Any:
-    """Return the protocol's grids for the space's tasks, replaced by the space's own where it has some."""
-    own = space.get("task_grids", {})
-    if not isinstance(own, dict):
-        return own  # validation will refuse it and say where it is
-    return {task: axes for task, axes in base.task_grids.items() if task in (space.get("tasks") or ())} | own

@@ -25,7 +25,7 @@ from mlmclm.progress import say_once
 from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.sweeps.cells import cell_name, unique_by_key
+from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.failures import record
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
@@ -33,8 +33,6 @@ from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.sharing import share_of_gpu
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
-
-OnResult = Callable[[dict[str, Any]], None]
 
 TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # per-trial CSV, JSON and TensorBoard files took a third of the time
@@ -59,7 +57,7 @@ def run_sweep(
     retries: Retries | None = None,
     time_limit: float | None = None,
     progress: bool = True,
-    on_result: OnResult | None = None,
+    on_result: Callable[[dict[str, Any]], None] | None = None,
     session: Callable[[], AbstractContextManager[Any]] = nullcontext,
     name: str = "sweep",
     worker: type[Any] | None = None,
@@ -71,18 +69,12 @@ def run_sweep(
         cells: the cells, in the order in which workers should take them.
         store: the store; if there are several machines, they share it.
         data_root: folder of local data sets, or None.
-        cpus_per_cell, gpus_per_cell: what a running cell reserves. Fractions of a GPU are allowed, and `shared` for
-            the share that `sharing` measures; a cell without any GPU runs on the CPU.
-        device: decides on GPUs if `gpus_per_cell` is None: one per cell for `cuda`, none for `cpu`; for `auto`, one if
-            the cluster has any or can get any.
-        max_concurrent: the most cells to run at once; None for as many as fit the cluster.
-        retries: how often a cell is run again after each class of failure; None for the defaults.
-        time_limit: seconds after which a cell is ended and counts as failed; None for no limit.
+        cpus_per_cell, gpus_per_cell, max_concurrent, retries, time_limit: as in `Space`.
+        device: decides on GPUs if `gpus_per_cell` is None (`placement.choose_device`).
         progress: whether to show progress: a bar on a terminal, else lines.
         on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
             order of `cells`.
         session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
-        name: name of the Tune experiment.
         worker: a subclass of `SweepWorker` to use in its place.
         ledger: the ledger that holds the results; by default the store's.
 
@@ -101,8 +93,7 @@ def run_sweep(
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         names_of[cell_key(cell)].append(cell)
-    there = zip(names_of, ledger.find_all(names_of), strict=True)
-    found = {key: result for key, result in there if result is not None}
+    found = ledger.find_all(names_of)
     reused = len(found)
     table = SweepTable(cells)
 
@@ -115,7 +106,7 @@ def run_sweep(
 
     for key in found:
         announce(key, table.add)
-    missing = {key: cell for key, cell in unique_by_key(cells).items() if key not in found}
+    missing = {key: same[0] for key, same in names_of.items() if key not in found}
     errors: dict[str, Exception] = {}
     computed = 0
     if missing:
@@ -203,7 +194,7 @@ def _run_trials(
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
         swept_folder(store, ".tune-") as storage,
-        progress,
+        progress.shown(),
         waits_said("fine-tuning", view, all_of_them=True),
         _environment(TUNE_ENVIRONMENT),
         # `WorkerPool` reports errors in one line each; Tune and Train would log their tracebacks as well.
@@ -248,7 +239,7 @@ def _run_trials(
                         # Workers are started again without limit; `WorkerPool` limits how often a cell is.
                         failure_config=tune.FailureConfig(max_failures=-1),
                         callbacks=[pool.callback],
-                        stop=pool.stopper,
+                        stop=pool,
                         verbose=0,
                     ),
                 ).fit()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault, MlmclmError
-from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.progress import say
 from mlmclm.service.placement import check_place, no_gpu
 from mlmclm.storage.files import read_json, stable_hash, write_json
@@ -139,26 +139,24 @@ def share_here(cells: Iterable[Cell], *, store: Path, data_root: Path | None) ->
 @contextmanager
 def _processes(cell: Cell, store: Path, data_root: Path | None) -> Iterator[Callable[[], float | None]]:
     """Yield a function that starts another process and returns the steps a second of all, or None if one has ended."""
-    running: list[subprocess.Popen[bytes]] = []
+    running: list[Any] = []  # of subprocess.Popen, all with pipes
     # Without evaluations: at this rate none is better than the first, and `patience` would end the training.
     without = {"epochs": None, "evaluate_every": None, "patience": None}
     protocol = cell.protocol.model_copy(update={"max_steps": STEPS, **without})
     job = pickle.dumps((replace(cell, protocol=protocol, learning_rate=RATE), store, data_root))
 
     def together() -> float | None:
-        process = subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process: Any = subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         running.append(process)
-        assert process.stdin is not None
         process.stdin.write(job)
         try:
             process.stdin.flush()
-            if not _answer(process):
+            if not process.stdout.readline():
                 return None
             for each in running:
-                assert each.stdin is not None
                 each.stdin.write(b"go\n")
                 each.stdin.flush()
-            answers = [_answer(each) for each in running]
+            answers = [each.stdout.readline() for each in running]
         except BrokenPipeError:
             return None
         return None if b"" in answers else sum(map(float, answers))
@@ -171,11 +169,6 @@ def _processes(cell: Cell, store: Path, data_root: Path | None) -> Iterator[Call
             process.communicate()
 
 
-def _answer(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
-    return process.stdout.readline()
-
-
 def main() -> None:
     """Train a cell from standard input, and measure as often as a line comes; answer with steps a second."""
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -183,7 +176,6 @@ def main() -> None:
     cell, store, data_root = pickle.load(source)
     import torch
 
-    from mlmclm.finetuning.cell import CELL_THREADS
     from mlmclm.finetuning.run import run_cell
 
     torch.set_num_threads(CELL_THREADS)
@@ -200,8 +192,7 @@ def main() -> None:
             sys.exit()
         began, steps = time.perf_counter(), 0
 
-    options: dict[str, Any] = {"store": store, "data_root": data_root, "on_step": on_step}
-    run_cell(cell, **options)
+    run_cell(cell, store=store, data_root=data_root, on_step=on_step)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from mlmclm.configuration import described_as, load_config, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
-from mlmclm.sweeps.packaged import names_in, packaged_or_own, spaces_folder
+from mlmclm.sweeps.packaged import SPACES, packaged_or_own
 from mlmclm.sweeps.protocols import Changes, SeedList, TaskProtocols, with_protocol
 from mlmclm.sweeps.retries import Retries
 
@@ -179,19 +179,13 @@ class Space(TaskProtocols):
         Raises:
             UserError: the settings don't fit that length.
         """
-        shares = {task: self.protocol_for(task) for task, changes in self.per_task.items() if "length_share" in changes}
-        lengths = {
-            task: {"length_share": None, "max_length": settled.max_length, "stride": settled.stride}
-            for task, protocol in shares.items()
-            for settled in [protocol.at_context(context)]
-        }
-        per_task = {task: {**changes, **lengths.get(task, {})} for task, changes in self.per_task.items()}
+        per_task = dict(self.per_task)
+        for task, changes in self.per_task.items():
+            if "length_share" in changes:
+                own = self.protocol_for(task).at_context(context)
+                settled = {"length_share": None, "max_length": own.max_length, "stride": own.stride}
+                per_task[task] = {**changes, **settled}
         return self.model_copy(update={"protocol": self.protocol.at_context(context), "per_task": per_task})
-
-
-def space_names() -> list[str]:
-    """Return the names of the packaged spaces, sorted."""
-    return names_in(spaces_folder())
 
 
 def find_space(
@@ -211,10 +205,9 @@ def find_space(
         per_model: the same for models.
 
     Raises:
-        UserError: there is no such name (the message has the nearest one) or file, a key is unknown, or a value is not
-            allowed.
+        UserError: there is no such name or file, a key is unknown, or a value is not allowed.
     """
-    path = packaged_or_own("search space", name_or_path, spaces_folder(), beside)
+    path = packaged_or_own("search space", name_or_path, SPACES, beside)
     context = {"folder": path.parent}
     space = load_config(Space, path, context=context)
     if tasks is None and not per_task and not per_model:

@@ -15,7 +15,7 @@ from typing import Any
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.kept import RESULT, kept_folder
 from mlmclm.results.metrics import value_of
-from mlmclm.seeds import Seeds
+from mlmclm.seeds import Seeds, read_seed
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.space import Space
@@ -58,8 +58,7 @@ def best_cell(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
     def standing(result: Mapping[str, Any]) -> tuple[float, float, Seeds]:
         score = value_of(result["scores"]["validation"], result["metric"])
-        seed = result["seed"]
-        return -score, result["learning_rate"], Seeds(**seed) if isinstance(seed, Mapping) else Seeds.of(seed)
+        return -score, result["learning_rate"], Seeds.of(read_seed(result["seed"]))
 
     # Of equals, `min` returns the first: the earlier point of the grid.
     return min(scored, key=standing, default=None)
@@ -86,8 +85,7 @@ def plan_cells(
         for source in dict.fromkeys(space.start_from.values()):
             behind = sum(space.cells_of(task) for task, other in space.start_from.items() if other == source)
             own = [cell for cell in first if (cell.model, cell.task) == (model.name, source)]
-            found = [(cell, ledger.find(cell_key(cell))) for cell in own]
-            results = [named(result, cell) for cell, result in found if result is not None]
+            results = [named(found, cell) for cell in own if (found := ledger.find(cell_key(cell))) is not None]
             if len(results) < len(own):
                 waiting[source] = waiting.get(source, 0) + behind
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -14,14 +14,14 @@ from mlmclm.errors import UserError
 from mlmclm.results.metrics import metric_parts, value_of
 from mlmclm.seeds import Seeds
 from mlmclm.storage.claims import Holder
+from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.failures import FailureNote, failures
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.manifest import ListedCell, Manifest
+from mlmclm.sweeps.manifest import Manifest
 from mlmclm.sweeps.table import SweepTable
 
 STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
 """Status of a cell: with a result (three kinds), claimed by a process, failed without a result, or none of these."""
-DONE = ("ok", "diverged")
 RATE_SECONDS = 3600.0
 """The rate is that of this time before the last result."""
 READ_AT_ONCE = 500
@@ -32,18 +32,14 @@ KEPT = ("status", "scores", "cost", "steps", "tokens", "diverged_step")
 
 @dataclass(frozen=True)
 class CellState:
-    """A cell and its state: at most one of `result`, `holder` and `failure`, by `status`.
-
-    Attributes:
-        status: one of `STATUSES`.
-        result: some entries of the result, for `ok` and `diverged`.
-        damage: the message about a damaged result.
-    """
+    """A cell and its state, one of `STATUSES`: at most one of `result`, `damage`, `holder` and `failure` is there."""
 
     cell: ListedCell
     status: str
     result: Mapping[str, Any] | None = None
+    """The entries `KEPT` of the result."""
     damage: str | None = None
+    """The message about a damaged result."""
     holder: Holder | None = None
     failure: FailureNote | None = None
 
@@ -97,7 +93,7 @@ class SweepStatus:
     @property
     def done(self) -> int:
         """Number of cells with a usable result."""
-        return sum(self.counts[status] for status in DONE)
+        return self.counts["ok"] + self.counts["diverged"]
 
     @property
     def total(self) -> int:
@@ -153,12 +149,7 @@ class SweepStatus:
 
 
 class Watch:
-    """Looks at a sweep again and again; each result is read once.
-
-    Args:
-        manifest: the sweep.
-        ledger: where its results are.
-    """
+    """Looks at a sweep again and again; each result is read once."""
 
     def __init__(self, manifest: Manifest, ledger: Ledger) -> None:
         self._manifest, self._ledger = manifest, ledger
@@ -201,10 +192,9 @@ class Watch:
             try:
                 results = self._ledger.find_all(part)
             except UserError:  # some are damaged
-                results = [self._find(key, damages) for key in part]
-            for key, result in zip(part, results, strict=True):
-                if result is not None:
-                    self._results[key] = {name: result.get(name) for name in KEPT}
+                results = {key: result for key in part if (result := self._find(key, damages)) is not None}
+            for key, result in results.items():
+                self._results[key] = {name: result.get(name) for name in KEPT}
         return damages
 
     def _find(self, key: str, damages: dict[str, str]) -> dict[str, Any] | None:
@@ -213,23 +203,6 @@ class Watch:
         except UserError as error:
             damages[key] = str(error)
             return None
-
-
-def chosen(
-    states: Iterable[CellState],
-    *,
-    models: Sequence[str] = (),
-    tasks: Sequence[str] = (),
-    statuses: Sequence[str] = (),
-) -> list[CellState]:
-    """Return the states of these models, tasks and statuses; an empty sequence stands for all."""
-    return [
-        state
-        for state in states
-        if (not models or state.cell.model in models)
-        and (not tasks or state.cell.task in tasks)
-        and (not statuses or state.status in statuses)
-    ]
 
 
 def rate(finished: Iterable[float], *, since: float = 0.0) -> float | None:

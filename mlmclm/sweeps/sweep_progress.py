@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import Bar, console, say
@@ -18,7 +17,6 @@ class SweepProgress:
     """Counts the cells of one run, shows the counts, and exports them as metrics, which needs a Ray session.
 
     Args:
-        cells: the cells to compute.
         reused: number of cells that have a result already; they are part of the total that is shown.
         table: the table of all cells, with the present results.
         visible: whether to show anything.
@@ -29,26 +27,25 @@ class SweepProgress:
         self._table = table
         self._running: Counter[str] = Counter()
         self._reused = reused
-        self._done = self._failed = self._diverged = self._elsewhere = 0
+        self._ended: Counter[str] = Counter()
+        """Cells that are over, by status."""
         total = reused + self._remaining.total()
         self._bar = Bar("fine-tuning", total, unit="cells", above=table) if visible else None
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._stack.enter_context(self._bar)
-            self._bar.start_at(self._reused)
-        for task in self._remaining:
-            self._export(task)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            # After a fault some cells were never tried, and the bar must not end as if all were done.
-            self._bar.complete = self._reused + self._done >= (self._bar.total or 0)
-        self._stack.__exit__(kind, error, trace)
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the bar and export the counts while the block runs."""
+        with self._bar or nullcontext():
+            if self._bar is not None:
+                self._bar.start_at(self._reused)
+            for task in self._remaining:
+                self._export(task)
+            try:
+                yield
+            finally:
+                if self._bar is not None:
+                    # After a fault some cells were never tried, and the bar must not end as if all were done.
+                    self._bar.complete = self._done >= (self._bar.total or 0)
 
     def started(self, cell: Cell, worker: str) -> None:
         """Note that a cell has been given to a worker, of this name."""
@@ -75,20 +72,12 @@ class SweepProgress:
             self.note(line)
 
     def finished(self, cell: Cell, status: str, seconds: float | None = None) -> None:
-        """Note that a started cell is over.
-
-        Args:
-            status: `ok`, `diverged`, `reused` or `failed`.
-            seconds: how long it took, if it was computed here.
-        """
+        """Note that a started cell is over: `ok`, `diverged`, `reused` or `failed`; with its time if computed here."""
         task = cell.task
         self._table.stopped(cell, failed=status == "failed")
         self._running[task] -= 1
         self._remaining[task] -= 1
-        self._done += 1
-        self._failed += status == "failed"
-        self._elsewhere += status == "reused"
-        self._diverged += status == "diverged"
+        self._ended[status] += 1
         counter("mlmclm_cells_total").inc(tags={"status": status, "task": task})
         if seconds is not None:
             histogram("mlmclm_cell_seconds").observe(seconds, tags={"task": task})
@@ -98,22 +87,23 @@ class SweepProgress:
     def tick(self) -> None:
         """Update the bar."""
         if self._bar is not None:
-            self._bar.update(self._reused + self._done, note=self._note(self._bar.rate()))
+            self._bar.update(self._done, note=self._note(self._bar.rate()))
 
     def note(self, message: str) -> None:
         """Show a message beside the bar."""
         if self._bar is not None:
             say(message)
 
+    @property
+    def _done(self) -> int:
+        """Number of cells of the shown total that are over."""
+        return self._reused + self._ended.total()
+
     def _note(self, rate: float | None) -> str:
-        counts = (
-            (self._diverged, "diverged"),
-            (self._failed, "failed"),
-            (self._elsewhere, "computed by other processes"),
-        )
+        words = {"diverged": "diverged", "failed": "failed", "reused": "computed by other processes"}
         hourly = 3600 * (rate or 0.0)
         speed = [f"{hourly:,.0f} cells an hour" if hourly >= 10 else f"{hourly:.2g} cells an hour"] if rate else []
-        return ", ".join(speed + [f"{count} {word}" for count, word in counts if count])
+        return ", ".join(speed + [f"{self._ended[status]} {words[status]}" for status in words if self._ended[status]])
 
     def _export(self, task: str) -> None:
         gauge("mlmclm_cells_remaining").set(self._remaining[task], tags={"task": task})

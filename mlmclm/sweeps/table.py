@@ -13,8 +13,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from mlmclm.analysis.selection import rate_text
+from mlmclm.finetuning.cell import Cell
 from mlmclm.results.metrics import value_of
-from mlmclm.sweeps.cells import NamedCell, cell_name
+from mlmclm.sweeps.cells import ListedCell, cell_name
+
+AnyCell = Cell | ListedCell
 
 OTHER_LINES = 9
 """Lines of a terminal that aren't rows of the table: headers, rules, the bar, messages."""
@@ -37,15 +40,8 @@ class _Pair:
     """Validation scores so far, by setting and learning rate."""
 
     def counts(self) -> str:
-        parts = [f"{self.done:,}/{self.cells:,}"]
-        parts += [
-            f"{count} {word}"
-            for count, word in (
-                (self.running, "running"), (self.diverged, "diverged"), (self.failed, "failed"),
-            )
-            if count
-        ]  # fmt: skip
-        return ", ".join(parts)
+        others = [f"{getattr(self, name)} {name}" for name in ("running", "diverged", "failed") if getattr(self, name)]
+        return ", ".join([f"{self.done:,}/{self.cells:,}", *others])
 
     def best(self) -> str:
         """Format the best mean validation score so far, in points, and its learning rate; ties go to the lower rate."""
@@ -64,7 +60,7 @@ class SweepTable:
     Scores are those of the validation split, on which learning rates are chosen. Test scores wait for the report.
     """
 
-    def __init__(self, cells: Iterable[NamedCell]) -> None:
+    def __init__(self, cells: Iterable[AnyCell]) -> None:
         self._pairs: dict[tuple[str, str], _Pair] = defaultdict(_Pair)
         for cell in cells:
             self._pairs[cell.model, cell.task].cells += 1
@@ -73,12 +69,12 @@ class SweepTable:
         self._running: dict[str, tuple[float, str]] = {}
         """Name of a running cell -> its start and its worker."""
 
-    def started(self, cell: NamedCell, worker: str, *, seconds: float = 0.0) -> None:
+    def started(self, cell: AnyCell, worker: str, *, seconds: float = 0.0) -> None:
         """Note that a worker of this name has taken the cell, so many seconds ago."""
         self._pairs[cell.model, cell.task].running += 1
         self._running[cell_name(cell)] = time.monotonic() - seconds, worker
 
-    def stopped(self, cell: NamedCell, *, failed: bool = False) -> None:
+    def stopped(self, cell: AnyCell, *, failed: bool = False) -> None:
         """Note that a worker is done with the cell, whether it succeeded or not."""
         pair = self._pairs[cell.model, cell.task]
         pair.running -= 1

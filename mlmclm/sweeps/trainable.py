@@ -46,20 +46,18 @@ class SweepWorker(tune.Trainable):
     def setup(
         self,
         config: dict[str, Any],
-        cells: Mapping[str, Cell] | None = None,
-        store: Path | None = None,
+        *,
+        cells: Mapping[str, Cell],
+        store: Path,
+        seen: Path,
         data_root: Path | None = None,
-        seen: Path | None = None,
     ) -> None:
-        """Set up the actor; the arguments after `config` come from `tune.with_parameters`.
+        """Set up the actor; the arguments after `config` come from `tune.with_parameters`, with absolute paths.
 
         Args:
             cells: the cells of the sweep, by key.
-            store, data_root: absolute paths.
             seen: a folder of this sweep in the store, which a worker that shares the store can see.
         """
-        if cells is None or store is None:
-            raise TypeError("cells and store are needed: pass them by tune.with_parameters")
         # The number of threads sets the order of sums, so another number would change the scores.
         torch.set_num_threads(CELL_THREADS)
         self._cells, self._store, self._data_root, self._seen = cells, store, data_root, seen
@@ -75,11 +73,8 @@ class SweepWorker(tune.Trainable):
         """Compute and file cells that share a training, except those that have a result or that another process computes.
 
         The driver calls this under the training's name, so the Ray dashboard lists trainings among the tasks. Nothing is
-        raised here: the next `step` returns the outcomes or raises the error, which Tune then handles.
-
-        Args:
-            keys: the cells' keys.
-            failures: earlier failures of these cells in this sweep, for the results.
+        raised here: the next `step` returns the outcomes or raises the error, which Tune then handles. Earlier failures
+        of these cells in this sweep are noted in the results.
         """
         training = Training({key: self._cells[key] for key in keys})
         name, self._failures = training.name, list(failures)
@@ -91,9 +86,7 @@ class SweepWorker(tune.Trainable):
         setproctitle(f"ray::cell {name}")
         began = time.perf_counter()
         try:
-            self._check_store()
-            self._check_device()
-            self._prepare()
+            self._get_ready()
             outcomes = list(self._run(training).values())
             backend = backend_of(self._device).name if COMPUTED in outcomes else ""
             # A list in the order of the keys, because Tune flattens mappings in results.
@@ -115,20 +108,16 @@ class SweepWorker(tune.Trainable):
         report, self._report = self._report, {}
         return report
 
-    def _check_store(self) -> None:
+    def _get_ready(self) -> None:
         # A node with a folder of that name on its own disk would compute cells that nobody finds.
-        if self._seen is not None and not self._seen.is_dir():
+        if not self._seen.is_dir():
             raise EnvironmentFault(
                 f"{platform.node()} doesn't see this sweep in {self._store}: the store must be on a file system that all "
                 "nodes of the cluster share. Give such a folder with --store."
             )
-
-    def _check_device(self) -> None:
         # A GPU that torch cannot see would fail every cell here, so this stops the sweep instead of causing retries.
         if self._device == "cuda" and not torch.cuda.is_available():
             raise EnvironmentFault(no_gpu(platform.node()))
-
-    def _prepare(self) -> None:
         # Compile kernels before any cell is timed; the driver has done so only for its own machine.
         if self._device == "cpu" and not self._prepared:
             prepare(shapes_of(self._cells.values()), print)

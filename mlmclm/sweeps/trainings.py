@@ -17,13 +17,10 @@ BACKWARD = 2
 
 @dataclass(frozen=True)
 class Training:
-    """Cells that are trained once and evaluated one after the other.
-
-    Attributes:
-        cells: the cells by key, of one model, in the order of the grid.
-    """
+    """Cells that are trained once and evaluated one after the other."""
 
     cells: Mapping[str, Cell]
+    """The cells by key, of one model, in the order of the grid."""
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -52,19 +52,15 @@ def workers_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
     return WAITING_WORKERS + (places_now(cluster, bundle) if math.isinf(known) else int(known))
 
 
-class WorkerPool(FIFOScheduler):
-    """Tune's scheduler and, by `callback` and `stopper`, its callback and stopper for one experiment.
+class WorkerPool(FIFOScheduler, tune.Stopper):
+    """Tune's scheduler, stopper and, by `callback`, its callback for one experiment.
 
-    `errors` holds the errors of failed cells and `taken` the cells that other processes are computing, both by key.
-    `fault` is true once a fault of the machine would fail every further cell. `broken` is an error in the driver itself.
+    `retries` and `time_limit` are those of the space.
 
     Args:
         cells: the cells to compute, by key.
-        progress: what to tell of their progress.
         on_done: called with the key of a cell whose result is filed; returns its status, or None if the result isn't
             visible here yet.
-        retries: how often a cell is run again after each class of failure.
-        time_limit: seconds after which a cell is ended and counts as failed; None for no limit.
         shares_memory: whether workers share memory, the GPU's or the machine's, so that fewer of them need less.
         silence: for how many seconds the claim on a cell hasn't been renewed.
         check_place: raises a UserError if the cluster can no longer hold a worker.
@@ -108,18 +104,30 @@ class WorkerPool(FIFOScheduler):
         self._failed_starts = 0
         self._looked = time.monotonic()
         self._homeless: float | None = None
-        self._late: dict[str, tuple[float, float | None]] = {}
-        """Key -> time by which its result must be visible, and how long it took if it was computed here."""
-        self.callback, self.stopper = _Callback(self), _Stopper(self)
+        self.late: dict[str, tuple[float, float | None]] = {}
+        """Key -> time by which its result must be visible here, and how long it took if it was computed here."""
+        self.callback = _Callback(self)
         self.computed = 0
         self.errors: dict[str, Exception] = {}
+        """Errors of failed cells, by key."""
         self.taken: dict[str, Cell] = {}
+        """The cells that other processes are computing, by key."""
         self.fault = False
+        """True once a fault of the machine would fail every further cell, so that computing them is in vain."""
         self.broken: BaseException | None = None
+        """An error in the driver itself."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its scheduler into a state that is never read.
+        # Tune pickles its scheduler and stopper into a state that is never read.
         return {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Stop no worker by its result."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether to end the experiment."""
+        return self.fault
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Stop workers that haven't started once there is nothing for them to take; leave the choice to Tune otherwise."""
@@ -144,11 +152,7 @@ class WorkerPool(FIFOScheduler):
         return TrialScheduler.CONTINUE if busy else TrialScheduler.STOP
 
     def give(self, trial: Trial, node: str = "") -> bool:
-        """Give a started worker its next training; return whether there was one.
-
-        Args:
-            node: the name of the worker's node, once that is known.
-        """
+        """Give a started worker its next training; return whether there was one. Its first report names its `node`."""
         self._nodes[trial.trial_id] = node
         stopped = self.fault or self._full or trial.trial_id in self._ended
         training = None if stopped else self._queue.take(trial.trial_id)
@@ -210,10 +214,10 @@ class WorkerPool(FIFOScheduler):
         Raises:
             EnvironmentFault: one is still not there after `SECONDS_UNTIL_VISIBLE`.
         """
-        for key, (deadline, seconds) in list(self._late.items()):
+        for key, (deadline, seconds) in list(self.late.items()):
             status = self._on_done(key)
             if status is not None:
-                del self._late[key]
+                del self.late[key]
                 self._progress.finished(self._cells[key], status if seconds is not None else "reused", seconds)
             elif time.monotonic() > deadline:
                 raise EnvironmentFault(
@@ -237,11 +241,9 @@ class WorkerPool(FIFOScheduler):
             silence = min(time.monotonic() - self._since[worker], *map(self._silence, training.keys))
             if silence > SECONDS_UNTIL_HUNG:
                 self._end(worker, Failure.HUNG)
-        if self._queue.held or not self._queue:
-            self._homeless = None
-            return
         try:
-            self._check_place()
+            if self._queue and not self._queue.held:
+                self._check_place()
             self._homeless = None
         except UserError:
             self._homeless = self._homeless or time.monotonic()
@@ -258,11 +260,6 @@ class WorkerPool(FIFOScheduler):
         """The cells that no worker has taken, by key."""
         return {key: cell for training in self._queue.waiting for key, cell in training.cells.items()}
 
-    @property
-    def late(self) -> bool:
-        """Whether there are results that aren't visible here yet."""
-        return bool(self._late)
-
     def _report(self, training: Training, result: Mapping[str, Any]) -> None:
         self._failed_starts = 0
         if result["outcome"] in (USER_ERROR, ENVIRONMENT_FAULT):
@@ -278,7 +275,7 @@ class WorkerPool(FIFOScheduler):
                 continue
             self.computed += outcome == COMPUTED
             seconds = result["seconds"] / len(training.cells) if outcome == COMPUTED else None
-            self._late[key] = (time.monotonic() + SECONDS_UNTIL_VISIBLE, seconds)
+            self.late[key] = (time.monotonic() + SECONDS_UNTIL_VISIBLE, seconds)
         self.look_again()
 
     def keeping_errors(self, act: Callable[[], None]) -> None:
@@ -337,24 +334,7 @@ class _Callback(TrialProgressCallback):
     def log_result(self, *args: Any, **options: Any) -> None:
         """Print nothing."""
 
-    def on_trial_complete(self, *args: Any, **options: Any) -> None:
-        """Print nothing."""
-
-
-class _Stopper(tune.Stopper):
-    """Ends the experiment after a fault: with a full disk, every further cell would be computed in vain."""
-
-    def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return self._pool.fault
+    on_trial_complete = log_result
 
 
 def _error_of(trial: Any) -> Exception:
@@ -368,6 +348,4 @@ def _error_of(trial: Any) -> Exception:
         if isinstance(error, Exception):
             return error
     text = Path(trial.error_file or "")
-    return RuntimeError(
-        text.read_text(encoding="utf-8").strip() if text.is_file() else "the worker ended without an error"
-    )
+    return RuntimeError(text.read_text("utf-8").strip() if text.is_file() else "the worker ended without an error")

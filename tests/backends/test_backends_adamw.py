@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from mlmclm.backends.adamw import Settings, TorchAdamW
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
-from mlmclm.finetuning.loop import clipping
-from mlmclm.finetuning.optimizer import optimizer_for
+from mlmclm.finetuning.loop import clipping, optimizer_for
 from mlmclm.finetuning.protocol import Protocol
 
 ROWS, WIDTH, STEPS = 50, 24, 30

@@ -31,7 +31,7 @@ from mlmclm.backends.cpu import loops, ready
 from mlmclm.backends.cpu.kernels import put, wide
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.backends.packing import Packing
-from mlmclm.finetuning.optimizer import optimizer_for
+from mlmclm.finetuning.loop import optimizer_for
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids

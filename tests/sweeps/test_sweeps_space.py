@@ -10,7 +10,8 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.seeds import Seeds
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand, learning_rate_label
-from mlmclm.sweeps.space import Space, find_space, space_names
+from mlmclm.sweeps.packaged import SPACES, names_in
+from mlmclm.sweeps.space import Space, find_space
 from mlmclm.tasks.registry import task_names
 
 MINIMAL = "tasks: [sst2]\nlearning_rates: [1e-4]\nseeds: [0]\nprotocol: {max_steps: 10}\n"
@@ -23,8 +24,9 @@ def space_from(tmp_path: Path, text: str) -> Space:
 
 
 def test_every_packaged_space_is_valid_and_names_declared_tasks() -> None:
-    assert {"quickstart", "paper"} <= set(space_names())
-    for name in space_names():
+    names = names_in(SPACES)
+    assert {"quickstart", "paper"} <= set(names)
+    for name in names:
         assert set(find_space(name).tasks) <= set(task_names())
 
 
