@@ -156,7 +156,7 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
         raise UserError(f"--task {name}: no such file.")
     file = Path(name) if local else _file_of(name)
     manager = _no_index() if file else _index()
-    places = [*places_of(".", file.parent), *data] if file and local else data
+    places = [*places_of(".", Path(name).parent), *data] if local else data
     if file is None:
         entry = manager.task_index.get(name)
         if entry is None:
@@ -176,10 +176,10 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
     try:
         if file is not None:
             spec = load_yaml(file)
-            if local:
-                _check_definition(name, spec)
             path = "/".join(str(spec[part]) for part in ("dataset_path", "dataset_name") if spec.get(part))
             if "class" not in spec and "group" not in spec:
+                if local:
+                    _check_definition(name, spec)
                 spec = _local(spec, places)
         yield from manager.load([spec])["tasks"].values()
     except UserError:
@@ -190,8 +190,6 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
 
 def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
     """Refuse an unknown key or metric, and a split without data, over which the harness would stumble without saying so."""
-    if "class" in spec or "group" in spec:
-        return
     keys = [*(each.name for each in fields(TaskConfig)), "include"]
     for key in spec:
         if key not in keys:

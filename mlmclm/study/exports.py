@@ -69,13 +69,13 @@ def find_state(store: Path, name: ModelName, *, step: int | None = None, of: tup
         found for found in _on_the_way(store, name) if of is None or found.key == of[0].at(found.state.step).key(of[1])
     ]
     wanted = [found for found in every if step in (None, found.state.step)]
-    ordered = sorted(wanted, key=lambda found: found.state.step)
-    if any(low.key != replace(high, state=high.state.at(low.state.step)).key for low, high in pairwise(ordered)):
+    wanted.sort(key=lambda found: found.state.step)
+    if any(low.key != high.state.at(low.state.step).key(high.fingerprint) for low, high in pairwise(wanted)):
         corpora = ", ".join(sorted({found.corpus for found in wanted}))
         raise UserError(
             f"{store}: several studies have a model {str(name)!r} (corpora {corpora}); name the study file instead of the store."
         )
-    for found in reversed(ordered):
+    for found in reversed(wanted):
         damage = states.damage(found.folder)
         if damage is None:
             return found
