@@ -82,7 +82,6 @@ class LanguageModel:
 
     model: PreTrainedModel
     texts: Texts
-    scoring: Scoring
     longest: int
     """Tokens that it takes."""
     start: list[int]
@@ -130,7 +129,7 @@ class LanguageModel:
             # The token before a document is the end of the one before.
             start = end[:1] if earlier and not texts.start else []
         with quiet():
-            return cls(model.eval().to(device), texts, scoring, longest, start, reading)
+            return cls(model.eval().to(device), texts, longest, start, reading)
 
     def likelihoods(
         self, pairs: Sequence[tuple[str, str]], *, score_end: bool = True, observe: Observer | None = None
