@@ -139,8 +139,8 @@ def _results(
     Args:
         failed: receives the errors of tasks, which don't keep the others from being computed.
     """
+    from mlmclm.evaluation.config import load_model
     from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
-    from mlmclm.evaluation.load_model import load_model
     from mlmclm.progress import Bar
 
     load = cache(partial(load_model, subject))

@@ -91,9 +91,9 @@ def _of_study(file: Path, place: Place, rule: str | None) -> Results:
 
     study = load_study(file)
     space = options.by_rule(study_space(study, place.task_dirs), rule)
-    stored = open_study(study, place, space, file)
-    facts = partial(study_facts, stored.prepared, space, stored.tasks, stored.results)
-    return Results(study, stored.prepared, space, stored.results, "study", facts, stored.cells)
+    prepared, tasks, cells, results = open_study(study, place, space, file)
+    facts = partial(study_facts, prepared, space, tasks, results)
+    return Results(study, prepared, space, results, "study", facts, cells)
 
 
 def _of_sweep(file: Path, place: Place, rule: str | None) -> Results:

@@ -78,7 +78,6 @@ class Work:
             place,
             evaluations,
             models,
-            device=prepared.study.recipe.device,
             cpus=space.cpus_per_cell,
             session=self.session,
         )
@@ -162,20 +161,11 @@ def sweep_given(
                 place,
                 evaluations,
                 [each.model for each in made.models],
-                device=file.device,
                 cpus=made.space.cpus_per_cell,
                 session=session,
             )
             tracking.evaluated(zero_shot_results(file, place))
-            outcome = run_plan(
-                file.name,
-                place,
-                made.space,
-                made.plan,
-                device=file.device,
-                session=session,
-                on_result=tracking.cell,
-            )
+            outcome = run_plan(file, place, made.space, made.plan, session=session, on_result=tracking.cell)
             write_study_report(
                 analyse_sweep(tuple(file.models), file.baseline, made.space, outcome.results),
                 given_facts(made, outcome.results, command),

@@ -52,6 +52,10 @@ class PreparedSources:
         return sum(corpus.tokens for corpus in self.sources.values())
 
 
+AnyCorpus = PreparedCorpus | PreparedSources
+"""The corpus of a study."""
+
+
 def prepare_sources(
     corpora: Mapping[str, CorpusConfig],
     mix: Mix,

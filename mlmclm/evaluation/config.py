@@ -1,4 +1,4 @@
-"""The zero-shot evaluations of a study, as its file gives them, and their reading."""
+"""The zero-shot evaluations of a study, as its file gives them, and the reading of their tasks and models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from mlmclm.errors import UserError
 from mlmclm.storage.files import first_there, places_of
 
 if TYPE_CHECKING:
-    from mlmclm.evaluation.evaluations import ZeroShotTask
+    from mlmclm.evaluation.evaluations import Subject, ZeroShotTask
+    from mlmclm.evaluation.language_model import LanguageModel
+    from mlmclm.evaluation.mteb_tasks import SentenceModel
 
 
 class ZeroShot(Frozen):
@@ -41,14 +43,7 @@ class ZeroShot(Frozen):
         return self
 
     def found(self, folder: Path | None, data_root: Path | None) -> Self:
-        """Return the same with files in place of relative names.
-
-        Args:
-            folder: the folder of the file that gives them, where they are looked up first.
-
-        Raises:
-            UserError: a file is not there.
-        """
+        """Return the same with files in place of relative names; `folder`, that of the file with them, is searched first."""
 
         def there(name: str, key: str) -> str:
             places = places_of(name, folder, data_root)
@@ -94,7 +89,7 @@ def read_tasks(
     """Return tasks with their data.
 
     Args:
-        names: tasks of the harness, as `harness.load_tasks` takes them.
+        names: tasks of the harness, as `harness.load_tasks` takes them, like `data_root` and `limit`.
         winogender: folder with Winogender's files, if it is asked for.
         rule: how its answers are read (`winogender.Rule`).
 
@@ -113,3 +108,17 @@ def read_tasks(
 
         tasks.append(read_winogender(winogender, rule))
     return tasks
+
+
+def load_model(subject: Subject) -> LanguageModel | SentenceModel:
+    """Load the model that is evaluated, on a GPU if there is one."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if subject.scoring == "embedding":
+        from mlmclm.evaluation.mteb_tasks import SentenceModel
+
+        return SentenceModel.load(subject.folder, device)
+    from mlmclm.evaluation.language_model import LanguageModel
+
+    return LanguageModel.load(subject.folder, subject.scoring, device=device)

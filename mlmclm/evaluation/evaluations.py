@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -93,7 +92,10 @@ class Subject:
         The tokenizer's is that of the file as it is: an exported one adds other tokens than the corpus's, which
         `tokenizer_hash` stands for, and that changes scores.
         """
-        own = stable_hash([*_tokenizer(folder), context_of(folder), _settings(folder)])
+        # Besides the tokenizer's file, these decide where texts begin and where generated ones end.
+        settings = [_entry(folder / "tokenizer_config.json", name) for name in ("add_bos_token", "add_eos_token")]
+        settings.append(_entry(folder / "generation_config.json", "eos_token_id"))
+        own = stable_hash([*_tokenizer(folder), context_of(folder), settings])
         return cls(name, folder, scoring, weights_hash(folder), own)
 
     @classmethod
@@ -108,14 +110,8 @@ class Subject:
         return cls(name, folder, "embedding", weights_hash(folder), own)
 
 
-def _settings(folder: Path) -> list[Any]:
-    """Return what decides, besides the tokenizer's file, where texts begin and where generated ones end."""
-    files = (
-        ("tokenizer_config.json", ("add_bos_token", "add_eos_token")),
-        ("generation_config.json", ("eos_token_id",)),
-    )
-    found = [(read_json(folder / file) if (folder / file).is_file() else {}, names) for file, names in files]
-    return [known.get(name) for known, names in found for name in names]
+def _entry(file: Path, name: str) -> Any:
+    return read_json(file).get(name) if file.is_file() else None
 
 
 def _tokenizer(folder: Path) -> list[str]:
@@ -186,13 +182,9 @@ def find_or_compute(
     load: Callable[[], LanguageModel | SentenceModel],
     observe: Observer | None = None,
 ) -> tuple[dict[str, Any], bool]:
-    """Return a model's result on a task, and whether it was computed now; it is filed then.
-
-    Args:
-        load: called for the model if the result isn't there.
-    """
+    """Return a model's result on a task, and whether it was computed now; it is filed then, and only then `load` is called."""
     key, title = evaluation_key(subject, task), f"{subject.name} on {task.name}"
-    with ledger.claimed(key, partial(_waiting, title)):
+    with ledger.claimed(key, lambda other: say(f"{title}: waiting for {other}, which computes it")):
         result = ledger.find(key)
         computed = result is None
         if result is None:
@@ -213,10 +205,6 @@ def named(result: Mapping[str, Any], model: str, task: str) -> dict[str, Any]:
 def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the name of the metric that stands for the task."""
     return next((name for name in MAIN_METRICS if name in metrics), next(iter(metrics), ""))
-
-
-def _waiting(title: str, other: str) -> None:
-    say(f"{title}: waiting for {other}, which computes it")
 
 
 def over_examples(value: float, values: Sequence[Any]) -> dict[str, float | int | None]:

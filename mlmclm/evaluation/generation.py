@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from mlmclm.evaluation.likelihoods import TOKENS, MaskedReading, Observer, batches, logits_at
+from mlmclm.evaluation.likelihoods import MaskedReading, Observer, batches, logits_at
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
@@ -42,15 +42,12 @@ def generate_causal(
         pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         stop_strings=list(stop) or None,
     )
-    found, done = [""] * len(contexts), 0
-    for batch in batches([len(context) + most for context in contexts], TOKENS):
+    found = [""] * len(contexts)
+    for batch in batches([len(context) + most for context in contexts], observe=observe):
         ids = torch.tensor([contexts[number] for number in batch], device=model.device)  # [rows, length]
         made = model.generate(ids, settings, attention_mask=torch.ones_like(ids), tokenizer=tokenizer)
         for number, row in zip(batch, made[:, ids.shape[1] :].tolist(), strict=True):
             found[number] = cut(tokenizer.decode(row, skip_special_tokens=True), stop)
-        done += len(batch)
-        if observe is not None:
-            observe(done, len(contexts))
     return found
 
 
@@ -69,8 +66,8 @@ def generate_masked(
 
     The arguments are those of `generate_causal`; the text ends at the first token of `reading.end`.
     """
-    found, done = [""] * len(contexts), 0
-    for batch in batches([len(reading.inputs(context)) + most for context in contexts], TOKENS):
+    found = [""] * len(contexts)
+    for batch in batches([len(reading.inputs(context)) + most for context in contexts], observe=observe):
         made: dict[int, list[int]] = {number: [] for number in batch}
         going = list(batch)
         for _ in range(most):
@@ -88,7 +85,4 @@ def generate_masked(
                 going.remove(number)
             if not going:
                 break
-        done += len(batch)
-        if observe is not None:
-            observe(done, len(contexts))
     return found

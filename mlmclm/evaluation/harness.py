@@ -52,12 +52,7 @@ datasets.disable_progress_bars()
 
 
 class HarnessModel(LM):
-    """A language model as the harness asks for one.
-
-    Args:
-        model: the model.
-        observe: for a progress display; it begins again with each kind of request.
-    """
+    """A language model as the harness asks for one; `observe` begins again with each kind of request."""
 
     def __init__(self, model: LanguageModel, observe: Observer | None = None) -> None:
         super().__init__()
@@ -154,18 +149,14 @@ def load_tasks(names: Sequence[str], *, data_root: Path | None = None, limit: in
     return list(found.values())
 
 
-def _is_file(name: str) -> bool:
-    return name.endswith((".yaml", ".yml"))
-
-
 def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
     """Yield a task, or those of a group or tag, with their data."""
-    local, data = _is_file(name), [data_root] if data_root else []
+    local, data = name.endswith((".yaml", ".yml")), [data_root] if data_root else []
     if local and not Path(name).is_file():
         raise UserError(f"--task {name}: no such file.")
     file = Path(name) if local else _file_of(name)
     manager = _no_index() if file else _index()
-    places = [*places_of(".", file.parent), *data] if file and local else data
+    places = [*places_of(".", Path(name).parent), *data] if local else data
     if file is None:
         entry = manager.task_index.get(name)
         if entry is None:
@@ -185,10 +176,10 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
     try:
         if file is not None:
             spec = load_yaml(file)
-            if local:
-                _check_definition(name, spec)
             path = "/".join(str(spec[part]) for part in ("dataset_path", "dataset_name") if spec.get(part))
             if "class" not in spec and "group" not in spec:
+                if local:
+                    _check_definition(name, spec)
                 spec = _local(spec, places)
         yield from manager.load([spec])["tasks"].values()
     except UserError:
@@ -198,13 +189,7 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
 
 
 def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
-    """Refuse what the harness would stumble over without saying what is wrong.
-
-    Raises:
-        UserError: a key or a metric is unknown, or a split is not among the data files.
-    """
-    if "class" in spec or "group" in spec:
-        return
+    """Refuse an unknown key or metric, and a split without data, over which the harness would stumble without saying so."""
     keys = [*(each.name for each in fields(TaskConfig)), "include"]
     for key in spec:
         if key not in keys:
@@ -212,12 +197,9 @@ def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
     # `process_results` computes metrics of its own; an included file may have it.
     own_metrics = "process_results" in spec or "include" in spec
     for entry in () if own_metrics else spec.get("metric_list") or ():
-        metric = entry.get("metric") if isinstance(entry, dict) else entry
-        if (
-            not callable(metric)
-            and metric not in METRIC_REGISTRY
-            and not (isinstance(entry, dict) and entry.get("hf_evaluate"))
-        ):
+        own = entry if isinstance(entry, dict) else {"metric": entry}
+        metric = own.get("metric")
+        if not (callable(metric) or metric in METRIC_REGISTRY or own.get("hf_evaluate")):
             raise unknown("metric", str(metric), list(METRIC_REGISTRY), where=f"--task {name}: metric_list")
     files = (spec.get("dataset_kwargs") or {}).get("data_files")
     if spec.get("dataset_path") in FILES and isinstance(files, dict):

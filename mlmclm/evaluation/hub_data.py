@@ -10,12 +10,10 @@ from mlmclm.errors import UserError, one_line
 
 
 def cannot_load(where: str, path: str, error: Exception, remedy: str = "") -> UserError:
-    """Return the error for a data set of the Hub, which says what the cache has of it.
+    """Return the error for a data set of the Hub (OWNER/NAME), which says what the cache has of it.
 
     Args:
         where: beginning of the message.
-        path: the data set, OWNER/NAME.
-        error: what was raised.
         remedy: what else helps, from "; or" on.
     """
     cause = error.__cause__ or error  # datasets wraps what it stumbles over

@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from mlmclm.errors import UserError, one_line, unknown
 from mlmclm.evaluation.generation import generate_causal, generate_masked
-from mlmclm.evaluation.likelihoods import (
-    Likelihood,
-    MaskedReading,
-    Observer,
-    causal_likelihoods,
-    masked_likelihoods,
-)
+from mlmclm.evaluation.likelihoods import Likelihood, MaskedReading, Observer, causal_likelihoods, masked_likelihoods
 from mlmclm.evaluation.texts import Pair, Texts
 from mlmclm.models.folder import check_finite, check_model_folder, context_of, load_tokenizer, quiet, read_model
 from mlmclm.models.notes import CONTEXT, OBJECTIVE, UNTRAINED, read_notes
@@ -89,7 +82,6 @@ class LanguageModel:
 
     model: PreTrainedModel
     texts: Texts
-    scoring: Scoring
     longest: int
     """Tokens that it takes."""
     start: list[int]
@@ -126,6 +118,8 @@ class LanguageModel:
         if causal:
             before = [each for each in (tokenizer.bos_token_id, *end) if each is not None][:1]
             start, reading = texts.start or before, None
+            if not start:
+                raise UserError(f"{folder}: the tokenizer names no token that can stand before a text (BOS or EOS).")
         else:
             if tokenizer.mask_token_id is None or not end:
                 missing = "mask" if tokenizer.mask_token_id is None else "end"
@@ -134,22 +128,15 @@ class LanguageModel:
             reading = MaskedReading(tokenizer.mask_token_id, texts.start, end, earlier=earlier)
             # The token before a document is the end of the one before.
             start = end[:1] if earlier and not texts.start else []
-        if causal and not start:
-            raise UserError(f"{folder}: the tokenizer names no token that can stand before a text (BOS or EOS).")
         with quiet():
-            return cls(model.eval().to(device), texts, scoring, longest, start, reading)
+            return cls(model.eval().to(device), texts, longest, start, reading)
 
     def likelihoods(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        *,
-        score_end: bool = True,
-        observe: Observer | None = None,
+        self, pairs: Sequence[tuple[str, str]], *, score_end: bool = True, observe: Observer | None = None
     ) -> list[Likelihood]:
         """Score continuations given contexts, either as text; an empty context stands for the beginning of a text.
 
-        Args:
-            score_end: in masked scoring, score the end token too.
+        Masked scoring scores the end token too unless `score_end` is false.
         """
         return self._score([self._begun(self.texts.pair(*pair)) for pair in pairs], score_end, observe)
 
@@ -170,11 +157,7 @@ class LanguageModel:
     def generate(
         self, contexts: Sequence[str], *, stop: Sequence[str], most: int, observe: Observer | None = None
     ) -> list[str]:
-        """Continue texts greedily; see `generate_causal`.
-
-        Raises:
-            UserError: no context fits beside so many tokens.
-        """
+        """Continue texts greedily (`generate_causal`); it is an error if no context fits beside so many tokens."""
         room = (self.longest if self.reading is None else self.reading.room(self.longest)) - most
         if room < 1:
             raise UserError(
@@ -210,8 +193,3 @@ def windows(tokens: Sequence[int], size: int) -> Iterator[Pair]:
     for begin in range(size, len(tokens), size):
         end = min(begin + size, len(tokens))
         yield Pair(list(tokens[end - size - 1 : begin]), list(tokens[begin:end]))
-
-
-def device_name() -> str:
-    """Return the device to evaluate on: the GPU if torch sees one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -66,16 +66,22 @@ class MaskedReading:
         return len(self.start) + tokens - self.earlier
 
 
-def batches(lengths: Sequence[int], tokens: int = TOKENS) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], tokens: int = TOKENS, observe: Observer | None = None) -> Iterator[list[int]]:
     """Divide sequences, by their numbers, into batches of equal length; the longest come first.
 
     Args:
         tokens: most tokens in a batch of more than one sequence.
+        observe: called when the loop asks for the next batch, after its work on the last one.
     """
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    order, done = sorted(range(len(lengths)), key=lambda number: -lengths[number]), 0
     for length, group in groupby(order, key=lambda number: lengths[number]):
         same, rows = list(group), max(1, tokens // max(length, 1))
-        yield from (same[first : first + rows] for first in range(0, len(same), rows))
+        for first in range(0, len(same), rows):
+            batch = same[first : first + rows]
+            yield batch
+            done += len(batch)
+            if observe is not None:
+                observe(done, len(lengths))
 
 
 def logits_at(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> Tensor:
@@ -103,12 +109,7 @@ def logits_at(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def causal_likelihoods(
-    model: PreTrainedModel,
-    pairs: Sequence[Pair],
-    *,
-    longest: int,
-    tokens: int = TOKENS,
-    observe: Observer | None = None,
+    model: PreTrainedModel, pairs: Sequence[Pair], *, longest: int, observe: Observer | None = None
 ) -> list[Likelihood]:
     """Score continuations under a causal language model: the sum of log p(token | all tokens before it).
 
@@ -116,7 +117,6 @@ def causal_likelihoods(
         pairs: contexts, of at least one token each, and continuations. Contexts that are too long lose tokens at
             their beginning.
         longest: tokens that the model takes.
-        tokens: as for `batches`.
 
     Raises:
         UserError: a continuation is too long for the model.
@@ -126,8 +126,8 @@ def causal_likelihoods(
         _check(len(continuation), longest)
         # The last token is only predicted, so one more than the longest sequence fits.
         rows.append([*context, *continuation][-(longest + 1) :])
-    found, done = [Likelihood(0.0, True)] * len(pairs), 0
-    for batch in batches([len(row) for row in rows], tokens):
+    found = [Likelihood(0.0, True)] * len(pairs)
+    for batch in batches([len(row) for row in rows], observe=observe):
         ids = torch.tensor([rows[number] for number in batch], device=model.device)  # [rows, length + 1]
         last = ids.shape[1] - 1
         kept = max(len(pairs[number].continuation) for number in batch)
@@ -135,10 +135,9 @@ def causal_likelihoods(
         logits = logits_at(model, ids[:, :-1], positions)  # [rows, kept, vocabulary]
         for number, row, predicted in zip(batch, ids, logits, strict=True):
             count = len(pairs[number].continuation)
-            found[number] = _likelihood(predicted[-count:], row[-count:])
-        done += len(batch)
-        if observe is not None:
-            observe(done, len(rows))
+            scores, targets = predicted[-count:], row[-count:]
+            chances = scores.log_softmax(-1).gather(1, targets[:, None])
+            found[number] = Likelihood(float(chances.double().sum()), bool((scores.argmax(-1) == targets).all()))
     return found
 
 
@@ -150,7 +149,6 @@ def masked_likelihoods(
     *,
     longest: int,
     score_end: bool = True,
-    tokens: int = TOKENS,
     observe: Observer | None = None,
 ) -> list[Likelihood]:
     """Score continuations under a masked language model, token by token from left to right (`MaskedReading`).
@@ -160,7 +158,6 @@ def masked_likelihoods(
         longest: tokens that the model takes.
         score_end: add the end token's log probability behind the continuation. It never counts in `greedy`: a
             continuation rarely ends its document.
-        tokens: as for `batches`.
 
     Raises:
         UserError: a continuation is too long for the model, or its first token has no position to be predicted at.
@@ -174,8 +171,8 @@ def masked_likelihoods(
             raise UserError("a model that predicts one position earlier cannot predict a text's first token.")
         texts.append([*begin, *continuation, *(reading.end[:1] if score_end else [])])
         steps += [(number, place) for place in range(len(begin), len(texts[-1]))]
-    totals, greedy, done = [0.0] * len(pairs), [True] * len(pairs), 0
-    for batch in batches([len(reading.inputs(())) + place for _, place in steps], tokens):
+    totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
+    for batch in batches([len(reading.inputs(())) + place for _, place in steps], observe=observe):
         chosen = [steps[each] for each in batch]
         place = chosen[0][1]
         ids = torch.tensor([reading.inputs(texts[number][:place]) for number, _ in chosen], device=model.device)
@@ -188,15 +185,7 @@ def masked_likelihoods(
             totals[number] += chance
             at_end = score_end and place == len(texts[number]) - 1
             greedy[number] &= hit or at_end
-        done += len(batch)
-        if observe is not None:
-            observe(done, len(steps))
     return [Likelihood(*each) for each in zip(totals, greedy, strict=True)]
-
-
-def _likelihood(logits: Tensor, targets: Tensor) -> Likelihood:
-    chances = logits.log_softmax(-1).gather(1, targets[:, None])
-    return Likelihood(float(chances.double().sum()), bool((logits.argmax(-1) == targets).all()))
 
 
 def _check(length: int, most: int) -> None:

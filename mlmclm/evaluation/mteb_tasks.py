@@ -37,11 +37,7 @@ class SentenceModel:
 
     @classmethod
     def load(cls, folder: Path, device: str) -> SentenceModel:
-        """Load a folder of sentence-transformers; one of transformers embeds a text as the mean over its tokens.
-
-        Raises:
-            UserError: a weight is infinite or not a number.
-        """
+        """Load a folder of sentence-transformers; one of transformers embeds a text as the mean over its tokens."""
         if not (folder / "modules.json").is_file():
             say(f"{folder}: not a folder of sentence-transformers; a text's vector is the mean over its tokens.")
         model = SentenceTransformer(str(folder), device=device, local_files_only=True)
@@ -70,11 +66,7 @@ class MtebTask:
         return stable_hash(["mteb", mteb.__version__, self.name, self.data, list(self.task.eval_splits)])
 
     def run(self, model: SentenceModel, observe: Any = None) -> Scores:
-        """Return the main score, its mean over splits and languages, and the score of each of these.
-
-        Raises:
-            UserError: the data cannot be had.
-        """
+        """Return the main score, its mean over splits and languages, and the score of each of these."""
         # An aggregate has no data of its own.
         parts = self.task.metadata.tasks if self.task.is_aggregate else [self.task]
         try:
@@ -102,7 +94,7 @@ def load_mteb(names: Sequence[str]) -> list[MtebTask]:
     """
     found: dict[str, MtebTask] = {}
     for name in names:
-        for task in [_local(Path(name))] if Path(name).is_dir() else map(_of_hub, _named(name)):
+        for task in [_local(Path(name))] if Path(name).is_dir() else _of_hub(name):
             other = found.setdefault(task.name, task)
             if other.fingerprint != task.fingerprint:
                 if "local" in (each.task.metadata.dataset["revision"] for each in (other, task)):
@@ -113,32 +105,23 @@ def load_mteb(names: Sequence[str]) -> list[MtebTask]:
     return list(found.values())
 
 
-def _named(name: str) -> Sequence[AbsTask]:
+def _of_hub(name: str) -> list[MtebTask]:
     try:
-        return list(mteb.get_benchmark(name).tasks)
+        tasks = list(mteb.get_benchmark(name).tasks)
     except KeyError:
-        pass
-    try:
-        return [mteb.get_task(name)]
-    except KeyError as error:
-        # mteb proposes the nearest name.
-        text = str(error.args[0]).removeprefix("KeyError: ").rstrip(".")
-        raise UserError(
-            f"--mteb {name}: no folder, and no task or benchmark of mteb {mteb.__version__}: {text}."
-        ) from None
-
-
-def _of_hub(task: AbsTask) -> MtebTask:
-    return MtebTask(task, stable_hash([task.metadata.dataset, list(task.hf_subsets)]))
+        try:
+            tasks = [mteb.get_task(name)]
+        except KeyError as error:
+            # mteb proposes the nearest name.
+            text = str(error.args[0]).removeprefix("KeyError: ").rstrip(".")
+            raise UserError(
+                f"--mteb {name}: no folder, and no task or benchmark of mteb {mteb.__version__}: {text}."
+            ) from None
+    return [MtebTask(task, stable_hash([task.metadata.dataset, list(task.hf_subsets)])) for task in tasks]
 
 
 def _check(folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]) -> None:
-    """Refuse a local set with which mteb would fail, or compute something else than was meant.
-
-    Raises:
-        UserError: a text is missing or no text, an id is there twice, no document is relevant, or a judgement is of an id that
-            isn't there.
-    """
+    """Refuse a local set with which mteb would fail, or compute something else than was meant."""
     ids: dict[str, set[str]] = {}
     for part, table in texts.items():
         for row, (number, text) in enumerate(zip(table["id"], table["text"], strict=True)):
@@ -166,15 +149,10 @@ def _local(folder: Path) -> MtebTask:
         texts = {}
         for part in ("queries", "corpus"):
             table = pq.read_table(files[part])
-            columns = {"id": "_id", "title": "title", "text": "text"}
-            rows = {
-                new: table[old].to_pylist()
-                for new, old in columns.items()
-                if old in table.column_names or new != "title"
-            }
-            if "title" in rows:
-                rows["title"] = [title or "" for title in rows["title"]]
-            texts[part] = Dataset.from_dict({**rows, "id": list(map(str, rows["id"]))})
+            rows = {"id": [str(number) for number in table["_id"].to_pylist()]}
+            if "title" in table.column_names:
+                rows["title"] = [title or "" for title in table["title"].to_pylist()]
+            texts[part] = Dataset.from_dict({**rows, "text": table["text"].to_pylist()})
         judged: dict[str, dict[str, int]] = {}
         for row in pq.read_table(files["qrels"]).to_pylist():
             if row["score"] != int(row["score"]) or row["score"] < 0:

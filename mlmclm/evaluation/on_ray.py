@@ -4,82 +4,53 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, one_line
-from mlmclm.evaluation.config import ZeroShot
-from mlmclm.evaluation.evaluations import Evaluations, Subject, evaluation_key, find_or_compute
-from mlmclm.evaluation.load_model import load_model
+from mlmclm.evaluation.config import ZeroShot, load_model
+from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask, evaluation_key, find_or_compute
+from mlmclm.progress import Bar
 from mlmclm.service.placement import Choice, cell_bundle, check_place
-
-if TYPE_CHECKING:
-    from mlmclm.evaluation.evaluations import ZeroShotTask
 
 ATTEMPTS_AGAIN = 3
 """How often Ray runs an evaluation again whose worker has died."""
 
 
-def evaluate_models(
-    subjects: Sequence[Subject],
+def evaluate_missing(
+    missing: Sequence[tuple[Subject, ZeroShotTask]],
     zero_shot: ZeroShot,
-    tasks: Sequence[ZeroShotTask],
     *,
     store: Path,
     data_root: Path | None,
     device: Choice,
     cpus: float,
-    session: Callable[[], AbstractContextManager[Any]],
 ) -> None:
-    """Compute and file the missing results of all models on all tasks; open a Ray session only if there are any.
+    """Compute and file the results of models on tasks in the current Ray session.
 
     Args:
-        zero_shot: what `tasks` were read from; its files must be visible to all nodes.
+        zero_shot: what the tasks were read from; its files must be visible to all nodes.
         cpus: CPUs that an evaluation reserves. It has a GPU too if `device` chooses GPUs.
 
     Raises:
         MlmclmError: some evaluations failed; the results of all others are filed.
     """
-    ledger = Evaluations(store)
-    missing = [
-        (subject, task) for subject in subjects for task in tasks if ledger.find(evaluation_key(subject, task)) is None
-    ]
-    if missing:
-        with session():
-            _compute(missing, zero_shot, store.resolve(), data_root, device, cpus)
-
-
-def _compute(
-    missing: Sequence[tuple[Subject, ZeroShotTask]],
-    zero_shot: ZeroShot,
-    store: Path,
-    data_root: Path | None,
-    device: Choice,
-    cpus: float,
-) -> None:
     import ray
     from ray.exceptions import RayError
 
-    from mlmclm.progress import Bar
     from mlmclm.service.cluster import cluster_view, wait_for_a_place
 
     view = cluster_view()
     bundle = cell_bundle(cpus, None, device, view())
     check_place("An evaluation", bundle, view(), remedy="Change the space's cpus_per_cell, or add nodes.")
     wait_for_a_place("zero-shot evaluation", bundle, view)
-    remote = ray.remote(_evaluate)
-    root = data_root.resolve() if data_root else None
+    reserved = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+    remote = ray.remote(**reserved, max_retries=ATTEMPTS_AGAIN)(_evaluate)
+    places = store.resolve(), data_root.resolve() if data_root else None
     waiting = {
-        remote.options(
-            num_cpus=bundle.get("CPU", 0),
-            num_gpus=bundle.get("GPU", 0),
-            max_retries=ATTEMPTS_AGAIN,
-            name=f"{subject.name}/{task.name}",
-        ).remote(
-            subject, task.name, evaluation_key(subject, task), zero_shot, store, root
+        remote.options(name=f"{subject.name}/{task.name}").remote(
+            subject, task.name, evaluation_key(subject, task), zero_shot, *places
         ): f"{subject.name} on {task.name}"
         for subject, task in missing
     }

@@ -100,11 +100,7 @@ class Winogender:
         return stable_hash([SCORES_VERSION, sentences, dict(self.women), self.rule])
 
     def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
-        """Return shares of answers and of probability, and their values by occupation.
-
-        Raises:
-            UserError: an encoder's vocabulary has no single token for a pronoun.
-        """
+        """Return shares of answers and of probability, and their values by occupation."""
         shares = (sentence_shares if model.reading is None else mask_shares)(model, self.sentences, self.rule, observe)
         return self.scores(shares)
 
@@ -188,8 +184,8 @@ def mask_shares(
         rows.append([*head, reading.mask, *model.texts.ids(after), *reading.end])
         places.append(len(head) - reading.earlier)
     groups = _pronoun_tokens(model)
-    found, done = np.zeros((len(sentences), 3)), 0
-    for batch in batches([len(row) for row in rows]):
+    found = np.zeros((len(sentences), 3))
+    for batch in batches([len(row) for row in rows], observe=observe):
         ids = torch.tensor([rows[number] for number in batch], device=model.model.device)
         positions = torch.tensor([[places[number]] for number in batch], device=model.model.device)
         with torch.inference_mode():
@@ -200,9 +196,6 @@ def mask_shares(
             else:
                 case = sentences[number].case
                 found[number] = [float(row[groups[gender][case]].sum()) for gender in GENDERS]
-        done += len(batch)
-        if observe is not None:
-            observe(done, len(rows))
     return found
 
 
@@ -224,7 +217,10 @@ def sentence_shares(
 
 
 def _pronoun_tokens(model: LanguageModel) -> dict[str, dict[str, list[int]]]:
-    """Return the ids of all tokens that read as a pronoun, in small or capital letters, with or without a space."""
+    """Return the ids of all tokens that read as a pronoun, in small or capital letters, with or without a space.
+
+    It is an error if there is no single token for one.
+    """
     tokenizer = model.texts.tokenizer
     ids: dict[str, list[int]] = {}
     for index in sorted(tokenizer.get_vocab().values()):

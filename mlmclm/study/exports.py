@@ -7,19 +7,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from mlmclm.corpora.mixed_corpus import open_stored
 from mlmclm.errors import UserError
+from mlmclm.models.notes import UNTRAINED
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.plan import State, history
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import first_config, open_initial
+from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
 from mlmclm.progress import say
+from mlmclm.reports.model_card import model_card
 from mlmclm.storage.files import read_json
+from mlmclm.study.facts import state_facts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -42,21 +49,12 @@ class Found:
 
 
 def sizes_in(store: Path) -> list[str]:
-    """Return the sizes that a store's models can have.
-
-    These are the built-in ones, and the names that the store's studies gave to models to continue from.
-    """
+    """Return the sizes of a store's models: the built-in ones, and the names that studies gave to models to continue from."""
     own = {description["size"] for _, description in _described(store) if description.get("initial") is not None}
     return [*SIZES, *sorted(own - SIZES.keys())]
 
 
-def find_state(
-    store: Path,
-    name: ModelName,
-    *,
-    step: int | None = None,
-    of: tuple[State, str] | None = None,
-) -> Found:
+def find_state(store: Path, name: ModelName, *, step: int | None = None, of: tuple[State, str] | None = None) -> Found:
     """Return a model's state at a step, or the furthest one; a damaged state is reported and skipped.
 
     Args:
@@ -71,13 +69,13 @@ def find_state(
         found for found in _on_the_way(store, name) if of is None or found.key == of[0].at(found.state.step).key(of[1])
     ]
     wanted = [found for found in every if step in (None, found.state.step)]
-    ordered = sorted(wanted, key=lambda found: found.state.step)
-    if any(low.key != replace(high, state=high.state.at(low.state.step)).key for low, high in pairwise(ordered)):
+    wanted.sort(key=lambda found: found.state.step)
+    if any(low.key != high.state.at(low.state.step).key(high.fingerprint) for low, high in pairwise(wanted)):
         corpora = ", ".join(sorted({found.corpus for found in wanted}))
         raise UserError(
             f"{store}: several studies have a model {str(name)!r} (corpora {corpora}); name the study file instead of the store."
         )
-    for found in reversed(ordered):
+    for found in reversed(wanted):
         damage = states.damage(found.folder)
         if damage is None:
             return found
@@ -122,6 +120,67 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
             yield Found(at, state, folder, recipe, description["corpus"], description["fingerprint"])
 
 
+class Opened:
+    """A found state with what the store has of its corpus, its training and the model that it continues from."""
+
+    def __init__(self, found: Found, store: Path) -> None:
+        self.found = found
+        self.corpus, self.made_from = open_stored(store, found.corpus)
+        self.curve = states.folder_curve(store, found.folder)
+        self.initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
+
+    def facts(self, state: State) -> dict[str, Any]:
+        """Return the facts for the card of the state, or of an earlier one on the way to it."""
+        name, step = self.found.name, state.step
+        if step < self.found.state.step:
+            name = replace(name, checkpoint=step) if step else ModelName(name.size)
+        trained = [row for row in self.curve if row["step"] <= step]
+        return state_facts(name, state, self.found.recipe, self.corpus, self.made_from, trained, self.initial)
+
+    def write(self, target: Path, state: State, weights: dict[str, Tensor], **more: Any) -> None:
+        """Write the weights of such a state as a Hugging Face folder; `more` is as in `write_state`."""
+        write_state(target, state, self.found.recipe, weights, self.initial, self.corpus.tokenizer, **more)
+
+
+def write_state(
+    target: Path,
+    state: State,
+    recipe: Recipe,
+    weights: dict[str, Tensor] | None,
+    initial: InitialModel | None,
+    tokenizer: Path,
+    *,
+    card: str,
+    decoder: bool,
+    key: str | None = None,
+) -> None:
+    """Write a state as a Hugging Face folder (`models.export.export_folder`).
+
+    Args:
+        recipe: the study's.
+        weights: None for a fresh initialisation.
+        key: the state's, to be noted in the folder.
+    """
+    from mlmclm.models.architectures import weights_of
+    from mlmclm.models.build import build
+    from mlmclm.models.export import export_folder
+
+    settled = state.settled(recipe)
+    config = first_config(state.size, initial, tokenizer, settled)
+    export_folder(
+        target,
+        weights_of(build(config, settled.seed)) if weights is None else weights,
+        config,
+        tokenizer,
+        card=card,
+        decoder=decoder,
+        context=settled.block_length,
+        state=key,
+        objective=str(state.legs[-1].objective) if state.legs else UNTRAINED,
+        begins=settled.rows == "chunks",
+    )
+
+
 def export_state(found: Found, store: Path, target: Path, about: Mapping[str, Any] | None = None) -> None:
     """Write a state as a Hugging Face folder with a model card; add the decoder if the last step was causal.
 
@@ -131,27 +190,11 @@ def export_state(found: Found, store: Path, target: Path, about: Mapping[str, An
     Raises:
         UserError: the target folder is not empty, or the state's corpus is not in the store.
     """
-    from mlmclm.corpora.mixed_corpus import open_stored
-    from mlmclm.models.export import export_folder
     from mlmclm.pretraining.checkpoints import read_weights
-    from mlmclm.reports.model_card import model_card
-    from mlmclm.study.facts import state_facts
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
-    corpus, made_from = open_stored(store, found.corpus)
-    curve = states.folder_curve(store, found.folder)
-    initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
-    settled = found.state.settled(found.recipe)
-    facts = state_facts(found.name, found.state, found.recipe, corpus, made_from, curve, initial)
-    export_folder(
-        target,
-        read_weights(found.folder),
-        first_config(found.name.size, initial, corpus.tokenizer, settled),
-        corpus.tokenizer,
-        card=model_card({**facts, **(about or {})}),
-        decoder=facts["causal"],
-        context=settled.block_length,
-        objective=str(found.state.legs[-1].objective),
-        begins=settled.rows == "chunks",
-    )
+    opened = Opened(found, store)
+    facts = opened.facts(found.state)
+    card = model_card({**facts, **(about or {})})
+    opened.write(target, found.state, read_weights(found.folder), card=card, decoder=facts["causal"])

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from mlmclm.analysis.results import records
 from mlmclm.corpora.chunks import Chunks, rows_of_length
+from mlmclm.corpora.config import CorpusConfig
 from mlmclm.corpora.mixed_blocks import in_turns
-from mlmclm.corpora.mixed_corpus import PreparedSources
+from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources
 from mlmclm.corpora.mixes import words
 from mlmclm.corpora.segments import document_lengths, row_lengths
 from mlmclm.corpora.tokenizer import special_ids
@@ -30,17 +33,15 @@ from mlmclm.reports.pairs import made
 from mlmclm.reports.provenance import Work, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
+from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
+from mlmclm.study.study_file import StudyFile
 from mlmclm.study.zero_shot import zero_shot_facts
-
-if TYPE_CHECKING:
-    from mlmclm.corpora.config import CorpusConfig
-    from mlmclm.corpora.prepared_corpus import PreparedCorpus
-    from mlmclm.study.place import Place
-    from mlmclm.study.study_file import StudyFile
-    from mlmclm.sweeps.cells import SweepModel
-    from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.tasks.registry import get_task
 
 SAMPLED_BLOCKS = 1024
 """Number of corpus blocks whose documents stand for all documents when FLOPs are counted."""
@@ -48,16 +49,9 @@ SAMPLED_BLOCKS = 1024
 
 def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
     """Return the facts for a model's card; none of them depends on when or where the model was trained."""
-    study = prepared.study
-    facts = state_facts(
-        name,
-        prepared.target(name),
-        study.recipe,
-        prepared.corpus,
-        study.sources,
-        prepared.curve(name),
-        prepared.initial.get(name.size),
-    )
+    study, state, initial = prepared.study, prepared.target(name), prepared.initial.get(name.size)
+    trained = prepared.curve(name)
+    facts = state_facts(name, state, study.recipe, prepared.corpus, study.sources, trained, initial)
     return facts | study_card(study, name)
 
 
@@ -68,16 +62,7 @@ def study_card(study: StudyFile, name: ModelName) -> dict[str, Any]:
 
 
 def reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[str, Any]]:
-    """Return a model's rows of the last report's `best.csv` that have a score; none if the report is of other weights.
-
-    Args:
-        folder: the study's folder.
-    """
-    import pandas as pd
-
-    from mlmclm.analysis.results import records
-    from mlmclm.sweeps.ledger import Ledger
-
+    """Return a model's rows of the last report's `best.csv` that have a score; none if the report is of other weights."""
     best, cells = folder / "best.csv", folder / "results.csv"
     if not best.is_file() or not cells.is_file():
         return []
@@ -92,7 +77,7 @@ def state_facts(
     name: ModelName,
     state: State,
     recipe: Recipe,
-    corpus: PreparedCorpus | PreparedSources,
+    corpus: AnyCorpus,
     sources: Mapping[str, CorpusConfig],
     trained: list[dict[str, Any]],
     initial: InitialModel | None = None,
@@ -107,7 +92,7 @@ def state_facts(
     objective = name.last_objective
     size = shape(name.size, initial)
     vocabulary = size.vocabulary or corpus.vocabulary  # a given model keeps its own
-    validation = [record["validation_loss"] for record in trained if "validation_loss" in record]
+    validation = [(record["step"], record["validation_loss"]) for record in trained if "validation_loss" in record]
     seen = tokens_by_source(state, recipe, corpus)
     return {
         "name": str(name),
@@ -137,22 +122,16 @@ def state_facts(
             "tokens": corpus.tokens,
             "vocabulary": corpus.vocabulary,
         },
-        "validation_loss": validation[-1] if validation else None,
+        "validation_loss": validation[-1][1] if validation else None,
+        "validation_curve": validation,
         "curve": [(record["step"], record["loss"]) for record in trained if "loss" in record],
     }
 
 
 def _sources(
-    corpus: PreparedCorpus | PreparedSources,
-    made_from: Mapping[str, CorpusConfig],
-    recipe: Recipe,
-    seen: Mapping[str, int],
+    corpus: AnyCorpus, made_from: Mapping[str, CorpusConfig], recipe: Recipe, seen: Mapping[str, int]
 ) -> dict[str, str]:
-    """Return where a corpus comes from; of a mix, what is known of each source.
-
-    Args:
-        seen: tokens of each source that were trained on.
-    """
+    """Return where a corpus comes from; of a mix, what each source has, and how much of it was `seen`, in tokens."""
     if "" in made_from:
         return {"source": made_from[""].source}
     assert isinstance(corpus, PreparedSources)
@@ -178,10 +157,8 @@ def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
         if start >= stop:
             return
         # The last phase and `dec` phases end in a decay, but an intermediate checkpoint may stop before it begins.
-        decayed = (
-            (phase.decayed or index == len(name.phases) - 1) and decay_steps > 0 and stop > phase.until - decay_steps
-        )
-        law = f", the last {stop - (phase.until - decay_steps)} with decaying rate" if decayed else ""
+        decays, begin = phase.decayed or index == len(name.phases) - 1, phase.until - decay_steps
+        law = f", the last {stop - begin} with decaying rate" if decays and stop > begin else ""
         yield f"steps {start} to {stop}: {phase.objective.words}{law}"
         start = stop
 
@@ -190,32 +167,22 @@ def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
     for leg in history(name, recipe).legs:
         phase = leg.phase
         assert phase is not None
-        law = (
-            f", {phase.decay} decay over {phase.decay_steps:,} steps to {phase.final_share:.0%}"
-            if phase.decay_steps
-            else ""
-        )
+        law = f", {phase.decay} decay over {phase.decay_steps:,} steps to {phase.final_share:.0%}"
         warmup = f", warm-up {phase.warmup_steps:,} steps" if phase.warmup_steps else ""
-        grows = phase.batch_warmup
-        batch = (
-            f"{phase.batch:,}"
-            if grows is None
-            else f"{grows.first:,} growing to {phase.batch:,} over {grows.steps:,} steps"
-        )
-        bases = [
-            f", {title} {base:g}"
-            for title, base in (("RoPE base", phase.rope_base), ("local RoPE base", phase.local_rope_base))
-            if base is not None
-        ]
+        grows, batch = phase.batch_warmup, f"{phase.batch:,}"
+        if grows is not None:
+            batch = f"{grows.first:,} growing to {batch} over {grows.steps:,} steps"
+        bases = {"RoPE base": phase.rope_base, "local RoPE base": phase.local_rope_base}
+        rope = "".join(f", {title} {base:g}" for title, base in bases.items() if base is not None)
         moments = ", new optimizer moments" if phase.moments == "new" else ""
         mix = f", of {words(phase.mix)}" if phase.mix is not None else ""
         yield (
             f"steps {leg.start} to {leg.stop} ({phase.name}): {leg.objective.words}, batches of {batch} x {phase.block_length:,} tokens, "
-            f"peak rate {phase.peak_learning_rate:g}{warmup}{law}, weight decay {phase.weight_decay:g}{''.join(bases)}{moments}{mix}"
+            f"peak rate {phase.peak_learning_rate:g}{warmup}{law if phase.decay_steps else ''}, weight decay {phase.weight_decay:g}{rope}{moments}{mix}"
         )
 
 
-def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: PreparedCorpus | PreparedSources) -> int:
+def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: AnyCorpus) -> int:
     """Return the model FLOPs of all legs of a state (`plans.costs.leg_flops`).
 
     The earlier training of a model that it continues from is not included.
@@ -231,7 +198,7 @@ def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: Pre
     return total
 
 
-def tokens_by_source(state: State, recipe: Recipe, corpus: PreparedCorpus | PreparedSources) -> dict[str, int]:
+def tokens_by_source(state: State, recipe: Recipe, corpus: AnyCorpus) -> dict[str, int]:
     """Return the tokens that a state was trained on, by source; the only one of a study without mixes is called "".
 
     Chunks count without filling, each with the mean of its source.
@@ -249,12 +216,8 @@ def _shared_settings(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in recipe.identity().items() if name not in ours}
 
 
-def _some_documents(corpus: PreparedCorpus | PreparedSources, recipe: Recipe) -> NDArray[np.int64]:
-    """Return the lengths of the documents, or chunks of one, in rows sampled evenly from the training part.
-
-    Args:
-        recipe: the recipe as it is in a phase.
-    """
+def _some_documents(corpus: AnyCorpus, recipe: Recipe) -> NDArray[np.int64]:
+    """Return the lengths of the documents, or chunks of one, in rows sampled evenly from a phase's training part."""
     every = rows_of_length(corpus.train, recipe.block_length, recipe.rows, corpus.tokenizer, recipe.mix)
     blocks = in_turns(every, recipe.mix)
     rows = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
@@ -317,25 +280,22 @@ def sweep_facts(
         stages: the work of the pretraining stages, if any.
         corpus: the hash of the pretraining corpus, if there is one.
     """
-    from mlmclm.tasks.registry import get_task
 
-    declared = {name: get_task(name, task_dirs).measured_by(space.metrics) for name in space.tasks}
+    def facts_of(name: str) -> TaskFacts:
+        task = get_task(name, task_dirs).measured_by(space.metrics)
+        rows = read_json(tasks[name].folder / "meta.json")["rows"].items()
+        source = f"{task.source} ({task.licence})" if task.licence else task.source
+        return TaskFacts(name, task.title, task.family, task.metric, {part: int(count) for part, count in rows}, source)
+
+    settings: dict[str, Any] = {"metrics": space.metrics, "rule": space.rule}
+    if space.start_from:
+        settings["start_from"] = space.start_from
+    settings |= space.common_settings() | space.axes() | space.of_models()
     return {
-        "tasks": tuple(
-            TaskFacts(name, task.title, task.family, task.metric, _rows(tasks[name]), _source(task))
-            for name, task in declared.items()
-        ),
+        "tasks": tuple(map(facts_of, space.tasks)),
         "learning_rates": space.learning_rates,
         "seeds": space.seeds,
-        "protocol": {
-            "metrics": space.metrics,
-            "rule": space.rule,
-            **({"start_from": _plain(space.start_from)} if space.start_from else {}),
-            **{
-                key: _plain(value)
-                for key, value in (space.common_settings() | space.axes() | space.of_models()).items()
-            },
-        },
+        "protocol": {key: _plain(value) for key, value in settings.items()},
         "provenance": provenance(
             stages,
             # By key, because two names of the same weights share their cells and the work counts once.
@@ -346,15 +306,6 @@ def sweep_facts(
     }
 
 
-def _rows(task: PreparedTask) -> dict[str, int]:
-    """Return the number of rows in each of a task's tables."""
-    return {name: int(rows) for name, rows in read_json(task.folder / "meta.json")["rows"].items()}
-
-
-def _source(task: Any) -> str:
-    return f"{task.source}{f' ({task.licence})' if task.licence else ''}"
-
-
 def _plain(value: Any) -> str | int | float | bool | None:
     if isinstance(value, dict):
         return ", ".join(f"{key} {item}" for key, item in value.items())
@@ -362,31 +313,20 @@ def _plain(value: Any) -> str | int | float | bool | None:
 
 
 def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
-    state, recipe = prepared.target(name), prepared.study.recipe
-    trained = prepared.curve(name)
-    validation = tuple((record["step"], record["validation_loss"]) for record in trained if "validation_loss" in record)
-    phases = [phase.until for phase in name.phases]
-    initial = prepared.initial.get(name.size)
-    size = shape(name.size, initial)
-    vocabulary = size.vocabulary or prepared.corpus.vocabulary
+    facts, initial = card_facts(prepared, name), prepared.initial.get(name.size)
     if initial is None:
         kind: Kind = "pretrained" if name.phases else "untrained"
     else:
         kind = "continued" if name.phases else "external"
+    same = ("name", "size", "parameters", "steps", "tokens", "flops", "validation_loss")
     return ModelFacts(
-        name=str(name),
+        **{key: facts[key] for key in same},
         kind=kind,
+        stages=tuple(facts["stages"]),
+        curve=tuple(facts["curve"]),
+        validation_curve=tuple(facts["validation_curve"]),
         description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
-        stages=tuple(stage_texts(name, recipe)),
-        parameters=parameters(size, vocabulary),
-        steps=state.step,
-        tokens=sum(tokens_by_source(state, recipe, prepared.corpus).values()),
-        flops=flops(state, recipe, size, vocabulary, prepared.corpus),
-        validation_loss=validation[-1][1] if validation else None,
-        curve=tuple((record["step"], record["loss"]) for record in trained if "loss" in record),
-        validation_curve=validation,
-        switches=tuple(until for until in phases[:-1] if until < state.step),
-        size=name.size,
+        switches=tuple(phase.until for phase in name.phases[:-1] if phase.until < facts["steps"]),
         # How a given model was made is not known.
         made=made(name) if initial is None else "",
     )

@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.models.folder import check_length, context_of, load_encoder
 from mlmclm.models.sources import local_folder
 from mlmclm.progress import bars
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts
 from mlmclm.storage.files import first_there, places_of
+from mlmclm.study.facts import sweep_facts
 from mlmclm.study.last_grid import grid_of
 from mlmclm.study.place import Place
+from mlmclm.study.sweep import plan_sweep, together
 from mlmclm.study.sweep_file import SweepFile
-
-if TYPE_CHECKING:
-    from mlmclm.reports.study_facts import StudyFacts
-    from mlmclm.sweeps.cells import SweepModel
-    from mlmclm.sweeps.space import Space
-    from mlmclm.sweeps.starts import Planned
-    from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.study.zero_shot import zero_shot_facts
+from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.find_model import find_model, models_of_study
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.starts import Planned
+from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary, find_task
+from mlmclm.tasks.registry import get_task
 
 LENGTHS = ("max_length", "stride")
 """Settings that follow from a model's context where the protocol gives lengths as a share of it."""
@@ -56,8 +61,6 @@ class GivenSweep:
 
     def plan(self) -> Planned:
         """Return the cells of all prepared models, and count those that must wait (`study.sweep.plan_sweep`)."""
-        from mlmclm.study.sweep import plan_sweep, together
-
         ready = [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
         return together(plan_sweep(each.space, [each.model], dict(each.tasks), self.place) for each in ready)
 
@@ -80,11 +83,7 @@ class GivenSweep:
         return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def check_prepared(self) -> None:
-        """Refuse a sweep some of whose tasks aren't prepared for some model.
-
-        Raises:
-            UserError: the message names them.
-        """
+        """Refuse a sweep some of whose tasks aren't prepared for some model; the message names all of them."""
         lacking = [
             f"task {task!r} is not prepared for model {each.model.name!r} yet: run the sweep first."
             for each in self.models
@@ -101,8 +100,6 @@ def expand_studies(file: SweepFile, store: Path) -> SweepFile:
     Raises:
         UserError: there is no such study, or two models have one name.
     """
-    from mlmclm.sweeps.find_model import models_of_study
-
     named: dict[str, str] = {}
     for name, source in file.models.items():
         study = source.removesuffix("/*")
@@ -118,63 +115,51 @@ def expand_studies(file: SweepFile, store: Path) -> SweepFile:
     return file.model_copy(update={"models": named})
 
 
-def sweep_space(file: SweepFile, task_dirs: Sequence[Path] = ()) -> Space:
-    """Return the sweep's search space, with the sweep's own tasks and overrides.
-
-    Raises:
-        UserError: the space, a task or a model is unknown.
-    """
-    from mlmclm.tasks.registry import get_task
-
-    space = file.find_space()
-    space.check_models(file.models)
-    for_each(space.tasks, lambda task: get_task(task, task_dirs))
-    return space
-
-
 def open_sweep(file: SweepFile, place: Place, *, prepare: bool) -> GivenSweep:
     """Find and check the models, and open every task for every tokenizer among them (`find_sweep`, `with_tasks`)."""
     return with_tasks(find_sweep(file, place), prepare=prepare)
 
 
 def find_sweep(file: SweepFile, place: Place) -> GivenSweep:
-    """Find and check the models, without any tasks' data.
+    """Find and check the models and the space, without any tasks' data; one error covers all models."""
+    space = file.find_space()
+    space.check_models(file.models)
+    for_each(space.tasks, lambda task: get_task(task, place.task_dirs))
 
-    Raises:
-        UserError: something is wrong with a model or the space; one message covers all models.
-    """
-    from mlmclm.models.folder import context_of
-    from mlmclm.tasks.registry import get_task
+    def find(name: str) -> GivenModel:
+        source = file.models[name]
+        found = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
+        # A worker need not have the driver's working directory.
+        model = replace(found, name=name, folder=found.folder.absolute())
+        commit = _commit(model.folder)
+        if local_folder(source, beside=file.folder) is not None:
+            source = f"the folder {model.folder.name}"  # a report names no path of a machine
+        elif commit:
+            source = f"{source}, commit {commit}"
+        return GivenModel(model, source, space, {})
 
-    space = sweep_space(file, place.task_dirs)
-    found = _models(file, place)
-    if file.baseline is not None and file.baseline not in found:
-        raise unknown("model", file.baseline, found, where="baseline")
-
-    def settle(name: str) -> GivenModel:
-        model, source = found[name]
-        context, own = context_of(model.folder), space.for_model(name)
-        if context is None and _has_shares(own):
-            raise UserError(
-                f"{model.folder}: config.json doesn't say the model's context; use a protocol with a max_length."
-            )
+    def settle(each: GivenModel) -> GivenModel:
+        folder, own = each.model.folder, space.for_model(each.model.name)
+        context = context_of(folder)
+        if context is None and any(own.protocol_for(task).length_share is not None for task in own.tasks):
+            raise UserError(f"{folder}: config.json doesn't say the model's context; use a protocol with a max_length.")
         settled = own if context is None else own.at_context(context)
         for task in space.tasks:
             get_task(task, place.task_dirs).kind.check_settings(task, settled.protocol_for(task))
-        return GivenModel(model, source, settled, {})
+        return replace(each, space=settled)
 
+    found = for_each(file.models, find)
+    if file.baseline is not None and file.baseline not in file.models:
+        raise unknown("model", file.baseline, file.models, where="baseline")
     return GivenSweep(file, place, space, tuple(for_each(found, settle)))
 
 
 def with_tasks(made: GivenSweep, *, prepare: bool) -> GivenSweep:
-    """Return a found sweep with the tasks' data, tokenised for each model.
+    """Return a found sweep with the tasks' data, tokenised for each model; one error covers all models and tasks.
 
     Args:
         prepare: whether to prepare what isn't prepared yet, and to load models whose cells are missing; otherwise
             nothing is computed.
-
-    Raises:
-        UserError: something is wrong with a model or a task; one message covers all models.
     """
     with bars() as progress:
 
@@ -188,41 +173,12 @@ def with_tasks(made: GivenSweep, *, prepare: bool) -> GivenSweep:
     return made
 
 
-def _has_shares(space: Space) -> bool:
-    return any(space.protocol_for(task).length_share is not None for task in space.tasks)
-
-
-def _models(file: SweepFile, place: Place) -> dict[str, tuple[SweepModel, str]]:
-    """Return each model and its source by name.
-
-    Raises:
-        UserError: some can't be found.
-    """
-    from mlmclm.sweeps.find_model import find_model
-
-    def find(item: tuple[str, str]) -> tuple[SweepModel, str]:
-        name, source = item
-        found = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
-        # A worker need not have the driver's working directory.
-        model = replace(found, name=name, folder=found.folder.absolute())
-        if local_folder(source, beside=file.folder) is not None:
-            return model, f"the folder {model.folder.name}"  # a report names no path of a machine
-        commit = _commit(model.folder)
-        return model, f"{source}, commit {commit}" if commit else source
-
-    return dict(zip(file.models, for_each(file.models.items(), find), strict=True))
-
-
 def _commit(folder: Path) -> str | None:
     """Return the commit of a folder in the Hub's cache; None for other folders."""
     return folder.name if folder.parent.name == "snapshots" else None
 
 
 def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress: Any) -> dict[str, PreparedTask]:
-    from mlmclm.models.folder import check_length
-    from mlmclm.tasks.prepared_task import check_vocabulary, find_task
-    from mlmclm.tasks.registry import get_task
-
     def one(name: str) -> PreparedTask | None:
         task, settings = get_task(name, place.task_dirs), space.protocol_for(name)
         # Another model with this tokenizer may have prepared the task.
@@ -242,17 +198,8 @@ def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress:
 
 
 def _check_loading(made: GivenSweep) -> None:
-    """Load each model that has missing cells, so that one which can't be fine-tuned is refused before any is.
-
-    Raises:
-        UserError: a model is refused; one message covers all of them.
-    """
-    from mlmclm.sweeps.ledger import Ledger
-
+    """Load each model that has missing cells, so that all which can't be fine-tuned are refused before any is."""
     missing = {cell.model for cell in Ledger(made.place.store).missing(made.plan().cells)}
-    if not missing:
-        return
-    from mlmclm.models.folder import load_encoder
 
     def load(each: GivenModel) -> None:
         load_encoder(each.model.folder)  # and let it go, because all of them may not fit into memory
@@ -262,10 +209,6 @@ def _check_loading(made: GivenSweep) -> None:
 
 def given_facts(made: GivenSweep, results: Sequence[dict[str, Any]], command: str) -> StudyFacts:
     """Return the facts that the report shows beside the results; arguments as in `facts.study_facts`."""
-    from mlmclm.reports.study_facts import ModelFacts, StudyFacts
-    from mlmclm.study.facts import sweep_facts
-    from mlmclm.study.zero_shot import zero_shot_facts
-
     facts = sweep_facts(made.space, made.models[0].tasks, made.place.task_dirs, results)
     given = made.space.protocol
     shared = given.length_share is None and all(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.evaluation.config import ZeroShot
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.protocols import Changes
-
-if TYPE_CHECKING:
-    from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.space import Space, find_space
 
 
 class InFolder(Frozen):
@@ -32,7 +30,19 @@ class InFolder(Frozen):
     zero_shot: ZeroShot | None = None
     """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
 
+    kind: ClassVar[str]
+    """What the file describes, for messages, such as `a study`."""
     _file: Path | None = PrivateAttr(default=None)
+
+    @field_validator("name", check_fields=False)
+    @classmethod
+    def _plain(cls, value: str) -> str:
+        # It is the name of a folder and of an MLflow experiment.
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is None:
+            raise ValueError(
+                f"{cls.kind}'s name is letters, digits, '.', '_' and '-', and starts with a letter or digit"
+            )
+        return value
 
     def model_post_init(self, context: Any) -> None:
         """Remember the file."""
@@ -48,25 +58,5 @@ class InFolder(Frozen):
         return key if self._file is None else f"{self._file}: {key}"
 
     def find_space(self) -> Space:
-        """Return the search space with this file's tasks and overrides.
-
-        Raises:
-            UserError: there is none, or something in it is not allowed.
-        """
-        from mlmclm.sweeps.space import find_space
-
+        """Return the search space with this file's tasks and overrides (`sweeps.space.find_space`)."""
         return find_space(self.space, self.tasks, beside=self.folder, per_task=self.per_task, per_model=self.per_model)
-
-
-def plain_name(value: str, what: str) -> str:
-    """Return a name that can be that of a folder and of an MLflow experiment.
-
-    Args:
-        what: what has the name, such as `a study`.
-
-    Raises:
-        ValueError: it can't be.
-    """
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is None:
-        raise ValueError(f"{what}'s name is letters, digits, '.', '_' and '-', and starts with a letter or digit")
-    return value

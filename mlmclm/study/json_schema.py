@@ -25,11 +25,7 @@ class _ForEditors(GenerateJsonSchema):
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a kind of file.
-
-    Raises:
-        UserError: there is no such kind.
-    """
+    """Return the JSON Schema of a kind of file, one of `KINDS`."""
     if kind not in KINDS:
         raise unknown("kind of file", kind, KINDS)
     schema = KINDS[kind].model_json_schema(schema_generator=_ForEditors)

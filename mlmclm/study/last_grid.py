@@ -110,11 +110,7 @@ def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
     """Refuse a grid that lacks something of the last one in the folder; say if it only grew.
 
     Args:
-        folder: the study's or sweep's folder.
         replace: whether the user has decided that it may.
-
-    Raises:
-        UserError: the message says what changed, and the two ways out.
     """
     found = since_last(folder, grid)
     if found.lost and not replace:

@@ -4,86 +4,69 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlmclm.errors import UserError
+from mlmclm.models.exported_tokenizer import mend_tokenizer
+from mlmclm.models.folder import weights_hash
+from mlmclm.models.notes import CONTEXT, add_notes, damage_of_export, note_written, read_notes, read_remembered
 from mlmclm.plans.names import ModelName
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import first_config
 from mlmclm.progress import say
+from mlmclm.reports.model_card import model_card
 from mlmclm.storage.checksums import noted, set_aside, write_sealed
 from mlmclm.storage.claims import make_once
+from mlmclm.study.exports import write_state
+from mlmclm.study.facts import card_facts
 from mlmclm.study.prepared_study import PreparedStudy
-
-if TYPE_CHECKING:
-    from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.cells import SweepModel
 
 
 def export_models(prepared: PreparedStudy) -> list[SweepModel]:
-    """Export every model of the study to a Hugging Face folder, and link it from the study's folder.
+    """Export every model of the study to a Hugging Face folder, link it from the study's folder, and return them all.
 
     Folders that exist and are intact are left alone.
-
-    Returns:
-        The models, as a sweep takes them.
 
     Raises:
         UserError: a model isn't trained yet.
     """
-    models = []
-    for name in prepared.plan.models:
-        folder = prepared.model_folder(name)
-        # Studies share states, so another process may be exporting the same model.
-        make_once(
-            prepared.place.store,
-            f"models-{folder.parent.name}",
-            f"{name}'s folder",
-            there=partial(_is_exported, folder),
-            make=partial(_export_again, prepared, name, folder),
-        )
-        if not noted(folder):  # only an earlier version exported folders without checksums
-            _mend(folder, prepared)
-        link = prepared.place.study_folder(prepared.study) / "models" / str(name)
-        target = Path(os.path.relpath(folder.resolve(), link.parent.resolve()))  # relative: a store may be moved
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink() or link.readlink() != target:
-            link.unlink(missing_ok=True)
-            link.symlink_to(target, target_is_directory=True)
-        models.append(exported_model(prepared, name))
-    return models
+    return [_exported_once(prepared, name) for name in prepared.plan.models]
 
 
-def _is_exported(folder: Path) -> bool:
-    from mlmclm.models.notes import damage_of_export
+def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
+    folder = prepared.model_folder(name)
 
-    return (folder / "config.json").is_file() and damage_of_export(folder) is None
+    def there() -> bool:
+        return (folder / "config.json").is_file() and damage_of_export(folder) is None
 
+    def make() -> None:
+        found = damage_of_export(folder)
+        if found is not None:
+            say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and exported again.")
+        _export(prepared, name, folder)
 
-def _export_again(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
-    """Export a model; if there is a damaged folder, rename it first."""
-    from mlmclm.models.notes import damage_of_export
-
-    found = damage_of_export(folder)
-    if found is not None:
-        say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and exported again.")
-    _export(prepared, name, folder)
+    # Studies share states, so another process may be exporting the same model.
+    claim = f"models-{folder.parent.name}"
+    make_once(prepared.place.store, claim, f"{name}'s folder", there=there, make=make)
+    if not noted(folder):  # only an earlier version exported folders without checksums
+        _mend(folder, prepared)
+    link = prepared.place.study_folder(prepared.study) / "models" / str(name)
+    target = Path(os.path.relpath(folder.resolve(), link.parent.resolve()))  # relative: a store may be moved
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.is_symlink() or link.readlink() != target:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target, target_is_directory=True)
+    return exported_model(prepared, name)
 
 
 def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     """Return a model that `export_models` has exported."""
-    from mlmclm.sweeps.cells import SweepModel
-
     folder = prepared.model_folder(name)
     return SweepModel(str(name), folder, _remembered(folder))
 
 
 def _mend(folder: Path, prepared: PreparedStudy) -> None:
     """Update a folder that an earlier version exported, without changing the hashes of model and tokenizer."""
-    from mlmclm.models.exported_tokenizer import mend_tokenizer
-    from mlmclm.models.notes import CONTEXT, add_notes, read_notes
-
     if CONTEXT not in read_notes(folder):
         add_notes(folder, {CONTEXT: prepared.study.recipe.block_length})  # before there were phases
     if mend_tokenizer(folder, prepared.corpus.tokenizer):
@@ -92,15 +75,11 @@ def _mend(folder: Path, prepared: PreparedStudy) -> None:
 
 def _remembered(folder: Path) -> str:
     """Return the hash of a model folder in the store; it is computed once and kept in a file beside the folder."""
-    from mlmclm.models.notes import read_remembered
-
     path = folder.with_name(f"{folder.name}.weights.json")
     known = read_remembered(path)
     if known is None:
         if path.is_file():
             say(f"{path} is not used: it is damaged. It is kept as {set_aside(path).name} and made again.")
-        from mlmclm.models.folder import weights_hash
-
         write_sealed(path, {"weights": weights_hash(folder)})
     return known or _remembered(folder)
 
@@ -111,9 +90,6 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
     Raises:
         UserError: the new export has another hash, so its cells would have other keys.
     """
-    from mlmclm.models.folder import weights_hash
-    from mlmclm.models.notes import note_written
-
     for name in prepared.plan.models:
         folder = prepared.model_folder(name)
         if str(name) not in names:
@@ -134,38 +110,26 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
 
 
 def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
-    from mlmclm.models.architectures import weights_of
-    from mlmclm.models.build import build
-    from mlmclm.models.export import export_folder
     from mlmclm.models.given import read_written
-    from mlmclm.models.notes import UNTRAINED
     from mlmclm.pretraining.checkpoints import read_weights
-    from mlmclm.reports.model_card import model_card
-    from mlmclm.study.facts import card_facts
 
-    state = prepared.target(name)
-    recipe = state.settled(prepared.study.recipe)
-    key, initial = state.key(prepared.fingerprint), prepared.initial.get(name.size)
-    config = first_config(name.size, initial, prepared.corpus.tokenizer, recipe)
-    # The weights of a trained state, of a given model as it is, or of a fresh initialisation.
+    state, initial, objective = prepared.target(name), prepared.initial.get(name.size), name.last_objective
+    weights = None
     if state.legs:
+        key = state.key(prepared.fingerprint)
         if not states.exists(prepared.place.store, key):
             raise UserError(f"model {str(name)!r} is not trained yet: run `mlmclm pretrain` on this study first.")
         weights = read_weights(states.state_folder(prepared.place.store, key))
-    elif initial is not None:
+    elif initial is not None:  # a given model as it is
         initial.check()
         weights = dict(read_written(initial.folder)[1])
-    else:
-        weights = weights_of(build(config, recipe.seed))
-    objective = name.last_objective
-    export_folder(
+    write_state(
         folder,
+        state,
+        prepared.study.recipe,
         weights,
-        config,
+        initial,
         prepared.corpus.tokenizer,
         card=model_card(card_facts(prepared, name)),
         decoder=objective is not None and objective.causal,
-        context=recipe.block_length,
-        objective=UNTRAINED if objective is None else str(objective),
-        begins=recipe.rows == "chunks",
     )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from mlmclm.corpora.chunks import Chunks, rows_of_length
 from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.mixed_corpus import PreparedSources, find_sources, prepare_sources
-from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
-from mlmclm.corpora.prepared_corpus import PreparedCorpus
+from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources, find_sources, prepare_sources
+from mlmclm.corpora.prepare_corpus import Session, find_corpus, prepare_corpus
 from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError
@@ -28,15 +26,14 @@ from mlmclm.pretraining.initial import (
     source_sizes,
 )
 from mlmclm.progress import bars
+from mlmclm.service.ray_cluster import ray_session
 from mlmclm.storage.files import first_there, places_of, read_json
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 
 
-def prepare(
-    study: StudyFile, place: Place, *, session: Callable[[], AbstractContextManager[Any]] | None = None
-) -> PreparedStudy:
+def prepare(study: StudyFile, place: Place, *, session: Session | None = None) -> PreparedStudy:
     """Read, tokenise and pack the corpus unless that is done, and make the plan.
 
     Args:
@@ -63,14 +60,10 @@ def prepare(
 
 
 def _corpus(
-    study: StudyFile,
-    place: Place,
-    tokenizer: TokenizerConfig,
-    progress: Progress,
-    session: Callable[[], AbstractContextManager[Any]] | None,
-) -> PreparedCorpus | PreparedSources:
-    def session_for(corpus: CorpusConfig) -> Callable[[], AbstractContextManager[Any]] | None:
-        return session if session is not None or corpus.workers != "ray" else partial(_own_session, place)
+    study: StudyFile, place: Place, tokenizer: TokenizerConfig, progress: Progress, session: Session | None
+) -> AnyCorpus:
+    def session_for(corpus: CorpusConfig) -> Session | None:
+        return session if session is not None or corpus.workers != "ray" else partial(ray_session, place.store)
 
     where = _where(study, place) | {"progress": progress}
     if study.corpus is not None:
@@ -88,12 +81,8 @@ def _where(study: StudyFile, place: Place) -> dict[str, Any]:
     }
 
 
-def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -> None:
-    """Refuse phases whose blocks are longer than the corpus's shards, and count the chunks of documents.
-
-    Raises:
-        UserError: a part of the corpus has no row of such a length.
-    """
+def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
+    """Refuse phases for whose block length a part of the corpus has no row, and count the chunks of documents."""
     phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
     read = {(phase.block_length, phase.mix): phase.name for phase in phases}
     for (length, mix), phase in (read or {(study.recipe.block_length, study.recipe.mix): ""}).items():
@@ -113,15 +102,10 @@ def _check_lengths(study: StudyFile, corpus: PreparedCorpus | PreparedSources) -
                     )
 
 
-def _lengths(study: StudyFile) -> set[int]:
-    return study.recipe.lengths({name.size for name in study.parsed})
-
-
 def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedStudy | None:
     """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would.
 
-    Args:
-        damaged: accept a corpus that has lost shards.
+    If `damaged`, a corpus may have lost shards.
     """
     beginning, corpus = _find(study, place, damaged=damaged)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
@@ -150,17 +134,18 @@ def _masks(plan: Plan) -> bool:
     return any(stage.objective.masks for stage in plan.stages)
 
 
-def find_study_corpus(study: StudyFile, place: Place) -> PreparedCorpus | PreparedSources | None:
+def find_study_corpus(study: StudyFile, place: Place) -> AnyCorpus | None:
     """Return a study's prepared corpus, even if files are missing or truncated; None if it isn't prepared."""
     return _find(study, place, damaged=True)[1]
 
 
 def _wanted(study: StudyFile, place: Place) -> Wanted:
+    used = frozenset(name.size for name in study.parsed)
     return Wanted(
         study.initial,
-        frozenset(name.size for name in study.parsed),
+        used,
         _tokenizer_of(study),
-        block_length=max(_lengths(study)),
+        block_length=max(study.recipe.lengths(used)),
         store=place.store,
         data_root=place.data_root,
         beside=study.folder,
@@ -181,9 +166,7 @@ def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
     return tokenizer.model_copy(update={"path": str(found)})
 
 
-def _find(
-    study: StudyFile, place: Place, *, damaged: bool
-) -> tuple[Beginning | None, PreparedCorpus | PreparedSources | None]:
+def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, AnyCorpus | None]:
     beginning = find_initial(_wanted(study, place))
     if beginning is None:
         return None, None
@@ -193,9 +176,7 @@ def _find(
     return beginning, find_sources(study.sources, study.recipe.mix or (), beginning.tokenizer, **where)
 
 
-def _prepared(
-    study: StudyFile, place: Place, corpus: PreparedCorpus | PreparedSources, initial: Mapping[str, InitialModel]
-) -> PreparedStudy:
+def _prepared(study: StudyFile, place: Place, corpus: AnyCorpus, initial: Mapping[str, InitialModel]) -> PreparedStudy:
     # The keys of given models, known only now, are part of the keys of the states that continue from them.
     sources: Sources = ()
     shared = corpus.key
@@ -207,9 +188,7 @@ def _prepared(
     return PreparedStudy(study, place, corpus, plan, key, initial)
 
 
-def _padded_with_eos(
-    study: StudyFile, corpus: PreparedCorpus | PreparedSources, initial: Mapping[str, InitialModel]
-) -> bool:
+def _padded_with_eos(study: StudyFile, corpus: AnyCorpus, initial: Mapping[str, InitialModel]) -> bool:
     """Return whether any of the study's models uses EOS as its pad token."""
     ids = special_ids(corpus.tokenizer)
     begun = [initial.get(size) for size in {name.size for name in study.parsed}]
@@ -217,9 +196,3 @@ def _padded_with_eos(
         ids["pad"] if model is None else read_json(model.folder / "config.json").get("pad_token_id") for model in begun
     ]
     return ids["eos"] in pads
-
-
-def _own_session(place: Place) -> AbstractContextManager[Any]:
-    from mlmclm.service.ray_cluster import ray_session
-
-    return ray_session(place.store)

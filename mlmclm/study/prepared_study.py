@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlmclm.corpora.mixed_corpus import PreparedSources
-from mlmclm.corpora.prepared_corpus import PreparedCorpus
+from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.plan import Plan, Stage, State
 from mlmclm.pretraining import states
@@ -24,7 +23,7 @@ class PreparedStudy:
 
     study: StudyFile
     place: Place
-    corpus: PreparedCorpus | PreparedSources
+    corpus: AnyCorpus
     plan: Plan
     fingerprint: str
     initial: Mapping[str, InitialModel] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.run_stage import run_stage, set_aside_damaged, stage_claims
 from mlmclm.pretraining.side_by_side import room, run_stages
 from mlmclm.progress import Bar, say
+from mlmclm.service.cluster import cluster_view, waits_said
 from mlmclm.service.placement import Device, check_workers, choose_device, worker_bundle
 from mlmclm.storage.claims import Claims
 from mlmclm.study.facts import tokens_by_source
@@ -22,15 +23,12 @@ OnRecords = Callable[[Stage, list[dict[str, Any]]], None]
 def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> int:
     """Train the missing stages in the current Ray session, as many at once as the cluster can hold or scale up to.
 
-    Returns:
-        The number of stages that were missing.
+    Returns their number.
 
     Raises:
         UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Besides, whatever
             `run_stage` raises.
     """
-    from mlmclm.service.cluster import cluster_view, waits_said
-
     store, recipe = prepared.place.store, prepared.study.recipe
     claims = Claims(store)
     # What counts as unfinished goes by file sizes; this also verifies the checksums of states to start from.

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from mlmclm.errors import UserError
-from mlmclm.plans.names import ModelName
+from mlmclm.models.hub_cache import CachedRepository
+from mlmclm.models.notes import STATE, read_notes
 from mlmclm.plans.plan import State
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import first_config, open_initial
 from mlmclm.progress import say
+from mlmclm.reports.model_card import model_card
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.study.exports import Found
-
-if TYPE_CHECKING:
-    from mlmclm.models.hub_cache import CachedRepository
+from mlmclm.study.exports import Found, Opened
 
 MAIN = "main"
 
@@ -51,13 +49,6 @@ class Exported:
     """Tags whose weights the store does not have."""
 
 
-def revisions_of(found: Found, steps: Sequence[int], store: Path) -> list[Revision]:
-    """Return a model's revisions after these steps, and the model itself."""
-    before = [found.state.at(step) for step in steps if step < found.state.step]
-    kept = [Revision(each, states.weights_folder(store, each.key(found.fingerprint))) for each in before]
-    return [*kept, Revision(found.state, found.folder)]
-
-
 def export_revisions(
     found: Found, store: Path, cache: Path, repository: str, steps: Sequence[int], about: Mapping[str, Any]
 ) -> Exported:
@@ -76,8 +67,6 @@ def export_revisions(
         UserError: no revisions were asked for, the repository's name is refused, or the folder has a repository of this
             name with other weights.
     """
-    from mlmclm.models.hub_cache import CachedRepository
-
     last = found.name.last_objective
     names = (repository, f"{repository}-encoder") if last is not None and last.causal else (repository,)
     repositories = [CachedRepository(cache, name) for name in names]
@@ -86,7 +75,9 @@ def export_revisions(
             f"model {str(found.name)!r}: neither recipe.revisions_every nor revisions_every_tokens is set, so no revisions were kept. Set one in "
             "the study file before the model is trained."
         )
-    revisions = revisions_of(found, steps, store)
+    before = [found.state.at(step) for step in steps if step < found.state.step]
+    kept = [Revision(each, states.weights_folder(store, each.key(found.fingerprint))) for each in before]
+    revisions = [*kept, Revision(found.state, found.folder)]
     there = [each for each in revisions if each.folder is not None]
     missing = tuple(each.tag for each in revisions if each.folder is None)
     tags = tuple(each.tag for each in there)
@@ -104,58 +95,37 @@ class _Writer:
     def __init__(
         self, found: Found, store: Path, repositories: Sequence[CachedRepository], about: Mapping[str, Any]
     ) -> None:
-        from mlmclm.corpora.mixed_corpus import open_stored
-
         self.found, self.repositories, self.about = found, repositories, about
-        self.causal = len(repositories) > 1
-        self.initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
-        self.corpus, self.made_from = open_stored(store, found.corpus)
-        self.curve = states.folder_curve(store, found.folder)
+        self.opened, self.causal = Opened(found, store), len(repositories) > 1
 
     def is_there(self, revision: Revision) -> bool:
-        """Return whether all repositories have a revision with these weights and this card.
-
-        Raises:
-            UserError: one has it with other weights.
-        """
-        cards = zip(self.repositories, self._cards(revision), strict=True)
-        found = [
-            self._has(each, tag, self._key(revision), card) for each, card in cards for tag in self._tags(revision)
-        ]
-        return all(found)
+        """Return whether all repositories have a revision with this card; one with other weights is an error."""
+        whole = True
+        for repository, card in zip(self.repositories, self._cards(revision), strict=True):
+            for tag in self._tags(revision):
+                folder = repository.snapshot(tag)
+                if folder is not None and read_notes(folder).get(STATE) != self._key(revision):
+                    raise UserError(
+                        f"{repository.folder}: its revision {tag!r} has the weights of another model or training. Give another --repository or "
+                        "--to, or delete this folder."
+                    )
+                whole &= folder is not None and (folder / "README.md").read_text(encoding="utf-8") == card
+        return whole
 
     def write(self, revision: Revision, cache: Path) -> None:
-        """Write a revision, whole or not at all.
-
-        Raises:
-            UserError: its weights in the store are damaged.
-        """
-        from mlmclm.models.export import export_folder
-        from mlmclm.models.notes import UNTRAINED
+        """Write a revision, whole or not at all; damaged weights in the store are an error."""
         from mlmclm.pretraining.checkpoints import read_tensors
 
-        weights, recipe = cast(Path, revision.folder), revision.state.settled(self.found.recipe)
-        objective = str(revision.state.legs[-1].objective) if revision.state.legs else UNTRAINED
-        damage = states.damage(weights)
+        stored = cast(Path, revision.folder)
+        damage = states.damage(stored)
         if damage is not None:
             raise UserError(
-                f"{weights}: {damage}. Put back a copy; or delete this folder, and {revision.tag} is left out."
+                f"{stored}: {damage}. Put back a copy; or delete this folder, and {revision.tag} is left out."
             )
-        cards = self._cards(revision)
+        weights, cards, key = dict(read_tensors(stored).weights), self._cards(revision), self._key(revision)
         with swept_folder(cache, ".revision-") as temporary:
             folder = temporary / "model"
-            export_folder(
-                folder,
-                dict(read_tensors(weights).weights),
-                first_config(self.found.name.size, self.initial, self.corpus.tokenizer, recipe),
-                self.corpus.tokenizer,
-                card=cards[-1],
-                decoder=self.causal,
-                context=recipe.block_length,
-                state=self._key(revision),
-                objective=objective,
-                begins=recipe.rows == "chunks",
-            )
+            self.opened.write(folder, revision.state, weights, card=cards[-1], decoder=self.causal, key=key)
             parts = [folder / "decoder", folder] if self.causal else [folder]
             for repository, part, card in zip(self.repositories, parts, cards, strict=True):
                 (part / "README.md").write_text(card, encoding="utf-8")
@@ -171,32 +141,12 @@ class _Writer:
 
     def _cards(self, revision: Revision) -> list[str]:
         """Return the cards of a revision in each of the repositories."""
-        from mlmclm.reports.model_card import model_card
-        from mlmclm.study.facts import state_facts
-
-        step, name = revision.state.step, self.found.name
-        if step < self.found.state.step:
-            name = replace(name, checkpoint=step) if step else ModelName(name.size)
-        trained = [row for row in self.curve if row["step"] <= step]
-        facts = state_facts(name, revision.state, self.found.recipe, self.corpus, self.made_from, trained, self.initial)
+        facts = self.opened.facts(revision.state)
         tag = None if MAIN in self._tags(revision) else revision.tag
         return [
             model_card({**facts, **self.about, "repository": each.name, "revision": tag, "decoder": decoder})
             for each, decoder in zip(self.repositories, (self.causal, False), strict=False)
         ]
-
-    def _has(self, repository: CachedRepository, tag: str, key: str, card: str) -> bool:
-        from mlmclm.models.notes import STATE, read_notes
-
-        folder = repository.snapshot(tag)
-        if folder is None:
-            return False
-        if read_notes(folder).get(STATE) != key:
-            raise UserError(
-                f"{repository.folder}: its revision {tag!r} has the weights of another model or training. Give another --repository or "
-                "--to, or delete this folder."
-            )
-        return (folder / "README.md").read_text(encoding="utf-8") == card
 
 
 def say_missing(missing: Sequence[str], model: str, study: Path | str) -> None:

@@ -16,7 +16,8 @@ from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.plan import history
 from mlmclm.plans.recipe import Recipe
-from mlmclm.study.in_folder import InFolder, plain_name
+from mlmclm.service.placement import Choice
+from mlmclm.study.in_folder import InFolder
 
 
 class Card(Frozen):
@@ -36,6 +37,7 @@ class StudyFile(InFolder):
     Input paths are relative to the study file or, if nothing is found there, to the working directory.
     """
 
+    kind = "a study"
     name: str
     """Name of the report's folder and of the MLflow experiment."""
     initial: dict[str, str] = Field(default_factory=dict)
@@ -62,11 +64,6 @@ class StudyFile(InFolder):
 
     The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows.
     """
-
-    @field_validator("name")
-    @classmethod
-    def _plain(cls, value: str) -> str:
-        return plain_name(value, "a study")
 
     @field_validator("initial")
     @classmethod
@@ -155,6 +152,11 @@ class StudyFile(InFolder):
         return (*SIZES, *self.initial)
 
     @property
+    def device(self) -> Choice:
+        """The device that cells and evaluations run on too."""
+        return self.recipe.device
+
+    @property
     def parsed(self) -> tuple[ModelName, ...]:
         """The models' names, parsed."""
         return tuple(parse(name, self.sizes) for name in self.models)
@@ -167,11 +169,7 @@ class StudyFile(InFolder):
         return min(history(name, self.recipe).settled(self.recipe).block_length for name in self.parsed)
 
     def model_of(self, name: str, *, where: str) -> str:
-        """Return the name of one of the study's models as the study spells it.
-
-        Raises:
-            UserError: the study has no such model; the message starts with `where`.
-        """
+        """Return a model's name as the study spells it; if it has none such, the `UserError` starts with `where`."""
         name = self.spelled(name)
         if name not in self.models:
             raise unknown("model", name, self.models, where=where)
@@ -183,16 +181,6 @@ class StudyFile(InFolder):
         For example, `1m-clm-25%-mlm40-1k` becomes `1m-clm-250-mlm40-1k`.
         """
         return str(parse(name, self.sizes)) if "%" in name else name
-
-
-def _check_model(study: StudyFile, name: ModelName, path: Path) -> None:
-    """Check that the recipe can train a model, as far as that is known without its files."""
-    try:
-        history(name, study.recipe)
-        if name.size in SIZES:
-            study.recipe.check_positions(name.size, SIZES[name.size])
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def load_study(path: Path) -> StudyFile:
@@ -207,7 +195,17 @@ def load_study(path: Path) -> StudyFile:
         baseline = None if study.baseline is None else study.spelled(study.baseline)
     except MlmclmError as error:
         raise UserError(f"{path}: models: {error}") from error
-    for_each(parsed, lambda name: _check_model(study, name, path))
+
+    def check(name: ModelName) -> None:
+        """Check that the recipe can train a model, as far as that is known without its files."""
+        try:
+            history(name, study.recipe)
+            if name.size in SIZES:
+                study.recipe.check_positions(name.size, SIZES[name.size])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+
+    for_each(parsed, check)
     # Checked again after parsing, because a name with shares and one with steps can be the same model.
     names = tuple(map(str, parsed))
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.results import Grid
+from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import UserError, for_each
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.progress import bars, say
 from mlmclm.study.last_grid import grid_of
 from mlmclm.study.model_folders import restore_exports
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mlmclm.analysis.analyse import Analysis
-    from mlmclm.service.placement import Choice
-    from mlmclm.sweeps.cells import SweepModel
-    from mlmclm.sweeps.outcome import SweepOutcome
-    from mlmclm.sweeps.space import Space
-    from mlmclm.sweeps.starts import Planned
-    from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.study.sweep_file import SweepFile
+from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.protocols import FIXED
+from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.starts import Planned, plan_cells
+from mlmclm.sweeps.trainings import with_trainings
+from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.tasks.registry import get_task
 
 
 def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
@@ -35,9 +39,6 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
         UserError: the space, a task or a model is unknown, a task's sequences are longer than the models are trained
             for, or an override for a model would change how a task is tokenised.
     """
-    from mlmclm.sweeps.protocols import FIXED
-    from mlmclm.tasks.registry import get_task
-
     space = study.find_space().at_context(study.context)
     # Shares in models' names become steps, as in the study's own list.
     space = space.model_copy(update={"per_model": {study.spelled(name): own for name, own in space.per_model.items()}})
@@ -69,13 +70,8 @@ def study_grid(study: StudyFile, space: Space) -> dict[str, Any]:
 
 
 def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
-    """Load, check and tokenise every task of a space, before anything is trained.
-
-    Raises:
-        UserError: something is wrong with the data; one message covers all tasks.
-    """
+    """Load, check and tokenise every task of a space, before anything is trained; one error covers all tasks."""
     from mlmclm.tasks.prepare_task import prepare_task
-    from mlmclm.tasks.registry import get_task
 
     bare = [task for task in space.tasks if space.protocol_for(task).special_tokens == "end"]
     if bare and prepared.study.recipe.rows == "chunks":
@@ -105,11 +101,6 @@ def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, Prep
 
     A cell waits until the results that choose its starting weights are there; only then is its key known.
     """
-    from mlmclm.sweeps.ledger import Ledger
-    from mlmclm.sweeps.starts import plan_cells
-    from mlmclm.sweeps.trainings import with_trainings
-    from mlmclm.tasks.registry import get_task
-
     declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     data = {name: task.task_data for name, task in tasks.items()}
     recut = [name for name, task in tasks.items() if task.recut]
@@ -122,8 +113,6 @@ def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, Prep
 
 def together(parts: Iterable[Planned]) -> Planned:
     """Return the plan of several models from the plan of each."""
-    from mlmclm.sweeps.starts import Planned
-
     parts = list(parts)
     waiting: Counter[str] = Counter()
     for part in parts:
@@ -141,33 +130,22 @@ def sweep(
     space: Space,
     plan: Callable[[], Planned],
     *,
-    session: Callable[[], AbstractContextManager[Any]],
+    session: Session,
     on_result: Callable[[dict[str, Any]], None] | None = None,
 ) -> SweepOutcome:
     """Compute a study's missing cells, after verifying the models that have some; see `run_plan`."""
-    from mlmclm.sweeps.ledger import Ledger
-
     # Verifying a model reads its whole folder, so only models with missing cells are verified.
     restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
-    return run_plan(
-        prepared.study.name,
-        prepared.place,
-        space,
-        plan,
-        device=prepared.study.recipe.device,
-        session=session,
-        on_result=on_result,
-    )
+    return run_plan(prepared.study, prepared.place, space, plan, session=session, on_result=on_result)
 
 
 def run_plan(
-    name: str,
+    file: StudyFile | SweepFile,
     place: Place,
     space: Space,
     plan: Callable[[], Planned],
     *,
-    device: Choice,
-    session: Callable[[], AbstractContextManager[Any]],
+    session: Session,
     on_result: Callable[[dict[str, Any]], None] | None = None,
 ) -> SweepOutcome:
     """Compute the missing cells; open a Ray session only if there are any.
@@ -178,49 +156,39 @@ def run_plan(
     Raises:
         MlmclmError: some cells failed; the results of all others are kept.
     """
-    from mlmclm.finetuning.cell import cell_key
     from mlmclm.sweeps.layers import run_layers
-    from mlmclm.sweeps.manifest import write_manifest
 
-    def listing() -> Planned:
-        planned = plan()
-        write_manifest(place.store / "studies" / name, name, planned)
+    def listed(planned: Planned) -> Planned:
+        write_manifest(place.study_folder(file), file.name, planned)
         return planned
 
     outcome = run_layers(
-        listing,
+        lambda: listed(plan()),
         store=place.store,
         data_root=place.data_root,
         cpus_per_cell=space.cpus_per_cell,
         gpus_per_cell=space.gpus_per_cell,
-        device=device,
+        device=file.device,
         max_concurrent=space.max_concurrent,
         race=space.race,
         retries=space.retries,
         time_limit=space.time_limit,
         on_result=on_result,
         session=session,
-        name=f"{name}-sweep",
+        name=f"{file.name}-sweep",
     )
     outcome.check()
     if space.race is not None:  # `sweep status` must not wait for the cells that were cut
         planned, there = plan(), {result["key"] for result in outcome.results}
         kept = [cell for cell in planned.cells if cell_key(cell) in there]
-        write_manifest(place.store / "studies" / name, name, replace(planned, cells=kept))
+        listed(replace(planned, cells=kept))
     return outcome
 
 
 def analyse_sweep(
     models: Sequence[str], baseline: str | None, space: Space, results: Sequence[dict[str, Any]]
 ) -> Analysis:
-    """Return all tables of a sweep; cells without a result count as missing.
-
-    Args:
-        models: the models' names, in the order of the report.
-    """
-    from mlmclm.analysis.analyse import analyse
-    from mlmclm.analysis.results import Grid
-
+    """Return all tables of a sweep, in the order of `models`; cells without a result count as missing."""
     return analyse(
         results,
         baseline,

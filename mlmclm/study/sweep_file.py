@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from mlmclm.configuration import load_config, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.service.placement import Choice
-from mlmclm.study.in_folder import InFolder, plain_name
+from mlmclm.study.in_folder import InFolder
 
 OF_STUDIES = ("corpus", "corpora", "recipe")
 """Keys that only study files have."""
@@ -31,6 +31,7 @@ class SweepFile(InFolder):
     working directory.
     """
 
+    kind = "a sweep"
     name: str = "sweep"
     """Name of the report's folder and of the MLflow experiment."""
     models: Mapping[str, str] = Field(min_length=1)
@@ -42,19 +43,10 @@ class SweepFile(InFolder):
     """Address of an MLflow server, as in a study file."""
 
     def model_of(self, name: str, *, where: str) -> str:
-        """Return the name if it is one of the sweep's models.
-
-        Raises:
-            UserError: the sweep has no such model; the message starts with `where`.
-        """
+        """Return the name if it is one of the sweep's models; else raise a `UserError` that starts with `where`."""
         if name not in self.models:
             raise unknown("model", name, self.models, where=where)
         return name
-
-    @field_validator("name")
-    @classmethod
-    def _plain(cls, value: str) -> str:
-        return plain_name(value, "a sweep")
 
     @field_validator("models", mode="before", json_schema_input_type=ModelSources)
     @classmethod
@@ -97,32 +89,20 @@ def named_models(sources: Sequence[str]) -> dict[str, str]:
 
 
 def is_sweep_file(path: Path) -> bool:
-    """Return whether a YAML file is meant as a sweep file rather than a study file.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return whether a YAML file is meant as a sweep file rather than a study file."""
     values = read_yaml(path)
     return isinstance(values, dict) and not any(key in values for key in OF_STUDIES)
 
 
 def load_sweep(path: Path) -> SweepFile:
-    """Read and check a sweep file.
-
-    Raises:
-        UserError: it is invalid; the message names the file, the key, the value and what is allowed.
-    """
+    """Read and check a sweep file; errors are as those of `configuration.load_config`."""
     return load_config(SweepFile, path, context={"file": path})
 
 
 def sweep_of_options(
     models: Sequence[str], tasks: Sequence[str], space: str | None, *, name: str | None, baseline: str | None
 ) -> SweepFile:
-    """Return the sweep that the options of a command describe.
-
-    Raises:
-        UserError: something is missing or not allowed.
-    """
+    """Return the sweep that the options of a command describe; what is not allowed is a `UserError`."""
     if space is None:
         raise UserError("--space is missing: name a search space, such as glue, or a YAML file.")
     values = {"models": list(models), "space": space, "tasks": list(tasks) or None, "baseline": baseline}

@@ -8,9 +8,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.results import records
+from mlmclm.analysis.summary import task_metrics
+from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.errors import MlmclmError
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.plan import Stage, history
@@ -22,16 +25,13 @@ from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep_file import SweepFile
 from mlmclm.study.zero_shot import zero_shot_results
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.registry import get_task
+from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 from mlmclm.tracking.process import TrackingProcess
 from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.summaries import Group
 from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
-
-if TYPE_CHECKING:
-    from mlmclm.analysis.analyse import Analysis
-    from mlmclm.corpora.mixed_corpus import PreparedSources
-    from mlmclm.corpora.prepared_corpus import PreparedCorpus
-    from mlmclm.sweeps.space import Space
 
 SECONDS_TO_FINISH = (120.0, 120.0)
 """Seconds that the end of a study waits for its summaries, and then, under a progress bar, for its cells.
@@ -57,8 +57,6 @@ class StudyTracking:
     """
 
     def __init__(self, study: StudyFile | SweepFile, place: Place, *, patient: bool = False) -> None:
-        from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
-
         self.study = study
         self._place = place
         address, source = chosen_address(study.tracking, place.store, os.environ)
@@ -76,26 +74,26 @@ class StudyTracking:
         self._tracker = TrackingProcess(place.store, study.name, address=address, close_seconds=seconds, verify=patient)
         self._about: dict[tuple[str, str], dict[str, str]] = {}
         self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._rows: dict[str, dict[tuple[int, bool], dict[str, Any]]] = defaultdict(dict)
         self._lock = threading.Lock()  # stages that run side by side report from threads of their own
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tracker.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._tracker.__exit__(*error)
 
     def stage_lines(self, prepared: PreparedStudy) -> Callable[[Stage, list[dict[str, Any]]], None]:
         """Return a function that takes new metrics of a running stage and updates the stage's MLflow run."""
 
         def take(stage: Stage, rows: list[dict[str, Any]]) -> None:
             key = stage.end.key(prepared.fingerprint)
-            # A record holds the whole curve of a run, so keep every line seen so far.
+            # A record holds the whole curve of a run, so every line seen so far is kept: of each step the last training
+            # and the last validation record, because a restarted worker repeats steps.
             with self._lock:
-                self._rows[key] += rows
-                everything = _last_of_each_step(self._rows[key])
+                latest = self._rows[key]
+                latest.update({(row["step"], "validation_loss" in row): row for row in rows})
+                everything = [latest[place] for place in sorted(latest)]
             self._tracker.put(self._stage(prepared, stage, everything))
 
         return take
@@ -109,26 +107,21 @@ class StudyTracking:
     def sweep_begins(self, space: Space, prepared: PreparedStudy | None = None) -> None:
         """Record the sweep and its (model, task) pairs, so that cells find their parent runs.
 
-        Args:
-            prepared: the study, if it is one; without it, tokens of chunks are not counted.
+        Tokens of chunks are counted only if the study is given as `prepared`.
         """
-        from mlmclm.tasks.registry import get_task
-
         families = {task: get_task(task, self._place.task_dirs).family for task in space.tasks}
         models = dict.fromkeys(self.study.models, NO_FACTS)
         if isinstance(self.study, StudyFile):
             corpus = None if prepared is None else prepared.corpus
             models = {str(name): model_facts(name, self.study.recipe, corpus) for name in self.study.parsed}
-        cells = {
-            task: len(space.settings_for(task)) * len(space.learning_rates) * len(space.seeds) for task in space.tasks
-        }
         self._about = {
             (model, task): {**facts, "family": families[task]} for model, facts in models.items() for task in families
         }
         self._tracker.put(self._sweep(space, running=True))
         for (model, task), about in self._about.items():
             self._tracker.put(group_record(self.study.name, model, task, about=about, status="RUNNING"))
-        self._tracker.groups({pair: Group(about, cells[pair[1]]) for pair, about in self._about.items()}, space.rule)
+        groups = {(model, task): Group(about, space.cells_of(task)) for (model, task), about in self._about.items()}
+        self._tracker.groups(groups, space.rule)
 
     def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
         """Record the results of zero-shot tasks; `sweep_begins` comes before."""
@@ -151,13 +144,7 @@ class StudyTracking:
             self.cell(result)
 
     def reported(self, space: Space, analysis: Analysis, paths: dict[str, Path], provenance: Mapping[str, str]) -> None:
-        """Record the analysis: the metrics of every (model, task), and the report's files and provenance.
-
-        Files and provenance belong to the sweep's run.
-        """
-        from mlmclm.analysis.results import records
-        from mlmclm.analysis.summary import task_metrics
-
+        """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and provenance."""
         rates = {(row["model"], row["task"]): row["learning_rates"] for row in records(analysis.best)}
         for (model, task), metrics in task_metrics(analysis).items():
             results = self._results[model, task]
@@ -173,16 +160,10 @@ class StudyTracking:
                     results=results,
                 )
             )
-        everything = [result for results in self._results.values() for result in results]
+        time_ms = last_finished_ms(result for results in self._results.values() for result in results)
         artifacts = [(path, "") for path in paths.values()]
         self._tracker.put(
-            self._sweep(
-                space,
-                running=False,
-                artifacts=artifacts,
-                provenance=provenance,
-                time_ms=last_finished_ms(everything),
-            )
+            self._sweep(space, running=False, artifacts=artifacts, provenance=provenance, time_ms=time_ms)
         )
 
     def _sweep(self, space: Space, *, running: bool, **outcome: Any) -> RunRecord:
@@ -205,7 +186,11 @@ class StudyTracking:
         self, prepared: PreparedStudy, stage: Stage, rows: list[dict[str, Any]], system: dict[str, Any] | None = None
     ) -> RunRecord:
         """Return the record of a stage; the stage is finished if `system` is given."""
-        study = prepared.study
+        study, initial = prepared.study, prepared.initial.get(stage.end.size)
+        if study.corpus is not None:
+            text = {"corpus": study.corpus.model_dump(mode="json")}
+        else:
+            text = {"corpora": {name: corpus.model_dump(mode="json") for name, corpus in study.sources.items()}}
         return stage_record(
             self.study.name,
             stage=stage.end.key(prepared.fingerprint),
@@ -215,13 +200,9 @@ class StudyTracking:
                 "size": stage.end.size,
                 "steps": f"{stage.start.step} to {stage.end.step}",
                 "recipe": study.recipe.model_dump(mode="json"),
-                **(
-                    {"corpus": study.corpus.model_dump(mode="json")}
-                    if study.corpus is not None
-                    else {"corpora": {name: corpus.model_dump(mode="json") for name, corpus in study.sources.items()}}
-                ),
+                **text,
                 "tokenizer": study.tokenizer.model_dump(mode="json") if study.tokenizer else None,
-                **({"initial": prepared.initial[stage.end.size].source} if stage.end.size in prepared.initial else {}),
+                **({} if initial is None else {"initial": initial.source}),
             },
             rows=rows,
             facts=system,
@@ -231,20 +212,15 @@ class StudyTracking:
         )
 
 
-def model_facts(
-    name: ModelName, recipe: Recipe, corpus: PreparedCorpus | PreparedSources | None = None
-) -> dict[str, str]:
+def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None) -> dict[str, str]:
     """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
 
     `objective` joins the objectives in order (`clm+mlm`); it is empty for a model that was not pretrained here.
     `mask_ratio` is the last masked objective's share of hidden tokens, of 1; `tokens` counts those of all steps; of
     chunks, whose tokens only the corpus knows, it is empty without one.
     """
-    begun = [
-        phase
-        for before, phase in zip((0, *(p.until for p in name.phases)), name.phases, strict=False)
-        if before < name.steps
-    ]
+    starts = (0, *(phase.until for phase in name.phases))
+    begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
     objectives = [str(phase.objective) for phase in begun]
     tokens: int | str
     if recipe.rows == "chunks":
@@ -260,12 +236,3 @@ def model_facts(
         "mask_ratio": f"{int(ratios[-1]) / 100:g}" if ratios else "",
         "tokens": str(tokens),
     }
-
-
-def _last_of_each_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the last training and the last validation record of each step.
-
-    A restarted worker repeats steps, and its records replace the earlier ones.
-    """
-    latest = {(row["step"], "validation_loss" in row): row for row in rows}
-    return [latest[key] for key in sorted(latest)]

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import MlmclmError
+from mlmclm.evaluation.config import ZeroShot
+from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask, evaluation_key, named
+from mlmclm.evaluation.on_ray import evaluate_missing
 from mlmclm.progress import say
+from mlmclm.reports.study_facts import ZeroShotFacts
 from mlmclm.storage.files import canonical_json, read_json, write_atomic
 from mlmclm.study.place import Place
-
-if TYPE_CHECKING:
-    from mlmclm.evaluation.config import ZeroShot
-    from mlmclm.evaluation.evaluations import Subject, ZeroShotTask
-    from mlmclm.reports.study_facts import ZeroShotFacts
-    from mlmclm.service.placement import Choice
-    from mlmclm.study.study_file import StudyFile
-    from mlmclm.study.sweep_file import SweepFile
-    from mlmclm.sweeps.cells import SweepModel
+from mlmclm.study.study_file import StudyFile
+from mlmclm.study.sweep_file import SweepFile
+from mlmclm.sweeps.cells import SweepModel
 
 LISTING = "zero_shot.json"
-"""File in a study's folder: the what was asked for, and the evaluations of the last run, each by model, task and key."""
+"""File in a study's folder: what was asked for, and the evaluations of the last run, each by model, task and key."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,16 @@ class ZeroShotTasks:
     asked: ZeroShot
     tasks: list[ZeroShotTask]
 
+    def of_models(self, models: Sequence[SweepModel]) -> list[tuple[Subject, ZeroShotTask]]:
+        """Return each model with each task."""
+        from mlmclm.evaluation.language_model import scoring_of
+
+        subjects = [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
+        return [(subject, task) for subject in subjects for task in self.tasks]
+
 
 def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> ZeroShotTasks | None:
-    """Read the tasks that a study's models answer without training; None if there are none.
-
-    Raises:
-        UserError: something is wrong with a task, or a package is missing.
-    """
+    """Read the tasks that a study's models answer without training; None if there are none. Raises as `read_tasks` does."""
     if file.zero_shot is None:
         return None
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
@@ -53,14 +54,10 @@ def evaluate(
     evaluations: ZeroShotTasks | None,
     models: Sequence[SweepModel],
     *,
-    device: Choice,
     cpus: float,
-    session: Callable[[], AbstractContextManager[Any]],
+    session: Session,
 ) -> MlmclmError | None:
-    """Compute the missing evaluations of a study's models; `zero_shot_results` returns what is there then.
-
-    Args:
-        cpus: CPUs that each reserves.
+    """Compute the missing evaluations of a study's models, which reserve `cpus` each; open a session only if there are any.
 
     Returns:
         The error if some failed, for the caller to raise once the rest of the study is done.
@@ -70,26 +67,23 @@ def evaluate(
     """
     if evaluations is None:
         return None
-    from mlmclm.evaluation.evaluations import Evaluations
-    from mlmclm.evaluation.on_ray import evaluate_models
-
-    subjects = _subjects(models)
-    wanted = _listing(subjects, evaluations)
+    wanted = evaluations.of_models(models)
+    keys = [evaluation_key(*each) for each in wanted]
     # A study can't go on beside a damaged result, which would be missing in its report.
-    Evaluations(place.store).find_all(each["key"] for each in wanted)
-    listing = {"asked": _asked(file), "results": wanted}
-    write_atomic(place.study_folder(file) / LISTING, canonical_json(listing))
+    found = Evaluations(place.store).find_all(keys)
+    results = [
+        {"model": subject.name, "task": task.name, "key": key}
+        for (subject, task), key in zip(wanted, keys, strict=True)
+    ]
+    write_atomic(place.study_folder(file) / LISTING, canonical_json({"asked": _asked(file), "results": results}))
+    missing = [each for each, result in zip(wanted, found, strict=True) if result is None]
+    if not missing:
+        return None
     try:
-        evaluate_models(
-            subjects,
-            evaluations.asked,
-            evaluations.tasks,
-            store=place.store,
-            data_root=place.data_root,
-            device=device,
-            cpus=cpus,
-            session=session,
-        )
+        with session():
+            evaluate_missing(
+                missing, evaluations.asked, store=place.store, data_root=place.data_root, device=file.device, cpus=cpus
+            )
     except MlmclmError as error:
         say(f"{error}\nThe study goes on, and ends with this error.")
         return error
@@ -98,27 +92,8 @@ def evaluate(
 
 def evaluations_there(evaluations: ZeroShotTasks, place: Place, models: Sequence[SweepModel]) -> int:
     """Return how many results of these models on these tasks the store has."""
-    from mlmclm.evaluation.evaluations import Evaluations
-
     ledger = Evaluations(place.store)
-    return sum(ledger.find(each["key"]) is not None for each in _listing(_subjects(models), evaluations))
-
-
-def _subjects(models: Sequence[SweepModel]) -> list[Subject]:
-    from mlmclm.evaluation.evaluations import Subject
-    from mlmclm.evaluation.language_model import scoring_of
-
-    return [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
-
-
-def _listing(subjects: Sequence[Subject], evaluations: ZeroShotTasks) -> list[dict[str, str]]:
-    from mlmclm.evaluation.evaluations import evaluation_key
-
-    return [
-        {"model": subject.name, "task": task.name, "key": evaluation_key(subject, task)}
-        for subject in subjects
-        for task in evaluations.tasks
-    ]
+    return sum(ledger.find(evaluation_key(*each)) is not None for each in evaluations.of_models(models))
 
 
 def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[str, Any]]:
@@ -126,8 +101,6 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
     path = place.study_folder(file) / LISTING
     if file.zero_shot is None or not path.is_file():
         return []
-    from mlmclm.evaluation.evaluations import Evaluations, named
-
     listing = read_json(path)
     # Earlier versions wrote a list of results only.
     if isinstance(listing, list) or listing["asked"] != _asked(file):
@@ -148,8 +121,6 @@ def _asked(file: StudyFile | SweepFile) -> dict[str, Any]:
 
 def zero_shot_facts(file: StudyFile | SweepFile, place: Place) -> tuple[ZeroShotFacts, ...]:
     """Return the results so far as the report shows them."""
-    from mlmclm.reports.study_facts import ZeroShotFacts
-
     return tuple(
         ZeroShotFacts(
             result["model"],
