@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -208,7 +208,7 @@ class Recipe(Frozen):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"phases: two are called {', '.join(twice)}")
-            for phase in self._settled(phases):
+            for phase in settle(phases, self):
                 self._check_phase(phase)
         return self
 
@@ -247,10 +247,7 @@ class Recipe(Frozen):
 
     def phases_of(self, size: str) -> tuple[SettledPhase, ...]:
         """Return the phases of a size's models, settled; empty without phases."""
-        return self._settled(self.phases_by_size.get(size, self.phases))
-
-    def _settled(self, phases: Sequence[TrainingPhase]) -> tuple[SettledPhase, ...]:
-        return settle(phases, {name: getattr(self, name) for name in CARRIED})
+        return settle(self.phases_by_size.get(size, self.phases), self)
 
     def during(self, phase: SettledPhase | None) -> Recipe:
         """Return the recipe as it is in a phase: without phases, and with the phase's settings in place of its own."""

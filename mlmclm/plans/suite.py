@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from mlmclm.configuration import Frozen, load_config, parse
 from mlmclm.errors import MlmclmError, unknown
@@ -30,6 +30,8 @@ class Suite(Frozen):
     recipe: Recipe | None = None
     """Overrides for the study's recipe, or for the published one if there is no study. Fields not set here stay."""
 
+    _parsed: tuple[ModelName, ...] = PrivateAttr()
+
     @field_validator("size")
     @classmethod
     def _known(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -39,7 +41,8 @@ class Suite(Frozen):
 
     @model_validator(mode="after")
     def _models(self, info: ValidationInfo) -> Suite:
-        spelled = [str(self._parse(name, _sizes(info))) for name in self.models]
+        self._parsed = tuple(self._parse(name, _sizes(info)) for name in self.models)
+        spelled = list(map(str, self._parsed))
         twice = sorted({name for name in spelled if spelled.count(name) > 1})
         if twice:
             raise ValueError(f"models: listed twice: {', '.join(twice)}")
@@ -48,20 +51,16 @@ class Suite(Frozen):
     @property
     def parsed(self) -> tuple[ModelName, ...]:
         """The parsed names of the models."""
-        return tuple(self._parse(name) for name in self.models)
+        return self._parsed
 
-    def _parse(self, name: str, sizes: Iterable[str] | None = None) -> ModelName:
-        """Parse a model's name, with the suite's size in front if it has none.
-
-        Args:
-            sizes: the known sizes; None if the name's size is already known to be valid.
-        """
+    def _parse(self, name: str, sizes: Iterable[str]) -> ModelName:
+        """Parse a model's name, with the suite's size in front if it has none."""
         bare = name.partition("-")[0].rstrip("0123456789") in {*stems(), "untrained"}
         if bare and self.size is None:
             raise ValueError(f"models: {name!r} has no size: begin it with one, or give the suite a size")
         name = f"{self.size}-{name}" if bare else name
         try:
-            return names.parse(name, [name.partition("-")[0]] if sizes is None else sizes)
+            return names.parse(name, sizes)
         except MlmclmError as error:
             # pydantic collects only ValueErrors into a validation error, whose message then names the file.
             raise ValueError(f"models: {error}") from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -115,14 +115,7 @@ def export(batches: Iterable[Seen], path: Path) -> None:
             for batch in batches:
                 handle.writelines(f"{json.dumps(record)}\n".encode() for record in batch.records())
             return
-        from pyarrow.parquet import ParquetWriter
-
-        tables = _tables(batches)
-        # The writer needs the schema before any rows; it depends on whether there are labels.
-        first = next(tables)
-        with ParquetWriter(handle, first.schema, compression="zstd") as writer:
-            for table in chain([first], tables):
-                writer.write_table(table)
+        _write_parquet(_tables(batches), handle)
 
 
 def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int], folder: Path) -> None:
@@ -135,19 +128,24 @@ def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int]
         UserError: there is such a folder.
         EnvironmentFault: the disk is full or not writable.
     """
-    from pyarrow.parquet import ParquetWriter
-
     if folder.exists():
         raise UserError(f"--export {folder}: there is something already; name a folder that isn't there.")
     with whole_folder(folder) as temporary:
         ends = [*(bound for bound in bounds if bound < steps.stop), steps.stop]
         for number, own in groupby(batches, key=lambda batch: bisect_right(ends, batch.step)):
             tables = (table.select(["input_ids", "step"]) for table in _tables(own))
-            first = next(tables)
             name = f"train-{max(steps.start, ends[number - 1]):09}-{ends[number]:09}.parquet"
-            with ParquetWriter(temporary / name, first.schema, compression="zstd") as writer:
-                for table in chain([first], tables):
-                    writer.write_table(table)
+            _write_parquet(tables, temporary / name)
+
+
+def _write_parquet(tables: Iterator[pyarrow.Table], where: Path | BinaryIO) -> None:
+    from pyarrow.parquet import ParquetWriter
+
+    # The writer needs the schema before any rows; it depends on whether there are labels.
+    first = next(tables)
+    with ParquetWriter(where, first.schema, compression="zstd") as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)
 
 
 def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:
@@ -168,16 +166,13 @@ def _columns(batch: Seen) -> pyarrow.RecordBatch:
     """Return a batch as Arrow columns, with tokens and labels as lists of int32."""
     import pyarrow
 
-    rows, length = batch.input_ids.shape
-    ends = np.cumsum([0, *batch.lengths], dtype=np.int32)
-    real = np.arange(length) < batch.lengths[:, None]  # all but filling
-
     def lists(values: npt.NDArray[np.int64]) -> pyarrow.ListArray:
-        return pyarrow.ListArray.from_arrays(ends, values.astype(np.int32)[real])
+        rows = zip(values.astype(np.int32), batch.lengths, strict=True)
+        return pyarrow.array([row[:length] for row, length in rows])  # all but filling
 
     columns = {
-        "step": np.full(rows, batch.step),
-        "row": np.arange(rows),
+        "step": np.full(len(batch.blocks), batch.step),
+        "row": np.arange(len(batch.blocks)),
         "block": batch.blocks,
         "input_ids": lists(batch.input_ids),
     }
