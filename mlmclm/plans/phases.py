@@ -6,6 +6,7 @@ blocks of 1,024 tokens, then on longer ones with another RoPE base, and at last 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -151,11 +152,8 @@ def steps_of(phase: TrainingPhase, *, block_length: int, batch: int) -> int:
         return phase.steps
     assert phase.tokens is not None
     wanted = -(-phase.tokens // block_length)
-    grown = phase.batch_warmup.steps if phase.batch_warmup is not None else 0
-    before = samples_in(grown, batch, phase.batch_warmup)
-    if before < wanted:
-        return grown + -(-(wanted - before) // batch)
-    return next(steps for steps in range(grown + 1) if samples_in(steps, batch, phase.batch_warmup) >= wanted)
+    # A step sees at least one sequence.
+    return bisect_left(range(wanted), wanted, key=lambda steps: samples_in(steps, batch, phase.batch_warmup))
 
 
 def settle(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[SettledPhase, ...]:

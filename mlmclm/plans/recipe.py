@@ -13,7 +13,6 @@ from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.objectives.objective import Objective
 from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
 from mlmclm.plans.schedules import Law
 
@@ -47,10 +46,6 @@ class LossWeights(Frozen):
     """Factor for causal language modelling."""
     mlm: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Factor for masked language modelling."""
-
-    def of(self, objective: Objective) -> float:
-        """Return the weight for an objective."""
-        return float(getattr(self, objective.loss_weight))
 
 
 class Recipe(Frozen):
@@ -165,7 +160,7 @@ class Recipe(Frozen):
         return value
 
     @model_validator(mode="after")
-    def _divides(self) -> Recipe:
+    def _fits(self) -> Recipe:
         if self.batch % self.workers:
             raise ValueError(
                 f"batch {self.batch} does not divide by workers {self.workers}; allowed numbers of workers: "
@@ -180,10 +175,6 @@ class Recipe(Frozen):
             raise ValueError(
                 f"micro_batch {self.micro_batch} does not divide a worker's share of the batch, {share} sequences"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _revisions_fit(self) -> Recipe:
         if self.revisions_every_tokens is not None and self.revisions_every is not None:
             raise ValueError("revisions_every and revisions_every_tokens: give one of them")
         if self.revisions_every_tokens is not None and self.rows == "chunks":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -43,8 +43,9 @@ class TrainingState:
 
 def write_tensors(folder: Path, state: TrainingState) -> None:
     """Write `state.safetensors` and `step.json` into an existing folder."""
+    parts = {WEIGHTS: state.weights, FIRST: state.first, SECOND: state.second}
     tensors = {
-        f"{prefix}{name}": tensor.contiguous() for prefix, part in _parts(state) for name, tensor in part.items()
+        f"{prefix}{name}": tensor.contiguous() for prefix, part in parts.items() for name, tensor in part.items()
     }
     save_file(tensors, str(folder / "state.safetensors"))
     write_json(folder / "step.json", {"step": state.step})
@@ -73,12 +74,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     damage = states.damage(folder)
     if damage is not None:
         raise UserError(f"{folder}: {damage}. Delete this folder and run `mlmclm pretrain` again: it makes it anew.")
-    with safe_open(str(folder / "state.safetensors"), "pt") as handle:
-        return {
-            name.removeprefix(WEIGHTS): handle.get_tensor(name)
-            for name in handle.keys()  # noqa: SIM118
-            if name.startswith(WEIGHTS)
-        }
+    return dict(StoredTensors(folder / "state.safetensors", WEIGHTS))
 
 
 def write_folder(
@@ -102,10 +98,6 @@ def deposit(
             states.set_aside(store, key)
         write_folder(folder, state, {**description, "key": key}, metrics)
     return folder
-
-
-def _parts(state: TrainingState) -> list[tuple[str, Mapping[str, Tensor]]]:
-    return [(WEIGHTS, state.weights), (FIRST, state.first), (SECOND, state.second)]
 
 
 def fresh(weights: dict[str, Tensor]) -> TrainingState:

@@ -97,23 +97,16 @@ def run_stage(
             for blocks in (corpus.train, corpus.validation)
         )
         job = StageJob(
-            title=stage.title,
-            size=stage.end.size,
+            stage=stage,
+            start=start,
+            wanted=wanted,
             shape=shape(stage.end.size, initial),
-            initial=stage.end.initial,
-            store=str(store.resolve()),
-            run_folder=str(folder.resolve()),
-            model=stage.models[0] if stage.models else stage.title,
+            store=store.resolve(),
+            run_folder=folder.resolve(),
             corpus=corpus.key,
-            sources=stage.end.sources,
             train=train,
             validation=in_turns(validation, settled.mix),
-            tokenizer=str(corpus.tokenizer),
-            legs=stage.end.legs,
-            start=start.step,
-            start_key=start.key(fingerprint) if start.legs else None,
-            deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
-            recipe=settled,
+            tokenizer=corpus.tokenizer,
             whole_recipe=recipe,
             fingerprint=fingerprint,
             device=device,
@@ -141,7 +134,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     from mlmclm.backends.choice import backend_of
     from mlmclm.pretraining.rendezvous import closed
 
-    recipe, device = job.recipe, job.device
+    title, recipe, device = job.stage.title, job.recipe, job.device
     backend_of(device)  # refuses an unknown name here, before workers start
     if device == "cpu" and computes_here():
         # Compile kernels before the workers start: all of them would wait, and the driver can tell the user why.
@@ -156,7 +149,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         torch_config=closed("nccl" if device == "cuda" else "gloo", folder / "rendezvous"),
         scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=device == "cuda", resources_per_worker=dict(worker_bundle(device))),
         run_config=RunConfig(
-            name=_attempt(folder, job.title),
+            name=_attempt(folder, title),
             storage_path=str((folder / "ray_train").resolve()),
             failure_config=FailureConfig(max_failures=recipe.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=recipe.keep_checkpoints),
@@ -170,14 +163,14 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         raise
     except Exception as error:
         # Ray Train wraps what workers raised in errors of its own; find the one that the user can act on.
-        raise failures.explain(error, title=job.title, folder=folder, recipe=recipe) from error
+        raise failures.explain(error, title=title, folder=folder, recipe=recipe) from error
     finally:
         _say_notes(job.notes_path)
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
         # Batches are functions of the step, so the one at which the stage diverged can be named after the fact.
         blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seed).tolist()
-        raise failures.not_finite(stopped, blocks, title=job.title, folder=folder, recipe=recipe)
+        raise failures.not_finite(stopped, blocks, title=title, folder=folder, recipe=recipe)
 
 
 def _stop_at_final_failures() -> Any:

@@ -17,13 +17,13 @@ import numpy.typing as npt
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import rows_of_length
 from mlmclm.corpora.mixed_blocks import MixedBlocks
-from mlmclm.corpora.mixes import MixedSamples
-from mlmclm.corpora.order import Samples, step_tokens
+from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
+from mlmclm.objectives.clm import Causal
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import history, leg_at, samples_of
+from mlmclm.plans.plan import Leg, history, leg_at, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.storage.files import whole_file, whole_folder
@@ -77,25 +77,21 @@ def seen(
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     legs = history(model, recipe).legs if model is not None else ()
+    labelled = masked and bool(legs)
+    # The order of a study without phases is that of one long leg, whatever its objective.
+    legs = legs or (Leg(Causal(), 0, steps.stop, 0),)
     rows_in = cache(lambda length, mix: rows_of_length(blocks, length, recipe.rows, tokenizer, mix))
     for step in steps:
-        samples: Samples
-        if not legs:
-            numbers, leg = range(step * recipe.batch, (step + 1) * recipe.batch), None
-            samples = numbers if recipe.mix is None else MixedSamples(numbers, recipe.mix)
-        else:
-            samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
-        own = recipe.during(leg.phase if leg is not None else None)
+        samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
+        own = recipe.during(leg.phase)
         length = own.block_length
         rows = np.arange(len(samples))
         chosen, tokens = step_tokens(rows_in(length, own.mix), samples, recipe.seed, rows)
         filled = end if recipe.rows == "chunks" else None
         lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
-        if leg is None or not masked:
-            yield Seen(step, chosen, tokens, None, lengths)
-        else:
-            label = Labelling(leg.objective, tokens_of, recipe.corruption, recipe.seed, end)
-            yield Seen(step, chosen, *label(tokens, rows=rows, step=step), lengths)
+        label = Labelling(leg.objective, tokens_of, recipe.corruption, recipe.seed, end)
+        input_ids, labels = label(tokens, rows=rows, step=step) if labelled else (tokens, None)
+        yield Seen(step, chosen, input_ids, labels, lengths)
 
 
 def export(batches: Iterable[Seen], path: Path) -> None:
@@ -166,13 +162,16 @@ def _columns(batch: Seen) -> pyarrow.RecordBatch:
     """Return a batch as Arrow columns, with tokens and labels as lists of int32."""
     import pyarrow
 
+    rows, length = batch.input_ids.shape
+    ends = np.cumsum([0, *batch.lengths], dtype=np.int32)
+    real = np.arange(length) < batch.lengths[:, None]  # all but filling
+
     def lists(values: npt.NDArray[np.int64]) -> pyarrow.ListArray:
-        rows = zip(values.astype(np.int32), batch.lengths, strict=True)
-        return pyarrow.array([row[:length] for row, length in rows])  # all but filling
+        return pyarrow.ListArray.from_arrays(ends, values.astype(np.int32)[real])
 
     columns = {
-        "step": np.full(len(batch.blocks), batch.step),
-        "row": np.arange(len(batch.blocks)),
+        "step": np.full(rows, batch.step),
+        "row": np.arange(rows),
         "block": batch.blocks,
         "input_ids": lists(batch.input_ids),
     }

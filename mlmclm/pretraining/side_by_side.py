@@ -59,7 +59,7 @@ def run_stages(
         EnvironmentFault: if stages are left whose starting states never appeared.
     """
     waiting, running = list(stages), 0
-    ended: queue.SimpleQueue[tuple[Stage, BaseException | None]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
     said: set[Stage] = set()
 
@@ -67,9 +67,9 @@ def run_stages(
         try:
             run(stage)
         except BaseException as error:
-            ended.put((stage, error))
+            ended.put(error)
         else:
-            ended.put((stage, None))
+            ended.put(None)
 
     while True:
         elsewhere = 0
@@ -91,7 +91,7 @@ def run_stages(
         if running == 0 and elsewhere == 0:
             break
         try:
-            stage, error = ended.get(timeout=seconds_between_looks)
+            error = ended.get(timeout=seconds_between_looks)
         except queue.Empty:  # nothing has ended, but a running stage may have deposited a state that others wait for
             continue
         running -= 1

@@ -145,6 +145,6 @@ class StepMeter:
             labelled=sum(int(each.labelled) for each in self._steps),
             length=self.job.recipe.block_length,
             vocabulary=self.vocabulary,
-            causal=self.job.objective.causal,
+            causal=self.job.stage.objective.causal,
             documents=np.concatenate(self._documents) if self._documents else None,
         )
