@@ -87,9 +87,6 @@ def format_steps(steps: int) -> str:
 def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     """Parse a model name.
 
-    Args:
-        sizes: the known sizes.
-
     Raises:
         UserError: if the size or objective is unknown, a mask ratio is outside 1 to 99, steps do not increase, a share
             is not a whole number of steps, or the name is not the one that `str` gives for this plan.

@@ -147,15 +147,11 @@ class Recipe(Frozen):
     @classmethod
     def _no_contradiction(cls, value: dict[str, Any]) -> dict[str, Any]:
         for key, field in RECIPE_KEYS.items():
-            # Follow a dotted key into the nested mapping; the loop's `else` runs only if every part of it is there.
-            found: Any = value
-            for part in key.split("."):
-                if not isinstance(found, dict) or part not in found:
-                    break
-                found = found[part]
-            else:
+            group, _, name = key.rpartition(".")
+            given = value.get(group) if group else value
+            if isinstance(given, dict) and name in given:
                 raise ValueError(
-                    f"{key}: {found!r} contradicts the recipe, which says it in {field}; change that instead"
+                    f"{key}: {given[name]!r} contradicts the recipe, which says it in {field}; change that instead"
                 )
         return value
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from mlmclm.errors import UserError
 from mlmclm.models.stored_tensors import StoredTensors
 from mlmclm.pretraining import states
-from mlmclm.storage.checksums import write_checksums
+from mlmclm.storage.checksums import set_aside, write_checksums
 from mlmclm.storage.files import read_json, whole_folder, write_json
 
 WEIGHTS, FIRST, SECOND = "w/", "m/", "v/"
@@ -95,7 +95,7 @@ def deposit(
     folder = states.state_folder(store, key)
     if not states.exists(store, key):
         if folder.is_dir():
-            states.set_aside(store, key)
+            set_aside(folder)
         write_folder(folder, state, {**description, "key": key}, metrics)
     return folder
 

@@ -68,10 +68,7 @@ def effective_stage(recipe: Recipe, world: int) -> int:
 def deepspeed_config(recipe: Recipe, world: int, stage: int, parameters: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a recipe, with the recipe's own `deepspeed` block merged in.
 
-    Args:
-        world: number of workers.
-        stage: the ZeRO stage that DeepSpeed runs.
-        parameters: number of the model's parameters.
+    It depends on the number of workers (`world`), the ZeRO stage, and how many parameters the model has.
     """
     share = recipe.batch // world
     micro = recipe.micro_batch or share

@@ -138,9 +138,6 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
 
     The weights of a folder are read. For a hub name that is not in the store, only config.json is fetched, so problems
     with its weights or tokenizer show up later.
-
-    Args:
-        masked: whether tokens will be masked.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -191,7 +188,6 @@ def first_config(size: str, initial: InitialModel | None, tokenizer: Path, recip
     """Return the configuration under which a model is trained.
 
     Args:
-        tokenizer: folder of the study's tokenizer.
         recipe: as it is in the model's phase. Its block length is used only for a model that starts from random weights.
 
     Raises:

@@ -23,6 +23,7 @@ from mlmclm.pretraining.worker_entry import run_in_worker
 from mlmclm.progress import repeated, say, say_once
 from mlmclm.service.placement import Device, worker_bundle
 from mlmclm.service.ray_cluster import computes_here
+from mlmclm.storage.checksums import set_aside
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import read_json
 
@@ -71,8 +72,6 @@ def run_stage(
     Args:
         fingerprint: `plans.plan.fingerprint` of the recipe and the corpus.
         device: device of each worker (`placement.choose_device`). Ray Train waits until the cluster has one for each.
-        initial: the model to start from; None for random weights.
-        observer: receives new metrics while the stage runs.
 
     Raises:
         UserError: if a loss or gradient is not finite, the recipe asks for something the workers cannot do, or the
@@ -122,11 +121,7 @@ def run_stage(
 
 
 def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
-    """Run a stage's workers until it ends; raise an error that explains it if the stage ends early.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Run a stage's workers until it ends; raise an error that explains it if the stage ends early."""
     # Importing these takes long, and a study without missing states needs none of them.
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -218,9 +213,7 @@ def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bo
         found = damage()  # again: another process may have set it aside while we waited for the claim
         if found is None:
             return False
-        say(
-            f"{folder} ({state}) is not used: {found}. It is kept as {states.set_aside(store, key).name} and trained again."
-        )
+        say(f"{folder} ({state}) is not used: {found}. It is kept as {set_aside(folder).name} and trained again.")
         return True
 
 

@@ -72,7 +72,6 @@ def seen(
     Args:
         model: the model whose inputs and labels to yield; None yields the unmasked tokens, which are the same for all
             models of a study.
-        tokenizer: folder of the prepared tokenizer.
         masked: whether to yield a model's inputs and labels; else the tokens before anything is hidden.
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)

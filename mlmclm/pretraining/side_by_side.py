@@ -26,7 +26,6 @@ def room(cluster: Cluster, bundle: Resources, *, workers: int, running: int) -> 
     nodes for those that wait.
 
     Args:
-        bundle: resources that a worker reserves.
         workers: number of workers per stage.
         running: number of stages that already run; their workers may not hold their resources yet.
     """

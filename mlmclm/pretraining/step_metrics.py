@@ -97,7 +97,6 @@ class StepMeter:
 
         Args:
             outcome: the result of `Engine.step`.
-            batches: (input_ids, labels) of this worker's micro-batches.
             waited: seconds spent waiting for the batch.
         """
         # The loss stays a tensor on the device: reading it here would wait for the accelerator in every step.
