@@ -35,13 +35,13 @@ class Suite(Frozen):
     @field_validator("size")
     @classmethod
     def _known(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and value not in _sizes(info):
-            raise ValueError(str(unknown("size", value, _sizes(info))))
+        if value is not None and value not in info.context["sizes"]:
+            raise ValueError(str(unknown("size", value, info.context["sizes"])))
         return value
 
     @model_validator(mode="after")
     def _models(self, info: ValidationInfo) -> Suite:
-        self._parsed = tuple(self._parse(name, _sizes(info)) for name in self.models)
+        self._parsed = tuple(self._parse(name, info.context["sizes"]) for name in self.models)
         spelled = list(map(str, self._parsed))
         twice = sorted({name for name in spelled if spelled.count(name) > 1})
         if twice:
@@ -76,10 +76,6 @@ class Suite(Frozen):
         return parse(Recipe, {**recipe.model_dump(), **self.recipe.model_dump(exclude_unset=True)}, where=where)
 
 
-def _sizes(info: ValidationInfo) -> tuple[str, ...]:
-    return tuple(SIZES) if info.context is None else info.context["sizes"]
-
-
 def suite_names() -> list[str]:
     """Return the sorted names of the packaged suites."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -96,8 +92,9 @@ def find_suite(name_or_path: str, sizes: Iterable[str] = SIZES) -> Suite:
         UserError: if there is no such name (the message suggests the nearest one) or file, a key is unknown, or a
             value is not allowed.
     """
-    if name_or_path.endswith((".yaml", ".yml")) or len(Path(name_or_path).parts) > 1:
-        return load_config(Suite, Path(name_or_path), context={"sizes": tuple(sizes)})
-    if name_or_path not in suite_names():
-        raise unknown("suite", name_or_path, suite_names(), where="--suite")
-    return load_config(Suite, FOLDER / f"{name_or_path}.yaml", context={"sizes": tuple(sizes)})
+    path = Path(name_or_path)
+    if not name_or_path.endswith((".yaml", ".yml")) and len(path.parts) <= 1:
+        if name_or_path not in suite_names():
+            raise unknown("suite", name_or_path, suite_names(), where="--suite")
+        path = FOLDER / f"{name_or_path}.yaml"
+    return load_config(Suite, path, context={"sizes": tuple(sizes)})

@@ -160,7 +160,10 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         # Ray Train wraps what workers raised in errors of its own; find the one that the user can act on.
         raise failures.explain(error, title=title, folder=folder, recipe=recipe) from error
     finally:
-        _say_notes(job.notes_path)
+        if job.notes_path.is_file():
+            for line in job.notes_path.read_text(encoding="utf-8").splitlines():
+                say_once(line)
+            job.notes_path.unlink()
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
         # Batches are functions of the step, so the one at which the stage diverged can be named after the fact.
@@ -226,13 +229,6 @@ def _attempt(folder: Path, title: str) -> str:
     before = [path.name.rpartition("-")[2] for path in (folder / "ray_train").glob("*")]
     number = 1 + max((int(tail) for tail in before if tail.isdigit()), default=0)
     return f"{title.replace(' ', '-')}-{number}"
-
-
-def _say_notes(path: Path) -> None:
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            say_once(line)
-        path.unlink()
 
 
 @contextmanager
