@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from math import ceil, floor, gcd
 
 from mlmclm.errors import UserError, unknown
@@ -76,10 +76,7 @@ class ModelName:
     @property
     def last_objective(self) -> Objective | None:
         """The objective of the last step taken, or None for an untrained model."""
-        for phase in self.phases:
-            if self.steps <= phase.until:
-                return phase.objective
-        return None
+        return next((phase.objective for phase in self.phases if self.steps <= phase.until), None)
 
 
 def format_steps(steps: int) -> str:
@@ -89,9 +86,6 @@ def format_steps(steps: int) -> str:
 
 def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     """Parse a model name.
-
-    Args:
-        sizes: the known sizes.
 
     Raises:
         UserError: if the size or objective is unknown, a mask ratio is outside 1 to 99, steps do not increase, a share
@@ -108,25 +102,25 @@ def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     # Parts come in pairs of objective and steps. A number in an objective's place is the intermediate checkpoint.
     phases: list[Phase] = []
     checkpoint: int | None = None
-    position = 0
-    while position < len(rest):
-        if phases and rest[position][:1].isdigit():
-            checkpoint = _intermediate(name, rest[position], phases)
-            if position + 1 < len(rest):
-                raise UserError(f"model {name!r}: {rest[position + 1]!r} follows the intermediate step; nothing may.")
+    for part, steps in zip_longest(rest[::2], rest[1::2]):
+        if phases and part[:1].isdigit():
+            _, checkpoint = _steps(name, part)
+            if checkpoint >= phases[-1].until:
+                raise UserError(
+                    f"model {name!r}: the intermediate checkpoint {checkpoint} must lie before the end at step {phases[-1].until}."
+                )
+            if steps is not None:
+                raise UserError(f"model {name!r}: {steps!r} follows the intermediate step; nothing may.")
             break
-        objective = parse_objective(rest[position], where=f"model {name!r}")
-        if position + 1 == len(rest):
-            raise UserError(
-                f"model {name!r}: the number of steps after {rest[position]!r} is missing; expected {_GRAMMAR}."
-            )
-        decayed, until = _steps(name, rest[position + 1])
+        objective = parse_objective(part, where=f"model {name!r}")
+        if steps is None:
+            raise UserError(f"model {name!r}: the number of steps after {part!r} is missing; expected {_GRAMMAR}.")
+        decayed, until = _steps(name, steps)
         if phases and until <= phases[-1].until:
             raise UserError(
                 f"model {name!r}: steps must increase from phase to phase (they are totals), but {until} comes after {phases[-1].until}."
             )
         phases.append(Phase(objective, until, decayed))
-        position += 2
     if phases[-1].decayed:
         raise UserError(
             f"model {name!r}: 'dec' says that another phase starts from the decayed weights, but none follows; the last phase always decays."
@@ -182,12 +176,3 @@ def _steps(name: str, text: str) -> tuple[bool, int]:
             f"model {name!r}: {text!r} is not a number of steps; allowed: such as 600, 42k, dec42k, or 25% before a later phase."
         )
     return match.group(1) is not None, int(match.group(2)) * (1000 if match.group(3) else 1)
-
-
-def _intermediate(name: str, text: str, phases: list[Phase]) -> int:
-    _, step = _steps(name, text)
-    if step >= phases[-1].until:
-        raise UserError(
-            f"model {name!r}: the intermediate checkpoint {step} must lie before the end at step {phases[-1].until}."
-        )
-    return step

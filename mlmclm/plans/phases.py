@@ -6,7 +6,8 @@ blocks of 1,024 tokens, then on longer ones with another RoPE base, and at last 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -145,38 +146,27 @@ def samples_in(steps: int, batch: int, warmup: BatchWarmup | None) -> int:
 def steps_of(phase: TrainingPhase, *, block_length: int, batch: int) -> int:
     """Return the optimiser steps of a phase.
 
-    Args:
-        block_length, batch: those of the phase, with the recipe's in place of what it doesn't say.
+    `block_length` and `batch` are those of the phase, with the recipe's in place of what it doesn't say.
     """
     if phase.steps is not None:
         return phase.steps
     assert phase.tokens is not None
     wanted = -(-phase.tokens // block_length)
-    grown = phase.batch_warmup.steps if phase.batch_warmup is not None else 0
-    before = samples_in(grown, batch, phase.batch_warmup)
-    if before < wanted:
-        return grown + -(-(wanted - before) // batch)
-    return next(steps for steps in range(grown + 1) if samples_in(steps, batch, phase.batch_warmup) >= wanted)
+    # A step sees at least one sequence.
+    return bisect_left(range(wanted), wanted, key=lambda steps: samples_in(steps, batch, phase.batch_warmup))
 
 
-def settle(phases: Sequence[TrainingPhase], recipe: Mapping[str, Any]) -> tuple[SettledPhase, ...]:
-    """Return phases at their places, the first at step 0.
-
-    Args:
-        recipe: the recipe's values of the settings in `CARRIED`.
-    """
+def settle(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[SettledPhase, ...]:
+    """Return phases at their places, the first at step 0; the recipe says what the first ones leave out (`CARRIED`)."""
     settled: list[SettledPhase] = []
-    values, start = dict(recipe), 0
+    values, start = {name: getattr(recipe, name) for name in CARRIED}, 0
     for phase in phases:
-        values |= {name: getattr(phase, name) for name in CARRIED if getattr(phase, name) is not None}
+        given = {name: value for name, value in phase if name not in ("steps", "tokens")}
+        values |= {name: value for name, value in given.items() if name not in CARRIED or value is not None}
         stop = start + steps_of(phase, block_length=values["block_length"], batch=values["batch"])
-        own = {
-            name: getattr(phase, name)
-            for name in ("name", "batch_warmup", "warmup_steps", "decay", "final_share", "moments")
-        }
         if not settled:
-            own["moments"] = "keep"  # there are none yet, so it makes no other states
-        decay_steps = (phase.decay_steps or max(1, stop - start - phase.warmup_steps)) if phase.decays else 0
-        settled.append(SettledPhase(**values, **own, start=start, stop=stop, decay_steps=decay_steps))
+            values["moments"] = "keep"  # there are none yet, so it makes no other states
+        values["decay_steps"] = (phase.decay_steps or max(1, stop - start - phase.warmup_steps)) if phase.decays else 0
+        settled.append(SettledPhase(**values, start=start, stop=stop))
         start = stop
     return tuple(settled)

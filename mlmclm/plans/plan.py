@@ -51,34 +51,24 @@ class Leg:
 
     def rate(self, step: int, recipe: Recipe) -> float:
         """Return the learning rate of one of this leg's steps, counted from 0."""
-        if self.phase is not None:
-            return learning_rate(
-                step,
-                peak=self.phase.peak_learning_rate,
-                warmup=self.phase.warmup_steps,
-                origin=self.origin,
-                decay=self.phase.decay_steps,
-                decay_end=self.decay_end,
-                law=self.phase.decay,
-                final_share=self.phase.final_share,
-            )
+        own = self.phase or recipe
         return learning_rate(
             step,
-            peak=recipe.peak_learning_rate,
-            warmup=recipe.warmup_steps if self.warmup is None else self.warmup,
+            peak=own.peak_learning_rate,
+            warmup=own.warmup_steps if self.warmup is None else self.warmup,
             origin=self.origin,
-            decay=recipe.decay_steps,
+            decay=own.decay_steps,
             decay_end=self.decay_end,
-            law=recipe.decay,
+            law=own.decay,
+            final_share=0.0 if self.phase is None else self.phase.final_share,
         )
 
     def identity(self) -> list[Any]:
         """Return this leg as plain values for a state's key."""
         # The recipe's own warm-up is part of the fingerprint already.
-        own: list[Any] = [] if self.warmup is None else [self.warmup]
-        if self.phase is not None:
-            own = [self.phase.identity()]
-        return [str(self.objective), self.start, self.stop, self.origin, self.decay_end, *own]
+        own = self.warmup if self.phase is None else self.phase.identity()
+        place = [str(self.objective), self.start, self.stop, self.origin, self.decay_end]
+        return place if own is None else [*place, own]
 
     def batch_at(self, step: int, recipe: Recipe) -> int:
         """Return the sequences of one of this leg's steps, counted from 0."""
@@ -196,7 +186,17 @@ class State:
 
     def at(self, step: int) -> State:
         """Return the state at an earlier step of this history."""
-        return replace(self, legs=tuple(leg for leg in _split_at(self.legs, step) if leg.stop <= step))
+        return replace(
+            self, legs=tuple(replace(leg, stop=min(leg.stop, step)) for leg in self.legs if leg.start < step)
+        )
+
+    def legs_after(self, step: int) -> tuple[Leg, ...]:
+        """Return the history from a step on."""
+        return tuple(replace(leg, start=max(leg.start, step)) for leg in self.legs if leg.stop > step)
+
+    def passes(self, state: State) -> bool:
+        """Return whether training to this state passes through another one."""
+        return self.at(state.step) == state
 
     def key(self, fingerprint: str) -> str:
         """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`).
@@ -255,7 +255,7 @@ class Stage:
     @property
     def legs(self) -> tuple[Leg, ...]:
         """The stage's own legs, without those of the state it starts from."""
-        return tuple(leg for leg in _split_at(self.end.legs, self.start.step) if leg.start >= self.start.step)
+        return self.end.legs_after(self.start.step)
 
     @property
     def title(self) -> str:
@@ -297,8 +297,7 @@ class Plan:
         furthest: dict[ModelName, State] = {}
         for name, target in zip(self.models, self.targets, strict=True):
             run = replace(name, checkpoint=None)
-            if run not in furthest or target.step > furthest[run].step:
-                furthest[run] = target
+            furthest[run] = max(furthest.get(run, target), target, key=lambda state: state.step)
         return tuple(furthest.values())
 
     @property
@@ -354,20 +353,25 @@ def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with
 def history(name: ModelName, recipe: Recipe, initial: str | None = None, sources: Sources = ()) -> State:
     """Return the state that a name stands for.
 
-    Args:
-        initial: as in `State`.
-        sources: as in `State`.
+    For `initial` and `sources` see `State`.
 
     Raises:
         UserError: if a phase is shorter than its decay, or the decay begins before the end of the warm-up, so that the
-            learning rate would never reach its peak.
+            learning rate would never reach its peak; or if the name doesn't fit the recipe's phases.
     """
+    phases = recipe.phases_of(name.size)
+    if phases and not name.phases:
+        return State(name.size, (), initial, tuple((each, getattr(phases[0], each)) for each in SHAPE), sources)
+    legs = _legs_in_phases(name, phases) if phases else _legs(name, recipe)
+    # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
+    return State(name.size, tuple(legs), initial, sources=sources).at(name.steps)
+
+
+def _legs(name: ModelName, recipe: Recipe) -> list[Leg]:
+    """Return the legs of a whole run under a recipe without phases."""
     legs: list[Leg] = []
     start = origin = 0
     warmup: int | None = None
-    phases = recipe.phases_of(name.size)
-    if phases:
-        return replace(_history_in_phases(name, phases, initial), sources=sources)
     for index, phase in enumerate(name.phases):
         # Only the last phase and `dec` phases decay. All others hand over at the stable rate.
         decays = phase.decayed or index == len(name.phases) - 1
@@ -388,32 +392,28 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None, sources
             # A decayed phase ends a schedule. The next phase starts a new one, with its warm-up counted from here.
             origin = phase.until
             warmup = None if recipe.rewarmup_steps == recipe.warmup_steps else recipe.rewarmup_steps
-    # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
-    return State(name.size, tuple(legs), initial, sources=sources).at(name.steps)
+    return legs
 
 
-def _history_in_phases(name: ModelName, phases: Sequence[SettledPhase], initial: str | None) -> State:
-    """Return the state that a name stands for under a recipe with phases."""
-    total = name.phases[-1].until if name.phases else 0
-    ends = [phase.stop for phase in phases]
+def _legs_in_phases(name: ModelName, phases: Sequence[SettledPhase]) -> list[Leg]:
+    """Return the legs of a whole run under a recipe with phases."""
+    total = name.phases[-1].until
     if any(part.decayed for part in name.phases):
         raise UserError(f"model {str(name)!r}: with phases, they say where the learning rate decays; leave out 'dec'.")
-    if name.phases and total not in ends:
+    if total not in [phase.stop for phase in phases]:
         raise UserError(
             f"model {str(name)!r}: it ends at step {total:,}, but the recipe's phases end at "
             f"{', '.join(f'{phase.stop:,} ({phase.name})' for phase in phases)}. End it at one of these steps."
         )
-    if not name.phases:
-        return State(name.size, (), initial, tuple((each, getattr(phases[0], each)) for each in SHAPE))
     legs, start = list[Leg](), 0
     for part in name.phases:
         for phase in phases:
             stop = min(part.until, phase.stop)
-            if start < stop and start >= phase.start:
+            if phase.start <= start < stop:
                 end = phase.stop if phase.decay_steps else None
                 legs.append(Leg(part.objective, start, stop, phase.start, end, phase=phase))
                 start = stop
-    return State(name.size, tuple(legs), initial).at(name.steps)
+    return legs
 
 
 def _check_peak(name: ModelName, until: int, origin: int, warmup: int, recipe: Recipe) -> None:
@@ -443,7 +443,6 @@ def make_plan(
 
     Args:
         initial: key of the starting weights, by size, for sizes that do not start from random weights.
-        sources: as in `State`.
     """
     targets = [history(name, recipe, (initial or {}).get(name.size), sources) for name in names]
     stages: list[Stage] = []
@@ -458,36 +457,25 @@ def make_plan(
 
 def _needing(names: Sequence[ModelName], targets: Sequence[State], states: Sequence[State]) -> tuple[str, ...]:
     """Return the names of the models whose training passes through any of these states."""
-    return tuple(
-        str(name)
-        for name, target in zip(names, targets, strict=True)
-        if any(_is_prefix(state, target) for state in states)
-    )
+    return tuple(str(name) for name, target in zip(names, targets, strict=True) if any(map(target.passes, states)))
 
 
 def _extend(stages: list[Stage], position: State, target: State, targets: Sequence[State]) -> State:
     """Add a stage to the end of `target`'s next phase after `position` unless one reaches it; return that end."""
-    ahead = [leg for leg in _split_at(target.legs, position.step) if leg.start >= position.step]
+    ahead = target.legs_after(position.step)
     # A phase is the legs that share an objective and a warm-up: its stable part and its decay, in one Ray Train run.
     phase = [leg for leg in ahead if (leg.objective, leg.origin) == (ahead[0].objective, ahead[0].origin)]
     end = target.at(phase[-1].stop)
-    if not any(end in stage.states for stage in stages):
-        known = [
-            state for stage in stages for state in stage.states if state.step < end.step and _is_prefix(state, end)
-        ]
+    deposited = [state for stage in stages for state in stage.states]
+    if end not in deposited:
+        known = [state for state in deposited if state.step < end.step and end.passes(state)]
         # Start from the furthest state that some stage deposits, so that none of the steps before it is trained twice.
         start = max([position, *known], key=lambda state: state.step)
         # Deposit a state wherever another model branches off from this one.
         branches = {end.at(_common_step(end, other)) for other in targets}
-        deposits = sorted(
-            (state for state in branches | {end} if state.step > start.step), key=lambda state: state.step
-        )
-        stages.append(Stage(start, tuple(deposits)))
+        deposits = (state for state in branches | {end} if state.step > start.step)
+        stages.append(Stage(start, tuple(sorted(deposits, key=lambda state: state.step))))
     return end
-
-
-def _is_prefix(state: State, of: State) -> bool:
-    return state.size == of.size and state.step <= of.step and of.at(state.step) == state
 
 
 def _common_step(a: State, b: State) -> int:
@@ -502,14 +490,3 @@ def _common_step(a: State, b: State) -> int:
         if mine.stop != theirs.stop:
             break
     return step
-
-
-def _split_at(legs: tuple[Leg, ...], step: int) -> tuple[Leg, ...]:
-    """Return the same history, with the leg that contains `step` split there."""
-    result: list[Leg] = []
-    for leg in legs:
-        if leg.start < step < leg.stop:
-            result += [replace(leg, stop=step), replace(leg, start=step)]
-        else:
-            result.append(leg)
-    return tuple(result)

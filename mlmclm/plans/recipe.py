@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -13,7 +13,6 @@ from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.objectives.objective import Objective
 from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
 from mlmclm.plans.schedules import Law
 
@@ -47,10 +46,6 @@ class LossWeights(Frozen):
     """Factor for causal language modelling."""
     mlm: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Factor for masked language modelling."""
-
-    def of(self, objective: Objective) -> float:
-        """Return the weight for an objective."""
-        return float(getattr(self, objective.loss_weight))
 
 
 class Recipe(Frozen):
@@ -152,20 +147,16 @@ class Recipe(Frozen):
     @classmethod
     def _no_contradiction(cls, value: dict[str, Any]) -> dict[str, Any]:
         for key, field in RECIPE_KEYS.items():
-            # Follow a dotted key into the nested mapping; the loop's `else` runs only if every part of it is there.
-            found: Any = value
-            for part in key.split("."):
-                if not isinstance(found, dict) or part not in found:
-                    break
-                found = found[part]
-            else:
+            group, _, name = key.rpartition(".")
+            given = value.get(group) if group else value
+            if isinstance(given, dict) and name in given:
                 raise ValueError(
-                    f"{key}: {found!r} contradicts the recipe, which says it in {field}; change that instead"
+                    f"{key}: {given[name]!r} contradicts the recipe, which says it in {field}; change that instead"
                 )
         return value
 
     @model_validator(mode="after")
-    def _divides(self) -> Recipe:
+    def _fits(self) -> Recipe:
         if self.batch % self.workers:
             raise ValueError(
                 f"batch {self.batch} does not divide by workers {self.workers}; allowed numbers of workers: "
@@ -180,10 +171,6 @@ class Recipe(Frozen):
             raise ValueError(
                 f"micro_batch {self.micro_batch} does not divide a worker's share of the batch, {share} sequences"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _revisions_fit(self) -> Recipe:
         if self.revisions_every_tokens is not None and self.revisions_every is not None:
             raise ValueError("revisions_every and revisions_every_tokens: give one of them")
         if self.revisions_every_tokens is not None and self.rows == "chunks":
@@ -208,7 +195,7 @@ class Recipe(Frozen):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"phases: two are called {', '.join(twice)}")
-            for phase in self._settled(phases):
+            for phase in settle(phases, self):
                 self._check_phase(phase)
         return self
 
@@ -247,10 +234,7 @@ class Recipe(Frozen):
 
     def phases_of(self, size: str) -> tuple[SettledPhase, ...]:
         """Return the phases of a size's models, settled; empty without phases."""
-        return self._settled(self.phases_by_size.get(size, self.phases))
-
-    def _settled(self, phases: Sequence[TrainingPhase]) -> tuple[SettledPhase, ...]:
-        return settle(phases, {name: getattr(self, name) for name in CARRIED})
+        return settle(self.phases_by_size.get(size, self.phases), self)
 
     def during(self, phase: SettledPhase | None) -> Recipe:
         """Return the recipe as it is in a phase: without phases, and with the phase's settings in place of its own."""

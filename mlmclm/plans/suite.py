@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from mlmclm.configuration import Frozen, load_config, parse
 from mlmclm.errors import MlmclmError, unknown
@@ -30,16 +30,19 @@ class Suite(Frozen):
     recipe: Recipe | None = None
     """Overrides for the study's recipe, or for the published one if there is no study. Fields not set here stay."""
 
+    _parsed: tuple[ModelName, ...] = PrivateAttr()
+
     @field_validator("size")
     @classmethod
     def _known(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and value not in _sizes(info):
-            raise ValueError(str(unknown("size", value, _sizes(info))))
+        if value is not None and value not in info.context["sizes"]:
+            raise ValueError(str(unknown("size", value, info.context["sizes"])))
         return value
 
     @model_validator(mode="after")
     def _models(self, info: ValidationInfo) -> Suite:
-        spelled = [str(self._parse(name, _sizes(info))) for name in self.models]
+        self._parsed = tuple(self._parse(name, info.context["sizes"]) for name in self.models)
+        spelled = list(map(str, self._parsed))
         twice = sorted({name for name in spelled if spelled.count(name) > 1})
         if twice:
             raise ValueError(f"models: listed twice: {', '.join(twice)}")
@@ -48,20 +51,16 @@ class Suite(Frozen):
     @property
     def parsed(self) -> tuple[ModelName, ...]:
         """The parsed names of the models."""
-        return tuple(self._parse(name) for name in self.models)
+        return self._parsed
 
-    def _parse(self, name: str, sizes: Iterable[str] | None = None) -> ModelName:
-        """Parse a model's name, with the suite's size in front if it has none.
-
-        Args:
-            sizes: the known sizes; None if the name's size is already known to be valid.
-        """
+    def _parse(self, name: str, sizes: Iterable[str]) -> ModelName:
+        """Parse a model's name, with the suite's size in front if it has none."""
         bare = name.partition("-")[0].rstrip("0123456789") in {*stems(), "untrained"}
         if bare and self.size is None:
             raise ValueError(f"models: {name!r} has no size: begin it with one, or give the suite a size")
         name = f"{self.size}-{name}" if bare else name
         try:
-            return names.parse(name, [name.partition("-")[0]] if sizes is None else sizes)
+            return names.parse(name, sizes)
         except MlmclmError as error:
             # pydantic collects only ValueErrors into a validation error, whose message then names the file.
             raise ValueError(f"models: {error}") from error
@@ -75,10 +74,6 @@ class Suite(Frozen):
         if self.recipe is None:
             return recipe
         return parse(Recipe, {**recipe.model_dump(), **self.recipe.model_dump(exclude_unset=True)}, where=where)
-
-
-def _sizes(info: ValidationInfo) -> tuple[str, ...]:
-    return tuple(SIZES) if info.context is None else info.context["sizes"]
 
 
 def suite_names() -> list[str]:
@@ -97,8 +92,9 @@ def find_suite(name_or_path: str, sizes: Iterable[str] = SIZES) -> Suite:
         UserError: if there is no such name (the message suggests the nearest one) or file, a key is unknown, or a
             value is not allowed.
     """
-    if name_or_path.endswith((".yaml", ".yml")) or len(Path(name_or_path).parts) > 1:
-        return load_config(Suite, Path(name_or_path), context={"sizes": tuple(sizes)})
-    if name_or_path not in suite_names():
-        raise unknown("suite", name_or_path, suite_names(), where="--suite")
-    return load_config(Suite, FOLDER / f"{name_or_path}.yaml", context={"sizes": tuple(sizes)})
+    path = Path(name_or_path)
+    if not name_or_path.endswith((".yaml", ".yml")) and len(path.parts) <= 1:
+        if name_or_path not in suite_names():
+            raise unknown("suite", name_or_path, suite_names(), where="--suite")
+        path = FOLDER / f"{name_or_path}.yaml"
+    return load_config(Suite, path, context={"sizes": tuple(sizes)})

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from mlmclm.errors import UserError
 from mlmclm.models.stored_tensors import StoredTensors
 from mlmclm.pretraining import states
-from mlmclm.storage.checksums import write_checksums
+from mlmclm.storage.checksums import set_aside, write_checksums
 from mlmclm.storage.files import read_json, whole_folder, write_json
 
 WEIGHTS, FIRST, SECOND = "w/", "m/", "v/"
@@ -43,8 +43,9 @@ class TrainingState:
 
 def write_tensors(folder: Path, state: TrainingState) -> None:
     """Write `state.safetensors` and `step.json` into an existing folder."""
+    parts = {WEIGHTS: state.weights, FIRST: state.first, SECOND: state.second}
     tensors = {
-        f"{prefix}{name}": tensor.contiguous() for prefix, part in _parts(state) for name, tensor in part.items()
+        f"{prefix}{name}": tensor.contiguous() for prefix, part in parts.items() for name, tensor in part.items()
     }
     save_file(tensors, str(folder / "state.safetensors"))
     write_json(folder / "step.json", {"step": state.step})
@@ -73,12 +74,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     damage = states.damage(folder)
     if damage is not None:
         raise UserError(f"{folder}: {damage}. Delete this folder and run `mlmclm pretrain` again: it makes it anew.")
-    with safe_open(str(folder / "state.safetensors"), "pt") as handle:
-        return {
-            name.removeprefix(WEIGHTS): handle.get_tensor(name)
-            for name in handle.keys()  # noqa: SIM118
-            if name.startswith(WEIGHTS)
-        }
+    return dict(StoredTensors(folder / "state.safetensors", WEIGHTS))
 
 
 def write_folder(
@@ -99,13 +95,9 @@ def deposit(
     folder = states.state_folder(store, key)
     if not states.exists(store, key):
         if folder.is_dir():
-            states.set_aside(store, key)
+            set_aside(folder)
         write_folder(folder, state, {**description, "key": key}, metrics)
     return folder
-
-
-def _parts(state: TrainingState) -> list[tuple[str, Mapping[str, Tensor]]]:
-    return [(WEIGHTS, state.weights), (FIRST, state.first), (SECOND, state.second)]
 
 
 def fresh(weights: dict[str, Tensor]) -> TrainingState:

@@ -68,10 +68,7 @@ def effective_stage(recipe: Recipe, world: int) -> int:
 def deepspeed_config(recipe: Recipe, world: int, stage: int, parameters: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a recipe, with the recipe's own `deepspeed` block merged in.
 
-    Args:
-        world: number of workers.
-        stage: the ZeRO stage that DeepSpeed runs.
-        parameters: number of the model's parameters.
+    It depends on the number of workers (`world`), the ZeRO stage, and how many parameters the model has.
     """
     share = recipe.batch // world
     micro = recipe.micro_batch or share
@@ -239,7 +236,8 @@ class Engine:
         # Losses are sums over labelled tokens, and the gradient must be that of the global sum over the global count.
         # DeepSpeed divides by the number of micro-batches and of workers, so multiply by both. The maximum guards a
         # step that has no labelled token.
-        scale = self.recipe.loss_weights.of(objective) * self.accumulation / max(1, int(labelled))
+        weight: float = getattr(self.recipe.loss_weights, objective.loss_weight)
+        scale = weight * self.accumulation / max(1, int(labelled))
         if not self.sums_itself:
             scale *= self.world  # sums that this class makes are not averaged over workers
         for input_ids, labels in batches:

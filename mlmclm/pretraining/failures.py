@@ -44,9 +44,7 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
 
     A worker's `UserError` keeps its message. Running out of memory and a full disk are recognised by their text, since
     Ray passes on what its workers raised as text with a traceback. Any other failure is described by its last line.
-
-    Args:
-        folder: the run's folder, which holds its checkpoints.
+    `folder` is the run's, which holds its checkpoints.
     """
     behind = list(_behind(error))
     for item in behind:

@@ -60,11 +60,7 @@ class InitialModel:
         Raises:
             UserError: if they differ.
         """
-        found = damage(self.folder)
-        if found is not None:
-            raise UserError(
-                f"{self.folder}: {found}. Delete this folder and run again: it is made of {self.source} anew."
-            )
+        checked(self.folder, None, f"Delete this folder and run again: it is made of {self.source} anew.")
 
 
 @dataclass(frozen=True)
@@ -142,9 +138,6 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
 
     The weights of a folder are read. For a hub name that is not in the store, only config.json is fetched, so problems
     with its weights or tokenizer show up later.
-
-    Args:
-        masked: whether tokens will be masked.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -158,10 +151,10 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
         noted = _known(source, wanted)
         if noted is not None:
             known[name] = noted
-            continue
-        folder = fetch_config(source, data_root, beside)
-        size_of(encoder_config(folder))
-        _check(name, _Source(source, "", None, folder), wanted)
+        else:
+            folder = fetch_config(source, data_root, beside)
+            size_of(encoder_config(folder))
+            _check(name, source, folder, wanted)
     if not known:
         return
     chosen, folders = _resolved(known, wanted)
@@ -195,7 +188,6 @@ def first_config(size: str, initial: InitialModel | None, tokenizer: Path, recip
     """Return the configuration under which a model is trained.
 
     Args:
-        tokenizer: folder of the study's tokenizer.
         recipe: as it is in the model's phase. Its block length is used only for a model that starts from random weights.
 
     Raises:
@@ -302,24 +294,23 @@ def _look(source: str, wanted: Wanted) -> _Source:
 def _resolved(sources: Mapping[str, _Source], wanted: Wanted) -> tuple[TokenizerConfig, dict[str, Path]]:
     """Return the study's tokenizer, and by the names of its initial models the folders of their encoders in the store.
 
-    Raises:
-        UserError: the tokenizer is not the models' (`_tokenizer`), or sequences are longer than a model has positions.
+    Raises errors of `_tokenizer` and `_check`.
     """
     chosen = _tokenizer(sources, wanted.tokenizer)
     for name, source in sources.items():
-        _check(name, source, wanted)
+        _check(name, source.text, source.files, wanted)
     return chosen, {
         name: wanted.store / "initial" / stable_hash([VERSION, sources[name].content, tokenizer_key(chosen, "")])
         for name in sorted(wanted.used & sources.keys())
     }
 
 
-def _check(name: str, source: _Source, wanted: Wanted) -> None:
+def _check(name: str, source: str, folder: Path, wanted: Wanted) -> None:
     """Raise a `UserError` if sequences are longer than a model has positions."""
-    most = longest(read_json(source.files / "config.json"))
+    most = longest(read_json(folder / "config.json"))
     if most is not None and wanted.block_length > most:
         raise UserError(
-            f"recipe.block_length {wanted.block_length}: {name!r} ({source.text}) was made for {most} positions at most; use shorter blocks."
+            f"recipe.block_length {wanted.block_length}: {name!r} ({source}) was made for {most} positions at most; use shorter blocks."
         )
 
 

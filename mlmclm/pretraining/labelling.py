@@ -28,25 +28,11 @@ class Labelling:
     def __call__(
         self, tokens: npt.NDArray[np.int64], *, rows: npt.NDArray[np.int64], step: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the inputs and labels for some rows of a step's global batch.
-
-        Args:
-            tokens: [rows, length].
-            rows: [rows], each row's index within the global batch.
-            step: optimiser steps taken before this one.
-
-        Returns:
-            input_ids and labels, int64 [rows, length]. A label is stored at the position whose output predicts it (for
-            CLM, position t is labelled with token t + 1) and is -100 where nothing is predicted.
-        """
+        """Return the inputs and labels for some rows of a step's global batch (see `Objective.label` and `Draw`)."""
         draw = Draw(rows, step, self.seed, self.vocabulary, self.corruption, self.separator)
         return self.objective.label(tokens, draw)
 
 
 def separator(recipe: Recipe, tokenizer: Path) -> int | None:
-    """Return the token that ends each document, or chunk of one, if the recipe isolates them; else None.
-
-    Args:
-        tokenizer: folder of the prepared tokenizer.
-    """
+    """Return the token that ends each document, or chunk of one, if the recipe isolates them; else None."""
     return special_ids(tokenizer)["eos"] if recipe.isolates else None

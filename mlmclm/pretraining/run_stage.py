@@ -23,6 +23,7 @@ from mlmclm.pretraining.worker_entry import run_in_worker
 from mlmclm.progress import repeated, say, say_once
 from mlmclm.service.placement import Device, worker_bundle
 from mlmclm.service.ray_cluster import computes_here
+from mlmclm.storage.checksums import set_aside
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import read_json
 
@@ -71,8 +72,6 @@ def run_stage(
     Args:
         fingerprint: `plans.plan.fingerprint` of the recipe and the corpus.
         device: device of each worker (`placement.choose_device`). Ray Train waits until the cluster has one for each.
-        initial: the model to start from; None for random weights.
-        observer: receives new metrics while the stage runs.
 
     Raises:
         UserError: if a loss or gradient is not finite, the recipe asks for something the workers cannot do, or the
@@ -97,23 +96,16 @@ def run_stage(
             for blocks in (corpus.train, corpus.validation)
         )
         job = StageJob(
-            title=stage.title,
-            size=stage.end.size,
+            stage=stage,
+            start=start,
+            wanted=wanted,
             shape=shape(stage.end.size, initial),
-            initial=stage.end.initial,
-            store=str(store.resolve()),
-            run_folder=str(folder.resolve()),
-            model=stage.models[0] if stage.models else stage.title,
+            store=store.resolve(),
+            run_folder=folder.resolve(),
             corpus=corpus.key,
-            sources=stage.end.sources,
             train=train,
             validation=in_turns(validation, settled.mix),
-            tokenizer=str(corpus.tokenizer),
-            legs=stage.end.legs,
-            start=start.step,
-            start_key=start.key(fingerprint) if start.legs else None,
-            deposits=tuple((state.step, state.key(fingerprint)) for state in wanted),
-            recipe=settled,
+            tokenizer=corpus.tokenizer,
             whole_recipe=recipe,
             fingerprint=fingerprint,
             device=device,
@@ -129,11 +121,7 @@ def run_stage(
 
 
 def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
-    """Run a stage's workers until it ends; raise an error that explains it if the stage ends early.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Run a stage's workers until it ends; raise an error that explains it if the stage ends early."""
     # Importing these takes long, and a study without missing states needs none of them.
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -141,7 +129,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     from mlmclm.backends.choice import backend_of
     from mlmclm.pretraining.rendezvous import closed
 
-    recipe, device = job.recipe, job.device
+    title, recipe, device = job.stage.title, job.recipe, job.device
     backend_of(device)  # refuses an unknown name here, before workers start
     if device == "cpu" and computes_here():
         # Compile kernels before the workers start: all of them would wait, and the driver can tell the user why.
@@ -156,7 +144,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         torch_config=closed("nccl" if device == "cuda" else "gloo", folder / "rendezvous"),
         scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=device == "cuda", resources_per_worker=dict(worker_bundle(device))),
         run_config=RunConfig(
-            name=_attempt(folder, job.title),
+            name=_attempt(folder, title),
             storage_path=str((folder / "ray_train").resolve()),
             failure_config=FailureConfig(max_failures=recipe.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=recipe.keep_checkpoints),
@@ -170,14 +158,17 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         raise
     except Exception as error:
         # Ray Train wraps what workers raised in errors of its own; find the one that the user can act on.
-        raise failures.explain(error, title=job.title, folder=folder, recipe=recipe) from error
+        raise failures.explain(error, title=title, folder=folder, recipe=recipe) from error
     finally:
-        _say_notes(job.notes_path)
+        if job.notes_path.is_file():
+            for line in job.notes_path.read_text(encoding="utf-8").splitlines():
+                say_once(line)
+            job.notes_path.unlink()
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
         # Batches are functions of the step, so the one at which the stage diverged can be named after the fact.
         blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seed).tolist()
-        raise failures.not_finite(stopped, blocks, title=job.title, folder=folder, recipe=recipe)
+        raise failures.not_finite(stopped, blocks, title=title, folder=folder, recipe=recipe)
 
 
 def _stop_at_final_failures() -> Any:
@@ -225,9 +216,7 @@ def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bo
         found = damage()  # again: another process may have set it aside while we waited for the claim
         if found is None:
             return False
-        say(
-            f"{folder} ({state}) is not used: {found}. It is kept as {states.set_aside(store, key).name} and trained again."
-        )
+        say(f"{folder} ({state}) is not used: {found}. It is kept as {set_aside(folder).name} and trained again.")
         return True
 
 
@@ -240,13 +229,6 @@ def _attempt(folder: Path, title: str) -> str:
     before = [path.name.rpartition("-")[2] for path in (folder / "ray_train").glob("*")]
     number = 1 + max((int(tail) for tail in before if tail.isdigit()), default=0)
     return f"{title.replace(' ', '-')}-{number}"
-
-
-def _say_notes(path: Path) -> None:
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            say_once(line)
-        path.unlink()
 
 
 @contextmanager

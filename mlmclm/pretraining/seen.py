@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,13 @@ import numpy.typing as npt
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import rows_of_length
 from mlmclm.corpora.mixed_blocks import MixedBlocks
-from mlmclm.corpora.mixes import MixedSamples
-from mlmclm.corpora.order import Samples, step_tokens
+from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
+from mlmclm.objectives.clm import Causal
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import history, leg_at, samples_of
+from mlmclm.plans.plan import Leg, history, leg_at, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.storage.files import whole_file, whole_folder
@@ -72,30 +72,25 @@ def seen(
     Args:
         model: the model whose inputs and labels to yield; None yields the unmasked tokens, which are the same for all
             models of a study.
-        tokenizer: folder of the prepared tokenizer.
         masked: whether to yield a model's inputs and labels; else the tokens before anything is hidden.
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     legs = history(model, recipe).legs if model is not None else ()
+    labelled = masked and bool(legs)
+    # The order of a study without phases is that of one long leg, whatever its objective.
+    legs = legs or (Leg(Causal(), 0, steps.stop, 0),)
     rows_in = cache(lambda length, mix: rows_of_length(blocks, length, recipe.rows, tokenizer, mix))
     for step in steps:
-        samples: Samples
-        if not legs:
-            numbers, leg = range(step * recipe.batch, (step + 1) * recipe.batch), None
-            samples = numbers if recipe.mix is None else MixedSamples(numbers, recipe.mix)
-        else:
-            samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
-        own = recipe.during(leg.phase if leg is not None else None)
+        samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
+        own = recipe.during(leg.phase)
         length = own.block_length
         rows = np.arange(len(samples))
         chosen, tokens = step_tokens(rows_in(length, own.mix), samples, recipe.seed, rows)
         filled = end if recipe.rows == "chunks" else None
         lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
-        if leg is None or not masked:
-            yield Seen(step, chosen, tokens, None, lengths)
-        else:
-            label = Labelling(leg.objective, tokens_of, recipe.corruption, recipe.seed, end)
-            yield Seen(step, chosen, *label(tokens, rows=rows, step=step), lengths)
+        label = Labelling(leg.objective, tokens_of, recipe.corruption, recipe.seed, end)
+        input_ids, labels = label(tokens, rows=rows, step=step) if labelled else (tokens, None)
+        yield Seen(step, chosen, input_ids, labels, lengths)
 
 
 def export(batches: Iterable[Seen], path: Path) -> None:
@@ -115,14 +110,7 @@ def export(batches: Iterable[Seen], path: Path) -> None:
             for batch in batches:
                 handle.writelines(f"{json.dumps(record)}\n".encode() for record in batch.records())
             return
-        from pyarrow.parquet import ParquetWriter
-
-        tables = _tables(batches)
-        # The writer needs the schema before any rows; it depends on whether there are labels.
-        first = next(tables)
-        with ParquetWriter(handle, first.schema, compression="zstd") as writer:
-            for table in chain([first], tables):
-                writer.write_table(table)
+        _write_parquet(_tables(batches), handle)
 
 
 def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int], folder: Path) -> None:
@@ -135,19 +123,24 @@ def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int]
         UserError: there is such a folder.
         EnvironmentFault: the disk is full or not writable.
     """
-    from pyarrow.parquet import ParquetWriter
-
     if folder.exists():
         raise UserError(f"--export {folder}: there is something already; name a folder that isn't there.")
     with whole_folder(folder) as temporary:
         ends = [*(bound for bound in bounds if bound < steps.stop), steps.stop]
         for number, own in groupby(batches, key=lambda batch: bisect_right(ends, batch.step)):
             tables = (table.select(["input_ids", "step"]) for table in _tables(own))
-            first = next(tables)
             name = f"train-{max(steps.start, ends[number - 1]):09}-{ends[number]:09}.parquet"
-            with ParquetWriter(temporary / name, first.schema, compression="zstd") as writer:
-                for table in chain([first], tables):
-                    writer.write_table(table)
+            _write_parquet(tables, temporary / name)
+
+
+def _write_parquet(tables: Iterator[pyarrow.Table], where: Path | BinaryIO) -> None:
+    from pyarrow.parquet import ParquetWriter
+
+    # The writer needs the schema before any rows; it depends on whether there are labels.
+    first = next(tables)
+    with ParquetWriter(where, first.schema, compression="zstd") as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)
 
 
 def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:

@@ -26,7 +26,6 @@ def room(cluster: Cluster, bundle: Resources, *, workers: int, running: int) -> 
     nodes for those that wait.
 
     Args:
-        bundle: resources that a worker reserves.
         workers: number of workers per stage.
         running: number of stages that already run; their workers may not hold their resources yet.
     """
@@ -59,7 +58,7 @@ def run_stages(
         EnvironmentFault: if stages are left whose starting states never appeared.
     """
     waiting, running = list(stages), 0
-    ended: queue.SimpleQueue[tuple[Stage, BaseException | None]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
     said: set[Stage] = set()
 
@@ -67,9 +66,9 @@ def run_stages(
         try:
             run(stage)
         except BaseException as error:
-            ended.put((stage, error))
+            ended.put(error)
         else:
-            ended.put((stage, None))
+            ended.put(None)
 
     while True:
         elsewhere = 0
@@ -91,7 +90,7 @@ def run_stages(
         if running == 0 and elsewhere == 0:
             break
         try:
-            stage, error = ended.get(timeout=seconds_between_looks)
+            error = ended.get(timeout=seconds_between_looks)
         except queue.Empty:  # nothing has ended, but a running stage may have deposited a state that others wait for
             continue
         running -= 1

@@ -21,7 +21,6 @@ class StableAdamW(torch.optim.Optimizer):
     Args:
         lr: learning rate of the next step.
         peak: the schedule's highest rate.
-        betas, eps, weight_decay: as in AdamW.
     """
 
     def __init__(

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
-from mlmclm.storage import checksums
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.checksums import damage as damage
 from mlmclm.storage.files import read_json, whole_folder
@@ -46,11 +45,6 @@ def weights_folder(store: Path, key: str) -> Path | None:
 def exists(store: Path, key: str) -> bool:
     """Return whether the state is there and all files have their full size. `damage` can also verify checksums."""
     return damage(state_folder(store, key), read=False) is None
-
-
-def set_aside(store: Path, key: str) -> Path:
-    """Rename a damaged state, so that it can be made again; return its new path."""
-    return checksums.set_aside(state_folder(store, key))
 
 
 def link(source: Path, target: Path) -> None:

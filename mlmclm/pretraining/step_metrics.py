@@ -97,7 +97,6 @@ class StepMeter:
 
         Args:
             outcome: the result of `Engine.step`.
-            batches: (input_ids, labels) of this worker's micro-batches.
             waited: seconds spent waiting for the batch.
         """
         # The loss stays a tensor on the device: reading it here would wait for the accelerator in every step.
@@ -145,6 +144,6 @@ class StepMeter:
             labelled=sum(int(each.labelled) for each in self._steps),
             length=self.job.recipe.block_length,
             vocabulary=self.vocabulary,
-            causal=self.job.objective.causal,
+            causal=self.job.stage.objective.causal,
             documents=np.concatenate(self._documents) if self._documents else None,
         )

@@ -36,7 +36,7 @@ from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine, effective_stage
-from mlmclm.pretraining.initial import first_config, open_initial
+from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.step_metrics import StepMeter
@@ -62,9 +62,7 @@ def train_stage(job: StageJob) -> None:
         activation_checkpointing=recipe.activation_checkpointing,
         compiled=recipe.compile,
     )
-    engine = Engine(
-        pretraining_model, recipe, state, separator(recipe, Path(job.tokenizer)), moments_since=job.moments_since
-    )
+    engine = Engine(pretraining_model, recipe, state, separator(recipe, job.tokenizer), moments_since=job.moments_since)
     stage = RunningStage(job, engine, start=0 if state is None else state.step)
     callbacks = callbacks_of(stage)
     train(stage, StepMeter(job, engine, model.config.vocab_size), callbacks)
@@ -84,25 +82,26 @@ def _agree_on_backend() -> None:
 def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
     """Run the training loop of a stage and its callbacks; collective."""
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
-    label = Labelling(job.objective, vocabulary(Path(job.tokenizer)), recipe.corruption, recipe.seed, engine.separator)
+    objective, last = job.stage.objective, job.stage.end.step
+    label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seed, engine.separator)
     for callback in callbacks:
         callback.on_start()
-    for step in range(stage.start, job.last):
+    for step in range(stage.start, last):
         done = step + 1  # batches and masks count steps from 0; rates, metrics and states count those that are done
         waited = time.perf_counter()
         batches = _micro_batches(job, engine, label, step)
         waited = time.perf_counter() - waited
-        outcome = engine.step(batches, job.objective, rate=job.learning_rate(done))
+        outcome = engine.step(batches, objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
         # Read the metrics before a state is kept, so that only states with finite losses behind them are written.
-        if done % FLUSH_EVERY == 0 or job.keeps(done) or job.revises(done):
+        if done % FLUSH_EVERY == 0 or job.keeps(done) or done in job.revision_steps:
             metrics = meter.take()
             for callback in callbacks:
                 callback.on_metrics(metrics)
             meter.resume()  # callbacks and validation must not count as time of the next step
-        if not stage.stopped and (done % recipe.evaluate_every == 0 or done == job.last):
+        if not stage.stopped and (done % recipe.evaluate_every == 0 or done == last):
             held_out = _validation_batches(job.validation, recipe, engine, label)
-            found = engine.evaluate(held_out, causal=job.objective.causal)
+            found = engine.evaluate(held_out, causal=objective.causal)
             for callback in callbacks:
                 callback.on_validation(done, found.loss, found.accuracy)
             meter.resume()
@@ -117,15 +116,16 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
 
 def first_model(job: StageJob) -> PreTrainedModel:
     """Return the model before its first step, in fp32 on the CPU."""
-    if job.initial is not None:
-        _, weights = read_written(open_initial(Path(job.store), job.initial).folder)
-        return begin(_config(job), weights)
-    return build(_config(job), job.recipe.seed)
+    config, initial = _beginning(job)
+    if initial is not None:
+        return begin(config, read_written(initial.folder)[1])
+    return build(config, job.recipe.seed)
 
 
 def hollow_model(job: StageJob) -> PreTrainedModel:
     """Return `first_model` without weights (`build.hollow`)."""
-    return hollow(_config(job)) if job.initial is None else begin(_config(job), None)
+    config, initial = _beginning(job)
+    return hollow(config) if initial is None else begin(config, None)
 
 
 def write_beginning(job: StageJob, folder: Path) -> None:
@@ -135,9 +135,10 @@ def write_beginning(job: StageJob, folder: Path) -> None:
         checkpoints.write_tensors(temporary, checkpoints.fresh(weights_of(first_model(job))))
 
 
-def _config(job: StageJob) -> PreTrainedConfig:
-    initial = None if job.initial is None else open_initial(Path(job.store), job.initial)
-    return first_config(job.size, initial, Path(job.tokenizer), job.recipe)
+def _beginning(job: StageJob) -> tuple[PreTrainedConfig, InitialModel | None]:
+    end = job.stage.end
+    initial = None if end.initial is None else open_initial(job.store, end.initial)
+    return first_config(end.size, initial, job.tokenizer, job.recipe), initial
 
 
 def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
@@ -154,18 +155,18 @@ def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingSt
     if distributed.get_rank() == 0:
         chosen = _latest_folder(job)
         if chosen is None and divided:
-            chosen = str(Path(job.run_folder) / "beginning")
+            chosen = job.run_folder / "beginning"
             # No CPU is reserved, since the workers may hold them all. The process ends after the call, which frees
             # its memory.
             write = ray.remote(num_cpus=0, max_calls=1)(write_beginning)
-            ray.get(write.remote(job, Path(chosen)))
+            ray.get(write.remote(job, chosen))
     chosen = broadcast_from_rank_zero(chosen)
     # Random weights would only be overwritten by those of a state.
     model = hollow_model(job) if divided or chosen is not None else first_model(job)
-    return model, None if chosen is None else checkpoints.read_tensors(Path(chosen))
+    return model, None if chosen is None else checkpoints.read_tensors(chosen)
 
 
-def _latest_folder(job: StageJob) -> str | None:
+def _latest_folder(job: StageJob) -> Path | None:
     """Return the folder of the furthest intact state: a checkpoint, a deposit, or the stage's starting state.
 
     Returns None if the stage starts from the initialisation. Damaged folders are reported to the user.
@@ -173,23 +174,25 @@ def _latest_folder(job: StageJob) -> str | None:
     Raises:
         UserError: if the state that the stage starts from is damaged.
     """
-    store, end = Path(job.store), job.next_deposit()
-    found = states.checkpoints(Path(job.run_folder))
-    found += [(step, states.state_folder(store, key)) for step, key in job.deposits if states.exists(store, key)]
-    for _, folder in sorted((item for item in found if job.start < item[0] < end), reverse=True):
+    deposited = [(step, states.state_folder(job.store, key)) for step, key in job.deposits.items()]
+    absent = [step for step, folder in deposited if states.damage(folder, read=False) is not None]
+    # A checkpoint beyond an absent deposit is useless. An earlier plan that did not want this state may have left one.
+    end = min(absent, default=job.stage.end.step + 1)
+    found = sorted(states.checkpoints(job.run_folder) + deposited, reverse=True)
+    for folder in (folder for step, folder in found if job.start.step < step < end):
         damage = states.damage(folder)
         if damage is None:
             # The run's own log has no checksum and may have lines of later steps. Go on from the copy in the state.
             write_atomic(job.metrics_path, (folder / "metrics.jsonl").read_bytes())
-            return str(folder)
+            return folder
         job.note(f"{folder} is not used: {damage}; the furthest whole one before it is.")
     if job.start_key is None:
         return None
-    start = states.state_folder(store, job.start_key)
+    start = states.state_folder(job.store, job.start_key)
     damage = states.damage(start)
     if damage is not None:
         raise UserError(f"{start}: {damage}. Run the same command again: it is trained anew.")
-    return str(start)
+    return start
 
 
 def _micro_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -> list[tuple[Tensor, Tensor]]:

@@ -7,22 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from mlmclm.pretraining.job import StageJob
-
-
-@contextmanager
-def _hidden(package: str) -> Iterator[None]:
-    """Let imports of a package fail, unless it is imported already."""
-    hidden = sys.modules.setdefault(package, None) is None  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        if hidden:
-            del sys.modules[package]
 
 
 def run_in_worker(config: dict[str, Any]) -> None:
@@ -30,9 +17,12 @@ def run_in_worker(config: dict[str, Any]) -> None:
     job: StageJob = config["job"]
     # By default DeepSpeed uses any GPU that it sees, reserved or not. It reads this variable when it is imported.
     os.environ["DS_ACCELERATOR"] = job.device
-    with _hidden("mlflow"):  # DeepSpeed's autotuner would import it, a sixth of a worker's start
-        import deepspeed  # noqa: F401
+    # DeepSpeed's autotuner would import MLflow, a sixth of a worker's start. Under None the import fails.
+    hidden = sys.modules.setdefault("mlflow", None) is None  # type: ignore[arg-type]
+    import deepspeed  # noqa: F401
 
+    if hidden:
+        del sys.modules["mlflow"]
     from mlmclm.pretraining.worker import train_stage
 
     train_stage(job)

@@ -103,15 +103,14 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> StageJob:
     made = prepare(load_study(path), Place(folder / "store", folder / "data"))
     (stage,) = made.plan.stages
     return StageJob(
-        title=stage.title, size="1m", shape=SIZES["1m"], initial=None, store=str(made.place.store), run_folder="",
-        model=f"1m-clm-{LAST}", corpus=made.corpus.key, train=made.corpus.train, validation=made.corpus.validation,
-        tokenizer=str(made.corpus.tokenizer), legs=stage.end.legs, start=0, start_key=None, deposits=((LAST, "key"),),
-        recipe=made.study.recipe, whole_recipe=made.study.recipe, fingerprint=made.fingerprint, device="cpu",
+        stage=stage, start=stage.start, wanted=stage.states, shape=SIZES["1m"], store=made.place.store, run_folder=folder,
+        corpus=made.corpus.key, train=made.corpus.train, validation=made.corpus.validation,
+        tokenizer=made.corpus.tokenizer, whole_recipe=made.study.recipe, fingerprint=made.fingerprint, device="cpu",
     )  # fmt: skip
 
 
 def running(template: StageJob, folder: Path, engine: Any, start: int = 0) -> RunningStage:
-    return RunningStage(replace(template, run_folder=str(folder)), engine, start)
+    return RunningStage(replace(template, run_folder=folder), engine, start)
 
 
 def row(step: int, loss: float = 2.0, norm: float = 1.0) -> StepMetrics:
@@ -183,7 +182,7 @@ def test_revisions_are_kept_once_and_what_a_killed_run_owed_is_kept_at_the_start
     template: StageJob, tmp_path: Path, policy: dict[str, int]
 ) -> None:
     recipe = template.recipe.model_copy(update=policy)
-    job = replace(template, recipe=recipe, whole_recipe=recipe, store=str(tmp_path), run_folder=str(tmp_path))
+    job = replace(template, whole_recipe=recipe, store=tmp_path, run_folder=tmp_path)
 
     def trained(start: int, stop: int) -> None:
         callback = Revisions(RunningStage(job, FakeEngine(), start))

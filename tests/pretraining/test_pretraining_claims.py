@@ -47,12 +47,12 @@ class Training:
     def __call__(self, job: StageJob, folder: Path, observer: Any) -> None:
         assert not self.running[folder], "two in one run's folder"
         self.running[folder] += 1
-        done = job.start
-        for end, key in job.deposits:
+        done = job.start.step
+        for end, key in job.deposits.items():
             for step in range(done + 1, end + 1):
-                self.steps[str(job.objective), step] += 1
+                self.steps[str(job.stage.objective), step] += 1
             done = end
-            with whole_folder(states.state_folder(Path(job.store), key)) as made:
+            with whole_folder(states.state_folder(job.store, key)) as made:
                 write_checksums(made)
             self.begun.set()
             assert self.go_on.wait(30)

@@ -75,10 +75,9 @@ def job_of(prepared: PreparedStudy) -> StageJob:
     stage = prepared.plan.stages[0]
     corpus, recipe = prepared.corpus, prepared.study.recipe
     return StageJob(
-        title=stage.title, size=stage.end.size, shape=prepared.initial["tiny"].size, initial=stage.end.initial,
-        store=str(prepared.place.store), run_folder="", model="", corpus=corpus.key, train=corpus.train,
-        validation=corpus.validation, tokenizer=str(corpus.tokenizer), legs=stage.end.legs, start=0, start_key=None,
-        deposits=(), recipe=recipe, whole_recipe=recipe, fingerprint=prepared.fingerprint, device="cpu",
+        stage=stage, start=stage.start, wanted=(), shape=prepared.initial["tiny"].size, store=prepared.place.store,
+        run_folder=Path(), corpus=corpus.key, train=corpus.train, validation=corpus.validation, tokenizer=corpus.tokenizer,
+        whole_recipe=recipe, fingerprint=prepared.fingerprint, device="cpu",
     )  # fmt: skip
 
 

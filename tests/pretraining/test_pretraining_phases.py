@@ -95,7 +95,6 @@ def mortal() -> Callable[[dict[str, Any]], None]:
     def die_in_each(config: dict[str, Any]) -> None:
         import os
         import signal
-        from pathlib import Path
 
         from mlmclm.pretraining.engine import Engine
         from mlmclm.pretraining.worker_entry import run_in_worker
@@ -104,7 +103,7 @@ def mortal() -> Callable[[dict[str, Any]], None]:
 
         def counted(engine: Any, *given: Any, **named: Any) -> Any:
             engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
-            mark = Path(job.store) / f"killed-{job.start}"
+            mark = job.store / f"killed-{job.start.step}"
             if engine.rank == 1 and engine.steps_taken == 4 and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)

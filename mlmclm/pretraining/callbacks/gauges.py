@@ -10,22 +10,16 @@ from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.step_metrics import StepMetrics
 from mlmclm.tracking.live_metrics import counter, gauge
 
+SHOWN = ("loss", "step", "tokens_per_second", "learning_rate", "gradient_norm", "utilisation", "data_wait")
+"""Fields of `StepMetrics` that gauges are named after."""
+
 
 class Gauges(Callback):
     """Exports the metrics of the latest step and the latest validation (`tracking.live_metrics`)."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         last = metrics[-1]
-        self._set(
-            loss=last.loss,
-            step=last.step,
-            tokens_per_second=last.tokens_per_second,
-            learning_rate=last.learning_rate,
-            gradient_norm=last.gradient_norm,
-            utilisation=last.utilisation,
-            memory_bytes=last.memory,
-            data_wait=last.data_wait,
-        )
+        self._set(memory_bytes=last.memory, **{name: getattr(last, name) for name in SHOWN})
         # A gauge shows the latest step only; the counter must count every step since the last call.
         counter("mlmclm_pretraining_tokens_total").inc(sum(each.tokens for each in metrics), tags=self._labels())
 
@@ -38,4 +32,6 @@ class Gauges(Callback):
             gauge(f"mlmclm_pretraining_{name}").set(value, tags=self._labels())
 
     def _labels(self) -> dict[str, str]:
-        return {"model": self.stage.job.model, "objective": str(self.stage.job.objective)}
+        stage = self.stage.job.stage
+        # The first of the models that need the stage.
+        return {"model": (*stage.models, stage.title)[0], "objective": str(stage.objective)}

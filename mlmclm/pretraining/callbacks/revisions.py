@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.checkpoints import TrainingState
@@ -26,7 +24,7 @@ class Revisions(Callback):
 
     def on_step_end(self, step: int) -> None:
         job = self.stage.job
-        if not job.revises(step) or step in dict(job.deposits):
+        if step not in job.revision_steps or step in job.deposits:
             return
         # Rank 0 alone looks what is there: others could see a shared file system differently, and wait for nothing.
         state = self.stage.engine.state(step, moments=False)
@@ -35,13 +33,13 @@ class Revisions(Callback):
 
     def _keep(self, state: TrainingState, key: str) -> None:
         job = self.stage.job
-        if states.weights_folder(Path(job.store), key) is not None:
+        if states.weights_folder(job.store, key) is not None:
             return
-        folder = states.revision_folder(Path(job.store), key)
+        folder = states.revision_folder(job.store, key)
         if folder.is_dir():
             with in_turn(folder.with_name(".damaged.lock")):
                 # Looked at again, as a stage beside this one may have written the same weights meanwhile.
                 if folder.is_dir() and states.damage(folder, read=False) is not None:
                     set_aside(folder)
-        description = {"size": job.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}
+        description = {"size": job.stage.end.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}
         checkpoints.write_folder(folder, state, description, ())

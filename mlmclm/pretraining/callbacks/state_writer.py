@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ class StateWriter(Callback):
         if self.stage.job.keeps(step):
             # One write at a time: each holds a copy of the whole state in rank 0's host memory.
             self._wait()
-            self._write(step, dict(self.stage.job.deposits).get(step))
+            self._write(step, self.stage.job.deposits.get(step))
 
     def on_end(self) -> None:
         self._wait()
@@ -69,7 +68,7 @@ class StateWriter(Callback):
                     checkpoints.write_folder(folder / name, state, description, rows)
                 else:
                     # Hard links: the checkpoint is another name for the deposited files and takes no more space.
-                    states.link(checkpoints.deposit(Path(job.store), key, state, description, rows), folder / name)
+                    states.link(checkpoints.deposit(job.store, key, state, description, rows), folder / name)
             except BaseException as error:
                 writing.set_exception(error)
                 raise
@@ -89,13 +88,14 @@ class StateWriter(Callback):
     def _description(self, step: int) -> dict[str, Any]:
         """Describe how this state was made, for `state.json`."""
         job, engine = self.stage.job, self.stage.engine
+        state = job.stage.end.at(step)
         return {
-            "size": job.size,
-            "legs": [replace(leg, stop=min(leg.stop, step)).identity() for leg in job.legs if leg.start < step],
+            "size": state.size,
+            "legs": [leg.identity() for leg in state.legs],
             "parent": job.start_key,
-            **({} if job.initial is None else {"initial": job.initial}),
+            **({} if state.initial is None else {"initial": state.initial}),
             "fingerprint": job.fingerprint,
-            "sources": dict(job.sources),
+            "sources": dict(state.sources),
             "recipe": job.whole_recipe.model_dump(mode="json"),
             "corpus": job.corpus,
             "system": {**system_facts(), "workers": engine.world, "device": str(engine.device), "backend": engine.backend.name},
