@@ -124,10 +124,10 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     """Run a stage's workers until it ends; raise an error that explains it if the stage ends early."""
     # Importing these takes long, and a study without missing states needs none of them.
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
 
     from mlmclm.backends.choice import backend_of
     from mlmclm.pretraining.rendezvous import closed
+    from mlmclm.pretraining.trainer import Trainer
 
     title, recipe, device = job.stage.title, job.recipe, job.device
     backend_of(device)  # refuses an unknown name here, before workers start
@@ -138,7 +138,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     # Left by an earlier run that diverged; it would be taken for this run's.
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
-    trainer = TorchTrainer(
+    trainer = Trainer(
         run_in_worker,
         train_loop_config={"job": job},
         torch_config=closed("nccl" if device == "cuda" else "gloo", folder / "rendezvous"),

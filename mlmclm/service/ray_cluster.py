@@ -55,8 +55,11 @@ START_LIMITS = {
 
 The variables come from `_private/node.py`, `_private/ray_constants.py` and `src/ray/common/ray_config_def.h`.
 """
-OWN_CLUSTER = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
-"""No preemption watcher: this machine is not taken away. This saves an actor per training run, 5 s of a processor."""
+OWN_CLUSTER = {
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not taken away; an actor for each training run
+    "RAY_prestart_worker_first_driver": "0",  # workers without the session's runtime environment, which nothing uses
+}
+"""Settings that leave out processes for which a private cluster has no use. Each takes some seconds of a processor."""
 STARTS = 3
 """Number of attempts to start a private cluster."""
 SECONDS_A_START = 300.0
@@ -135,7 +138,7 @@ def ray_session(
             _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
-            stack.enter_context(_own_ports())
+            stack.enter_context(_own_settings())
             folder = private = _start(
                 {
                     "address": "local",
@@ -329,22 +332,24 @@ def _dashboard() -> str | None:
 
 
 @contextmanager
-def _own_ports() -> Iterator[None]:
+def _own_settings() -> Iterator[None]:
     """Make a new cluster's servers listen on 127.0.0.1 only, and the agent of its node on a free port.
 
     Ray does the first by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports
     are open to the network, including the one for serialised code, protected by the token alone.
 
     `ray.init` can't be told the agent's port, and by default only the first cluster on a machine gets it: the agents of
-    the others stay without one, and their dashboards then take no jobs.
+    the others stay without one, and their dashboards then take no jobs. Nor can it be told to leave out the processes
+    of the autoscaler and of the log monitor, which have nothing to do here.
     """
     from ray._private import parameter, ray_constants
 
     variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    free = partial(parameter.RayParams, dashboard_agent_listen_port=0)
+    settings = {"dashboard_agent_listen_port": 0, "no_monitor": True, "include_log_monitor": False}
+    own = partial(parameter.RayParams, **settings)
     os.environ[variable] = "0"  # for the daemons and workers; this process has already read it
     try:
-        with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False), _replaced(parameter, "RayParams", free):
+        with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False), _replaced(parameter, "RayParams", own):
             yield
     finally:
         os.environ.pop(variable, None)
