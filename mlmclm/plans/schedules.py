@@ -1,32 +1,66 @@
 """Learning-rate schedules: warm-up, a stable part, and a decay with one of several shapes.
 
-To add a decay, add its function to `LAWS`.
+To add a decay, write a class and register it in `LAWS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from typing import Annotated
 
 from pydantic import AfterValidator
 
 from mlmclm.errors import unknown
 
-LAWS: dict[str, Callable[[float], float]] = {
-    # Linear decay to 0, as in the study (arXiv 2507.00994).
-    "linear": lambda left: left,
-    # Decay by 1 - sqrt(share done), fast at first (arXiv 2405.18392; Ettin's last phase, arXiv 2507.11412).
-    "1-sqrt": lambda left: 1 - math.sqrt(1 - left),
-    # Half a cosine wave, which falls slowly at the start and at the end.
-    "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
-    # No decay: the rate stays at its peak.
-    "constant": lambda left: 1.0,
-}
-"""Decays by the names that `recipe.decay` accepts.
 
-Each gives the learning rate, as a share of the peak, for the share of the decay that is still to come, in (0, 1].
-"""
+class Decay(ABC):
+    """The shape of the learning-rate decay at the end of a phase."""
+
+    @abstractmethod
+    def factor(self, left: float) -> float:
+        """Return the learning rate as a share of the peak.
+
+        Args:
+            left: share of the decay that is still to come, in (0, 1].
+        """
+
+
+class Linear(Decay):
+    """Linear decay to 0, as in the study (arXiv 2507.00994)."""
+
+    def factor(self, left: float) -> float:
+        return left
+
+
+class OneMinusSqrt(Decay):
+    """Decay by 1 - sqrt(share done), fast at first (arXiv 2405.18392; Ettin's last phase, arXiv 2507.11412)."""
+
+    def factor(self, left: float) -> float:
+        return 1 - math.sqrt(1 - left)
+
+
+class Cosine(Decay):
+    """Half a cosine wave, which falls slowly at the start and at the end."""
+
+    def factor(self, left: float) -> float:
+        return (1 - math.cos(math.pi * left)) / 2
+
+
+class Constant(Decay):
+    """No decay: the rate stays at its peak."""
+
+    def factor(self, left: float) -> float:
+        return 1.0
+
+
+LAWS: dict[str, Decay] = {
+    "linear": Linear(),
+    "1-sqrt": OneMinusSqrt(),
+    "cosine": Cosine(),
+    "constant": Constant(),
+}
+"""Decays by the names that `recipe.decay` accepts."""
 
 
 def _known(name: str) -> str:
@@ -66,5 +100,5 @@ def learning_rate(
     if warmup > 0:
         rate *= min(1.0, (step - origin + 1) / warmup)
     if decay_end is not None and decay > 0:
-        rate *= final_share + (1 - final_share) * LAWS[law](min(1.0, (decay_end - step) / decay))
+        rate *= final_share + (1 - final_share) * LAWS[law].factor(min(1.0, (decay_end - step) / decay))
     return rate
