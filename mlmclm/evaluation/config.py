@@ -43,7 +43,7 @@ class ZeroShot(Frozen):
         return self
 
     def found(self, folder: Path | None, data_root: Path | None) -> Self:
-        """Return the same with files in place of relative names; `folder`, that of the file with them, is searched first."""
+        """Return the same with files in place of relative names, looked up first in `folder`, that of the study file."""
 
         def there(name: str, key: str) -> str:
             places = places_of(name, folder, data_root)

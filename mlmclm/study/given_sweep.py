@@ -198,7 +198,7 @@ def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress:
 
 
 def _check_loading(made: GivenSweep) -> None:
-    """Load each model that has missing cells, so that all which can't be fine-tuned are refused before any is."""
+    """Load each model that has missing cells, so that one which can't be fine-tuned is refused before any is."""
     missing = {cell.model for cell in Ledger(made.place.store).missing(made.plan().cells)}
 
     def load(each: GivenModel) -> None:

@@ -25,7 +25,7 @@ class _ForEditors(GenerateJsonSchema):
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a kind of file, one of `KINDS`."""
+    """Return the JSON Schema of a kind of file; a `UserError` names the `KINDS` if it is none of them."""
     if kind not in KINDS:
         raise unknown("kind of file", kind, KINDS)
     schema = KINDS[kind].model_json_schema(schema_generator=_ForEditors)

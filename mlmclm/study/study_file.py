@@ -169,7 +169,7 @@ class StudyFile(InFolder):
         return min(history(name, self.recipe).settled(self.recipe).block_length for name in self.parsed)
 
     def model_of(self, name: str, *, where: str) -> str:
-        """Return a model's name as the study spells it; if it has none such, the `UserError` starts with `where`."""
+        """Return a model's name as the study spells it. If there is no such model, the `UserError` starts with `where`."""
         name = self.spelled(name)
         if name not in self.models:
             raise unknown("model", name, self.models, where=where)

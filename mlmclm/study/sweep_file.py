@@ -43,7 +43,7 @@ class SweepFile(InFolder):
     """Address of an MLflow server, as in a study file."""
 
     def model_of(self, name: str, *, where: str) -> str:
-        """Return the name if it is one of the sweep's models; else raise a `UserError` that starts with `where`."""
+        """Return a model's name. If the sweep has no such model, the `UserError` starts with `where`."""
         if name not in self.models:
             raise unknown("model", name, self.models, where=where)
         return name

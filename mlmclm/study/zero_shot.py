@@ -57,7 +57,7 @@ def evaluate(
     cpus: float,
     session: Session,
 ) -> MlmclmError | None:
-    """Compute the missing evaluations of a study's models, which reserve `cpus` each; open a session only if there are any.
+    """Compute the missing evaluations of a study's models, on `cpus` CPUs each; open a Ray session only if there are any.
 
     Returns:
         The error if some failed, for the caller to raise once the rest of the study is done.
