@@ -35,13 +35,13 @@ class Suite(Frozen):
     @field_validator("size")
     @classmethod
     def _known(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and value not in info.context["sizes"]:
-            raise ValueError(str(unknown("size", value, info.context["sizes"])))
+        if value is not None and value not in _sizes(info):
+            raise ValueError(str(unknown("size", value, _sizes(info))))
         return value
 
     @model_validator(mode="after")
     def _models(self, info: ValidationInfo) -> Suite:
-        self._parsed = tuple(self._parse(name, info.context["sizes"]) for name in self.models)
+        self._parsed = tuple(self._parse(name, _sizes(info)) for name in self.models)
         spelled = list(map(str, self._parsed))
         twice = sorted({name for name in spelled if spelled.count(name) > 1})
         if twice:
@@ -74,6 +74,10 @@ class Suite(Frozen):
         if self.recipe is None:
             return recipe
         return parse(Recipe, {**recipe.model_dump(), **self.recipe.model_dump(exclude_unset=True)}, where=where)
+
+
+def _sizes(info: ValidationInfo) -> tuple[str, ...]:
+    return tuple(SIZES) if info.context is None else info.context["sizes"]
 
 
 def suite_names() -> list[str]:
