@@ -181,7 +181,9 @@ def mark_cut(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     rows, seeds = records(cells), [Seeds.of(seed) for seed in grid.seeds]
     cut = set()
     for group, members in grouped(rows, "model", "task", "setting").items():
-        scores = {(row["learning_rate"], seeds_of(row)): row["validation"] if scored(row) else None for row in members}
+        scores: dict[tuple[float, Seed], float | None] = {
+            (row["learning_rate"], seeds_of(row)): row["validation"] if scored(row) else None for row in members
+        }
         for rate in standing(scores, grid.learning_rates, seeds, grid.race).cut:
             if not all((rate, seed) in scores for seed in seeds):
                 cut.add((*group, rate))

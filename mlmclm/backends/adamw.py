@@ -35,7 +35,7 @@ class Optimizer(Protocol):
         """Bring every weight up to date with the steps taken; no step may follow."""
 
 
-class TorchAdamW(Optimizer):
+class TorchAdamW:
     """torch's fused AdamW. No step is ever postponed, so there is nothing to settle."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], settings: Settings) -> None:
@@ -61,6 +61,12 @@ class TorchAdamW(Optimizer):
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def settle(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
