@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.progress import Bar
 
 if TYPE_CHECKING:
     from mlmclm.results.examples import KeptExamples
@@ -21,26 +22,19 @@ if TYPE_CHECKING:
     Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("compare")(compare)
-
-
 def compare(
-    first: Annotated[str, typer.Argument(help="A model of the study; without --study the key of a cell.")],
-    second: Annotated[str, typer.Argument(help="The other.")],
+    first: Annotated[str, Argument(help="A model of the study; without --study the key of a cell.")],
+    second: Annotated[str, Argument(help="The other.")],
     study: Annotated[
         Path | None,
-        typer.Option(
-            "--study",
-            help="The study or sweep file that has the models; each is taken at its best learning rate, or rates by seed.",
+        Option(
+            help="The study or sweep file that has the models; each is taken at its best learning rate, or rates by seed."
         ),
     ] = None,
     task: Annotated[
-        list[str] | None,
-        typer.Option("--task", help="One of the study's tasks, in place of all; may be given several times."),
+        list[str] | None, Option(help="One of the study's tasks, in place of all; may be given several times.")
     ] = None,
-    metric: Annotated[str | None, typer.Option("--metric", help="A score in place of the tasks' main one.")] = None,
+    metric: Annotated[str | None, Option(help="A score in place of the tasks' main one.")] = None,
     rule: options.Rule = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
@@ -59,7 +53,6 @@ def compare(
     """
     from mlmclm.analysis.pairs import RESAMPLES
     from mlmclm.analysis.pairs import compare as paired
-    from mlmclm.progress import Bar
     from mlmclm.sweeps.ledger import Ledger
 
     place = options.place(store, data, task_dir)
@@ -112,17 +105,15 @@ def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Si
 def _of_models(
     first: str, second: str, file: Path, tasks: Sequence[str], rule: str | None, place: Place, ledger: Ledger
 ) -> tuple[Sides, dict[str, str]]:
-    """Return both models' cells at their best learning rates, and the tasks that are left out.
+    """Return both models' cells at their best learning rates, and the reason why a task is left out.
 
-    The first mapping gives each task's main score and the cells of each model, for the seeds that both models have. The
-    second gives the reason why a task is left out.
+    Cells are those of the seeds that both models have.
 
     Raises:
         UserError: a model or task is unknown, or no task has cells to compare.
     """
     from mlmclm.analysis.summary import chosen_results
     from mlmclm.cli.results_of import results_of
-    from mlmclm.errors import for_each
 
     found = results_of(file, place, rule)
     names = [found.file.model_of(name, where=str(file)) for name in (first, second)]
@@ -157,7 +148,7 @@ def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: 
             row["task"],
             text.metric(row["metric"]),
             *(f"{text.points(row[side])} ({rates_text(row[f'{side}_rates'])})" for side in ("first", "second")),
-            f"{text.difference(row['difference'])} {text.interval(row['low'], row['high'], sign=True)}",
+            text.estimate(row["difference"], row["low"], row["high"], sign=True),
             text.probability(row["p"]),
             f"{row['examples']:,}",
         )

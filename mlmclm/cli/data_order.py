@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show
+from mlmclm.errors import UserError
+from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     from mlmclm.pretraining.seen import Seen
@@ -24,17 +28,12 @@ _SHOWN_TOKENS = 32
 def order(
     file: options.Study,
     steps: Annotated[
-        str | None,
-        typer.Option(
-            "--steps", help="a:b, from step a up to but not including b, counted from 0; all with --export FOLDER."
-        ),
+        str | None, Option(help="a:b, from step a up to but not including b, counted from 0; all with --export FOLDER.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="Show what this model was given: its masks, and labels.")
-    ] = None,
-    labels: Annotated[bool, typer.Option("--labels", help="With the labels; needs --model.")] = False,
+    model: Annotated[str | None, Option(help="Show what this model was given: its masks, and labels.")] = None,
+    labels: Annotated[bool, Option("--labels", help="With the labels; needs --model.")] = False,
     to: Annotated[
-        Path | None, typer.Option("--export", help="Write a .parquet or .jsonl file, or a folder, instead of printing.")
+        Path | None, Option("--export", help="Write a .parquet or .jsonl file, or a folder, instead of printing.")
     ] = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
@@ -51,11 +50,8 @@ def order(
 
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
-    from mlmclm.cli.output import print_json, show
-    from mlmclm.errors import UserError
     from mlmclm.plans.plan import history, revision_steps
-    from mlmclm.pretraining.seen import FORMATS, export, export_data_set
-    from mlmclm.progress import spoken
+    from mlmclm.pretraining.seen import FORMATS, export, export_data_set, seen
     from mlmclm.study.prepare import prepare
     from mlmclm.study.study_file import load_study
 
@@ -77,7 +73,9 @@ def order(
     longest = max((name for name in study.parsed if model in (None, str(name))), key=lambda name: name.steps)
     wanted = _range(steps, longest.steps, model)
     prepared = prepare(study, options.place(store, data))
-    batches = _batches(prepared, wanted, model, labels, masked=not as_folder)
+    corpus, name = prepared.corpus, next((name for name in study.parsed if str(name) == model), None)
+    given = seen(corpus.train, study.recipe, wanted, model=name, tokenizer=corpus.tokenizer, masked=not as_folder)
+    batches = given if labels else (replace(batch, labels=None) for batch in given)
     spoken()  # from here on there is output, so the line about slow start-up is no longer due
     if to is not None:
         counts: Counter[str] = Counter()
@@ -89,14 +87,7 @@ def order(
             export(_counted(batches, counts), to)
         rows, tokens = counts["rows"], counts["tokens"]
         if as_json:
-            print_json(
-                {
-                    "path": str(to),
-                    "steps": [wanted.start, wanted.stop],
-                    "rows": rows,
-                    "tokens": tokens,
-                }
-            )
+            print_json({"path": str(to), "steps": [wanted.start, wanted.stop], "rows": rows, "tokens": tokens})
         else:
             show(f"{to}: {rows:,} rows, {tokens:,} tokens")
     elif as_json:
@@ -112,13 +103,10 @@ def _range(text: str | None, last: int, model: str | None) -> range:
 
     Args:
         last: steps of the model, or of the longest one of the study.
-        model: the model's name as given.
 
     Raises:
         UserError: the range is malformed, or goes beyond the model's last step.
     """
-    from mlmclm.errors import UserError
-
     if text is None and not last:
         which = "--model: an untrained model" if model is not None else "a study of untrained models only"
         raise UserError(f"{which} sees no data; name a model that is trained.")
@@ -130,15 +118,6 @@ def _range(text: str | None, last: int, model: str | None) -> range:
         whose = f"model {model!r} takes" if model is not None else "the longest model of the study takes"
         raise UserError(f"--steps {text!r}: {whose} {last:,} steps; allowed: within 0:{last}.")
     return range(int(match[1]), int(match[2]))
-
-
-def _batches(prepared: PreparedStudy, steps: range, model: str | None, labels: bool, *, masked: bool) -> Iterator[Seen]:
-    from mlmclm.pretraining.seen import seen
-
-    corpus, study = prepared.corpus, prepared.study
-    name = next((name for name in study.parsed if str(name) == model), None)
-    for batch in seen(corpus.train, study.recipe, steps, model=name, tokenizer=corpus.tokenizer, masked=masked):
-        yield batch if labels else replace(batch, labels=None)
 
 
 def _counted(batches: Iterator[Seen], counts: Counter[str]) -> Iterator[Seen]:

@@ -13,16 +13,16 @@ from mlmclm.cli.options import Assumed
 from mlmclm.cli.output import print_json, show
 from mlmclm.cli.plan import time_text
 from mlmclm.errors import UserError
-from mlmclm.plans.plan import Plan, make_plan
+from mlmclm.plans.plan import Stage, make_plan
 from mlmclm.progress import say
 from mlmclm.seeds import seed_labels, seed_value
-from mlmclm.study.last_grid import Difference, since_last
-from mlmclm.study.opened import find_models
+from mlmclm.study.last_grid import since_last
+from mlmclm.study.opened import find_models, find_tasks
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import check_models_to_continue, find_prepared
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
-from mlmclm.study.sweep import study_grid, study_space
+from mlmclm.study.sweep import plan_sweep, study_grid, study_space, together
 from mlmclm.study.sweep_file import SweepFile
 from mlmclm.study.zero_shot import evaluations_there, zero_shot_tasks
 from mlmclm.sweeps.ledger import Ledger
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.starts import Planned
 
 
-def show_dry_run(
-    study: StudyFile, place: Place, assumed: Assumed | None = None, *, as_json: bool, sweep: bool = True
-) -> None:
+def show_dry_run(study: StudyFile, place: Place, assumed: Assumed | None, *, as_json: bool) -> None:
     """Print which parts of a study exist, which would be computed, and what its sweep would take.
 
     Model names, the search space and the tasks are checked on the way. The sweep is estimated once its models are
     exported.
+
+    Args:
+        assumed: None leaves the sweep out.
     """
     space = study_space(study, place.task_dirs)
     plan = make_plan(study.parsed, study.recipe)
@@ -49,7 +50,7 @@ def show_dry_run(
         check_models_to_continue(study, place, plan)
     else:
         plan = prepared.plan
-    stages = [_stage(plan, index, prepared) for index in range(len(plan.stages))]
+    stages = [_stage(stage, prepared) for stage in plan.stages]
     found: dict[str, Any] = {
         "study": study.name,
         "store": str(place.store),
@@ -58,24 +59,18 @@ def show_dry_run(
         "stages": stages,
         "steps_to_train": sum(stage["steps_to_train"] for stage in stages),
     }
-    changed: Difference | None = None
-    if sweep:
-        changed = since_last(place.study_folder(study), study_grid(study, space))
-        found |= _grid(space, changed)
-        found["cells"] = len(study.models) * space.cells_a_model
-        planned = _planned(prepared, space)
-        cells = planned.cells if planned is not None else []
-        missing = Ledger(place.store).missing(cells)
-        found["cells_to_compute"] = found["cells"] - len(cells) + len(missing)
+    if assumed is not None:
+        models = (
+            [model for model in find_models(prepared).values() if model is not None] if prepared is not None else []
+        )
+        planned, grid = _planned(prepared, space, models), study_grid(study, space)
+        waiting = {}
         if space.start_from:
             # A cell has no key until its start is settled: chosen, or impossible because every candidate diverged.
             unnamed = len(study.models) * sum(map(space.cells_of, space.start_from))
-            stranded = sum(planned.stranded.values()) if planned is not None else 0
-            found["cells_waiting"] = unnamed - sum(cell.start is not None for cell in cells) - stranded
-            found["start_from"] = space.start_from
-        found |= _estimate(cells, missing, found["cells_to_compute"], space, place, assumed or Assumed())
-        models = find_models(prepared).values() if prepared is not None else ()
-        found |= _evaluations(study, place, [model for model in models if model is not None], len(study.models))
+            settled = sum(cell.start is not None for cell in planned.cells) + sum(planned.stranded.values())
+            waiting = {"cells_waiting": unnamed - settled, "start_from": space.start_from}
+        found |= _sweep(study, place, space, grid, planned, models, assumed, **waiting)
     if as_json:
         print_json(found)
         return
@@ -84,20 +79,10 @@ def show_dry_run(
     for size, source in study.initial.items():
         show(f"models {size}: continue from {source}")
     for stage in stages:
-        left = (
-            f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train" if stage["steps_to_train"] else "done"
-        )
-        show(f"stage {stage['title']}: {left}")
-    if changed is not None:
-        _show_grid(space, changed)
-        show(f"cells: {found['cells_to_compute']:,} of {found['cells']:,} to compute")
-        if found.get("cells_waiting"):
-            starts = ", ".join(f"{task} from {source}" for task, source in space.start_from.items())
-            show(
-                f"{found['cells_waiting']:,} of them wait for the cell with the best validation score to start from ({starts})"
-            )
-        _show_estimate(found)
-    _show_evaluations(found)
+        left = f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train"
+        show(f"stage {stage['title']}: {left if stage['steps_to_train'] else 'done'}")
+    if assumed is not None:
+        _show_sweep(found, space)
 
 
 def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: bool) -> None:
@@ -105,52 +90,81 @@ def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: 
     from mlmclm.study.given_sweep import open_sweep
 
     made = open_sweep(file, place, prepare=False)
-    planned, changed = made.plan(), since_last(place.study_folder(file), made.grid())
-    total = len(made.models) * made.space.cells_a_model
-    missing = Ledger(place.store).missing(planned.cells)
-    there = len(planned.cells) - len(missing)
+    sources = {each.model.name: each.source for each in made.models}
+    models = [each.model for each in made.models]
     found = {
         "sweep": file.name,
         "store": str(place.store),
-        "models": {each.model.name: each.source for each in made.models},
-        **_grid(made.space, changed),
-        "cells": total,
-        "cells_to_compute": total - there,
-        **_estimate(planned.cells, missing, total - there, made.space, place, assumed),
-        **_evaluations(file, place, [each.model for each in made.models], len(made.models)),
+        "models": sources,
+        **_sweep(file, place, made.space, made.grid(), made.plan(), models, assumed),
     }
     if as_json:
         print_json(found)
         return
     show(f"sweep {file.name}: nothing is computed now (--dry-run)")
-    for each in made.models:
-        show(f"model {each.model.name}: {each.source}")
-    _show_grid(made.space, changed)
-    show(f"cells: {total - there:,} of {total:,} to compute")
-    _show_estimate(found)
-    _show_evaluations(found)
+    for name, source in sources.items():
+        show(f"model {name}: {source}")
+    _show_sweep(found, made.space)
 
 
-def _evaluations(file: StudyFile | SweepFile, place: Place, models: Sequence[SweepModel], total: int) -> dict[str, int]:
-    """Return the number of zero-shot evaluations, and of those without a result, if the file asks for any.
+def _stage(stage: Stage, prepared: PreparedStudy | None) -> dict[str, Any]:
+    left = stage.steps
+    if prepared is not None:
+        start, wanted = prepared.missing(stage)
+        left = wanted[-1].step - start.step if wanted else 0
+    return {"title": stage.title, "models": list(stage.models), "steps": stage.steps, "steps_to_train": left}
+
+
+def _planned(prepared: PreparedStudy | None, space: Space, models: Sequence[SweepModel]) -> Planned:
+    """Return all cells of a study, or none before all of its models are exported and its tasks prepared.
+
+    A cell's key contains hashes of its model and data, so nothing can be looked up before.
+    """
+    if prepared is not None:
+        tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
+        if len(models) == len(prepared.plan.models) and len(tasks) == len(space.tasks):
+            return plan_sweep(space, models, tasks, prepared.place)
+    return together([])
+
+
+def _sweep(
+    file: StudyFile | SweepFile,
+    place: Place,
+    space: Space,
+    grid: Mapping[str, Any],
+    planned: Planned,
+    models: Sequence[SweepModel],
+    assumed: Assumed,
+    **waiting: Any,
+) -> dict[str, Any]:
+    """Return the grid, the number of its cells without a result, and what they would take, as plain values.
 
     Args:
+        planned: the cells whose models and data are there.
         models: the models that are there.
-        total: number of all models.
+        waiting: what is known of cells that wait for others.
     """
-    evaluations = zero_shot_tasks(file, place)
-    if evaluations is None:
-        return {}
-    every = total * len(evaluations.tasks)
-    return {
-        "evaluations": every,
-        "evaluations_to_compute": every - evaluations_there(evaluations, place, models),
+    changed = since_last(place.study_folder(file), grid)
+    missing = Ledger(place.store).missing(planned.cells)
+    every = len(file.models) * space.cells_a_model
+    to_compute = every - len(planned.cells) + len(missing)
+    found = {
+        "tasks": space.tasks,
+        "learning_rates": space.learning_rates,
+        "seeds": [seed_value(seed) for seed in space.seeds],
+        "added_since_last_run": changed.added,
+        "changed_since_last_run": changed.lost,
+        "cells": every,
+        "cells_to_compute": to_compute,
+        **waiting,
+        **_estimate(planned.cells, missing, to_compute, space, place, assumed),
     }
-
-
-def _show_evaluations(found: Mapping[str, Any]) -> None:
-    if "evaluations" in found:
-        show(f"zero-shot evaluations: {found['evaluations_to_compute']:,} of {found['evaluations']:,} to compute")
+    evaluations = zero_shot_tasks(file, place)
+    if evaluations is not None:
+        asked = len(file.models) * len(evaluations.tasks)
+        there = evaluations_there(evaluations, place, models)
+        found |= {"evaluations": asked, "evaluations_to_compute": asked - there}
+    return found
 
 
 def _estimate(
@@ -187,17 +201,34 @@ def _estimate(
     }
 
 
-def _show_estimate(found: Mapping[str, Any]) -> None:
-    if "trainings" not in found:
-        return
-    if found["trainings"] < found["cells_estimated"]:
-        shared = found["cells_estimated"] - found["trainings"]
-        show(f"trainings: {found['trainings']:,}; {shared:,} cells share that of another cell")
+def _show_sweep(found: Mapping[str, Any], space: Space) -> None:
+    show(f"tasks: {', '.join(space.tasks)}")
+    show(f"learning rates: {', '.join(map(rate_text, space.learning_rates))}")
+    show(f"seeds: {', '.join(seed_labels(space.seeds))}")
+    for line in found["added_since_last_run"]:
+        show(f"since the last run under this name: {line}")
+    for line in found["changed_since_last_run"]:
+        show(f"since the last run under this name: {line}; needs another name, or --replace")
+    show(f"cells: {found['cells_to_compute']:,} of {found['cells']:,} to compute")
+    if found.get("cells_waiting"):
+        starts = ", ".join(f"{task} from {source}" for task, source in space.start_from.items())
+        show(
+            f"{found['cells_waiting']:,} of them wait for the cell with the best validation score to start from ({starts})"
+        )
+    if "trainings" in found:
+        _show_estimate(found)
+    if "evaluations" in found:
+        show(f"zero-shot evaluations: {found['evaluations_to_compute']:,} of {found['evaluations']:,} to compute")
 
+
+def _show_estimate(found: Mapping[str, Any]) -> None:
     def between(name: str, text: Callable[[float], str]) -> str:
         value, low, high = (text(found[name][each]) for each in ("value", "low", "high"))
         return f"{value} ({low} to {high})"
 
+    if found["trainings"] < found["cells_estimated"]:
+        shared = found["cells_estimated"] - found["trainings"]
+        show(f"trainings: {found['trainings']:,}; {shared:,} cells share that of another cell")
     show(f"time: {between('hours', time_text)} at {found['workers']} cells at once on {found['device']}")
     if found["cells_not_estimated"]:
         show(f"not in the time: {found['cells_not_estimated']:,} cells whose models or data aren't there yet")
@@ -205,49 +236,3 @@ def _show_estimate(found: Mapping[str, Any]) -> None:
         show(f"cost: {between('cost', '{:,.2f}'.format)}")
     show(f"disk: {between('disk_bytes', lambda size: decimal(round(size)))}")
     show(f"MLflow runs: {found['mlflow_runs']:,}")
-
-
-def _grid(space: Space, changed: Difference) -> dict[str, Any]:
-    return {
-        "tasks": space.tasks,
-        "learning_rates": space.learning_rates,
-        "seeds": [seed_value(seed) for seed in space.seeds],
-        "added_since_last_run": changed.added,
-        "changed_since_last_run": changed.lost,
-    }
-
-
-def _show_grid(space: Space, changed: Difference) -> None:
-    show(f"tasks: {', '.join(space.tasks)}")
-    show(f"learning rates: {', '.join(map(rate_text, space.learning_rates))}")
-    show(f"seeds: {', '.join(seed_labels(space.seeds))}")
-    for line in changed.added:
-        show(f"since the last run under this name: {line}")
-    for line in changed.lost:
-        show(f"since the last run under this name: {line}; needs another name, or --replace")
-
-
-def _stage(plan: Plan, index: int, prepared: PreparedStudy | None) -> dict[str, Any]:
-    stage = plan.stages[index]
-    left = stage.steps
-    if prepared is not None:
-        start, wanted = prepared.missing(stage)
-        left = wanted[-1].step - start.step if wanted else 0
-    return {"title": stage.title, "models": list(stage.models), "steps": stage.steps, "steps_to_train": left}
-
-
-def _planned(prepared: PreparedStudy | None, space: Space) -> Planned | None:
-    """Return the cells of a study whose models are exported and whose tasks are prepared, all of them, or None.
-
-    A cell's key contains hashes of its model and data, so nothing can be looked up before.
-    """
-    if prepared is None:
-        return None
-    from mlmclm.study.opened import find_tasks
-    from mlmclm.study.sweep import plan_sweep
-
-    models = [model for model in find_models(prepared).values() if model is not None]
-    tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
-    if len(models) < len(prepared.plan.models) or len(tasks) < len(space.tasks):
-        return None
-    return plan_sweep(space, models, tasks, prepared.place)

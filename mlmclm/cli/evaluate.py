@@ -9,70 +9,57 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show_table
 from mlmclm.errors import UserError
+from mlmclm.progress import Bar
 
 if TYPE_CHECKING:
     from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("evaluate")(evaluate)
-
-
 def evaluate(
     models: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="MODEL...",
             help="Folders, names in a study of the store (NAME or STUDY/NAME), or names on the Hub (OWNER/NAME).",
         ),
     ],
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            "--task",
+        Option(
             metavar="NAME|FILE",
             help="A task of lm-evaluation-harness, or a YAML file in its format; may be given several times.",
         ),
     ] = None,
     winogender: Annotated[
         Path | None,
-        typer.Option(
-            "--winogender", metavar="FOLDER", help="Also the pronouns of occupations: a folder with Winogender's files."
-        ),
+        Option(metavar="FOLDER", help="Also the pronouns of occupations: a folder with Winogender's files."),
     ] = None,
     winogender_rule: Annotated[
         str,
-        typer.Option(
-            "--winogender-rule",
+        Option(
             metavar="mass|published",
             help="How an answer is read: by all probability, or by the published script's rule.",
         ),
     ] = "mass",
     mteb: Annotated[
         list[str] | None,
-        typer.Option(
-            "--mteb",
+        Option(
             metavar="NAME|FOLDER",
             help="Also a task or benchmark of MTEB, or a folder with queries, corpus and qrels; for sentence encoders.",
         ),
     ] = None,
     scoring: Annotated[
         str | None,
-        typer.Option(
-            "--scoring",
-            metavar="causal|masked|mntp",
-            help="How tokens are predicted, in place of what the model's folder says.",
+        Option(
+            metavar="causal|masked|mntp", help="How tokens are predicted, in place of what the model's folder says."
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Evaluate on the first documents of each task only.")
-    ] = None,
+    limit: Annotated[int | None, Option(min=1, help="Evaluate on the first documents of each task only.")] = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     as_json: options.Json = False,
@@ -122,9 +109,8 @@ def evaluate(
     failed: list[UserError] = []
     results = [result for subject, own in subjects for result in _results(subject, own, ledger, failed)]
     if as_json:
-        print_json(
-            {"results": [{name: each for name, each in result.items() if name != "values"} for result in results]}
-        )
+        shown = [{name: each for name, each in result.items() if name != "values"} for result in results]
+        print_json({"results": shown})
     elif results:
         _show(results)
     if failed:
@@ -141,7 +127,6 @@ def _results(
     """
     from mlmclm.evaluation.config import load_model
     from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
-    from mlmclm.progress import Bar
 
     load = cache(partial(load_model, subject))
     results = []
@@ -162,18 +147,11 @@ def _show(results: Sequence[Mapping[str, Any]]) -> None:
     for result in results:
         for name, metric in result["metrics"].items():
             score, low, high = (metric[part] for part in ("score", "low", "high"))
-            rows.append(
-                (
-                    result["model"],
-                    result["scoring"],
-                    result["task"],
-                    name,
-                    "–" if score is None else f"{score:.4f}" if abs(score) < 10_000 else f"{score:.3e}",
-                    "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]",
-                    "" if metric["examples"] is None else f"{metric['examples']:,}",
-                    "" if result["computed"] else "(was there)",
-                )
-            )
+            value = "–" if score is None else f"{score:.4f}" if abs(score) < 10_000 else f"{score:.3e}"
+            interval = "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]"
+            examples = "" if metric["examples"] is None else f"{metric['examples']:,}"
+            place = (result[part] for part in ("model", "scoring", "task"))
+            rows.append((*place, name, value, interval, examples, "" if result["computed"] else "(was there)"))
     for model in dict.fromkeys(result["model"] for result in results):
         means = [
             result["metrics"][result["main"]]["score"]

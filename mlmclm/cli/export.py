@@ -2,65 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show
+from mlmclm.errors import UserError
+from mlmclm.progress import Bar, say
 
 if TYPE_CHECKING:
-    from mlmclm.study.exports import Found
     from mlmclm.study.place import Place
     from mlmclm.study.revisions import Exported
-    from mlmclm.study.study_file import StudyFile
-
-
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("export")(export)
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="A study file (YAML), or a store's folder.")],
-    model: Annotated[str, typer.Argument(help="A model's name, such as 2m-clm-150-mlm40-600.")],
-    to: Annotated[
-        Path, typer.Option("--to", help="Folder to write, which must not be there yet (with --revisions it may).")
-    ],
-    step: Annotated[
-        int | None, typer.Option("--step", min=1, help="Optimiser steps; by default the furthest there is.")
-    ] = None,
+    source: Annotated[Path, Argument(help="A study file (YAML), or a store's folder.")],
+    model: Annotated[str, Argument(help="A model's name, such as 2m-clm-150-mlm40-600.")],
+    to: Annotated[Path, Option(help="Folder to write, which must not be there yet (with --revisions it may).")],
+    step: Annotated[int | None, Option(min=1, help="Optimiser steps; by default the furthest there is.")] = None,
     revisions: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--revisions",
             help="Write every revision that the recipe's `revisions_every` kept, as a repository in the layout of the Hub's cache.",
         ),
     ] = False,
     repository: Annotated[
-        str | None,
-        typer.Option(
-            "--repository", metavar="OWNER/NAME", help="With --revisions: the repository's name (mlmclm/MODEL)."
-        ),
+        str | None, Option(metavar="OWNER/NAME", help="With --revisions: the repository's name (mlmclm/MODEL).")
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            "--task",
-            help="A retrieval task of the study or sweep: write the best fine-tuned encoder on it, for sentence-transformers.",
+        Option(
+            help="A retrieval task of the study or sweep: write the best fine-tuned encoder on it, for sentence-transformers."
         ),
     ] = None,
     push_to_hub: Annotated[
         str | None,
-        typer.Option(
-            "--push-to-hub",
+        Option(
             metavar="REPO",
             help="Also upload the folder, or each revision with its tag, to this repository of the Hugging Face Hub, made private where it "
             "is new.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write the folder, say what would be uploaded, and upload nothing.")
+        bool, Option("--dry-run", help="Write the folder, say what would be uploaded, and upload nothing.")
     ] = False,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
@@ -80,17 +68,14 @@ def export(
     With --task, the best cell of the model on a retrieval task is trained again, and SentenceTransformer("exported") gives
     its vectors: that of the best learning rate, and of its seeds the one with the best validation score.
     """
-    from dataclasses import asdict
 
-    from mlmclm.cli.output import print_json, show
-    from mlmclm.errors import UserError
     from mlmclm.plans.names import parse
-    from mlmclm.plans.plan import history
-    from mlmclm.progress import say
+    from mlmclm.plans.plan import history, revision_steps
     from mlmclm.study.exports import export_state, find_state, sizes_in
     from mlmclm.study.facts import reported_scores, study_card
     from mlmclm.study.opened import find_models
     from mlmclm.study.prepare import find_prepared
+    from mlmclm.study.revisions import export_revisions, say_missing
     from mlmclm.study.study_file import load_study
 
     if dry_run and push_to_hub is None:
@@ -138,8 +123,9 @@ def export(
     found = find_state(place.store, name, step=step, of=of)
     about: dict[str, Any] = {} if study is None else study_card(study, name)
     if revisions:
-        own = push_to_hub or repository or f"mlmclm/{name}"
-        made = _revisions(found, place.store, to, own, study, source, about)
+        steps = revision_steps(found.state.legs, found.recipe if study is None else study.recipe)
+        made = export_revisions(found, place.store, to, push_to_hub or repository or f"mlmclm/{name}", steps, about)
+        say_missing(made.missing, str(found.name), "STUDY.yaml" if study is None else source)
         pushed = _push_revisions(made, to, str(name), dry_run=dry_run) if push_to_hub is not None else {}
         if as_json:
             print_json({"model": str(name), "folder": str(to), **asdict(made), "hub": pushed})
@@ -159,22 +145,19 @@ def export(
             about["scores"] = reported_scores(place, place.study_folder(prepared.study), exported)
     export_state(found, place.store, to, about)
     uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else None
-    if not as_json:
-        show(f"{found.name} (from {found.folder}): {to}")
-        if uploaded is not None and uploaded["commit"] is not None:
-            show(f"uploaded: {uploaded['commit']}")
-    else:
+    if as_json:
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
+        return
+    show(f"{found.name} (from {found.folder}): {to}")
+    if uploaded is not None and uploaded["commit"] is not None:
+        show(f"uploaded: {uploaded['commit']}")
 
 
 def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, as_json: bool) -> None:
-    from mlmclm.cli.finetune import keep_start, make_ready
-    from mlmclm.cli.output import print_json, show
+    from mlmclm.cli.one_cell import keep_start, make_ready, steps_bar
     from mlmclm.cli.results_of import results_of
-    from mlmclm.errors import UserError
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.finetuning.sentence_encoder import check_target, export_sentence_encoder
-    from mlmclm.progress import Bar, say
     from mlmclm.sweeps.cells import cell_name
 
     if source.is_dir():
@@ -184,16 +167,10 @@ def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, 
     check_target(cell, to)
     if cell.start is not None:
         start = next(each for each in found.cells if cell_key(each) == cell.start.key)
-        keep_start(start, store=place.store, data_root=place.data_root)
+        keep_start(start, place)
     make_ready(cell)
-    with Bar(f"{cell_name(cell)}, trained again", unit="steps") as bar:
-        result = export_sentence_encoder(
-            cell,
-            to,
-            store=place.store,
-            data_root=place.data_root,
-            on_step=lambda step, steps, loss: bar.update(step, steps),
-        )
+    with steps_bar(f"{cell_name(cell)}, trained again") as on_step:
+        result = export_sentence_encoder(cell, to, store=place.store, data_root=place.data_root, on_step=on_step)
     kept = next(each["scores"] for each in found.results if each["key"] == cell_key(cell))
     if kept != result["scores"]:
         say(
@@ -201,37 +178,17 @@ def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, 
             f"the {found.verb}. Before: {kept}"
         )
     if as_json:
-        print_json(
-            {"model": cell.model, "task": task, "cell": cell_key(cell), "folder": str(to), "scores": result["scores"]}
-        )
+        made = {"model": cell.model, "task": task, "cell": cell_key(cell), "folder": str(to)}
+        print_json({**made, "scores": result["scores"]})
         return
     scores = ", ".join(f"{split} {values[cell.declared.metric]:.4f}" for split, values in result["scores"].items())
     show(f"{cell_name(cell)} ({cell.declared.metric}: {scores}): {to}")
-
-
-def _revisions(
-    found: Found,
-    store: Path,
-    to: Path,
-    repository: str,
-    study: StudyFile | None,
-    source: Path,
-    about: dict[str, Any],
-) -> Exported:
-    from mlmclm.plans.plan import revision_steps
-    from mlmclm.study.revisions import export_revisions, say_missing
-
-    steps = revision_steps(found.state.legs, found.recipe if study is None else study.recipe)
-    made = export_revisions(found, store, to, repository, steps, about)
-    say_missing(made.missing, str(found.name), "STUDY.yaml" if study is None else source)
-    return made
 
 
 def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) -> dict[str, list[str]]:
     """Upload the revisions in a cache; return the tags that were uploaded by repository (of a dry run, all)."""
     from mlmclm.models.hub import files_to_upload, push_revisions
     from mlmclm.models.hub_cache import CachedRepository
-    from mlmclm.progress import Bar, say
 
     pushed = {}
     for repository in made.repositories:
@@ -255,7 +212,6 @@ def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) ->
 
 def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[str, object]:
     from mlmclm.models.hub import files_to_upload, push
-    from mlmclm.progress import say
 
     files = files_to_upload(folder)
     verb = "would upload" if dry_run else "uploading"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 
 # Set before anything imports Ray or tokenizers: report no usage, and start no threads that a fork would break.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -13,24 +14,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 
 from mlmclm import __version__
-from mlmclm.cli import (
-    compare,
-    data,
-    evaluate,
-    export,
-    finetune,
-    plan,
-    pretrain,
-    report,
-    schema,
-    study,
-    sweep,
-    tasks,
-    tracking,
-    ui,
-    up,
-)
+from mlmclm.cli import data, sweep, tasks, tracking
+from mlmclm.cli.compare import compare
+from mlmclm.cli.evaluate import evaluate
+from mlmclm.cli.export import export
+from mlmclm.cli.finetune import finetune
 from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
+from mlmclm.cli.plan import plan
+from mlmclm.cli.pretrain import pretrain
+from mlmclm.cli.report import report
+from mlmclm.cli.schema import schema
+from mlmclm.cli.study import study
+from mlmclm.cli.up import down, status, ui, up
 from mlmclm.errors import MlmclmError
 from mlmclm.progress import console, starting
 from mlmclm.storage.files import disk_fault
@@ -45,24 +40,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for module in (
-    study,
-    data,
-    tasks,
-    plan,
-    pretrain,
-    sweep,
-    finetune,
-    evaluate,
-    report,
-    compare,
-    export,
-    schema,
-    tracking,
-    ui,
-    up,
-):
-    module.register(app)
+for verb in (study, plan, pretrain, finetune, evaluate, report, compare, export, schema, ui, up, status, down):
+    app.command()(verb)
+for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (tracking, "tracking")):
+    app.add_typer(group.verbs, name=name)
 
 
 def _version(wanted: bool) -> None:
@@ -98,16 +79,10 @@ def main(arguments: list[str] | None = None) -> None:
             text = f"interrupted ({received.signal.name}); what is finished is kept, the same command goes on from it."
             sys.exit(_failed(error, text, received.exit_code, debug))
         except OSError as error:
-            sys.exit(_failed(error, _os_message(error), 1, debug))
+            sys.exit(_failed(error, str(disk_fault(error, Path(error.filename or "."))), 1, debug))
         except Exception as error:
             text = f"an error that mlmclm did not expect: {type(error).__name__}: {error}. What is finished is kept. Run again with --debug for the traceback."
             sys.exit(_failed(error, text, 1, debug))
-
-
-def _os_message(error: OSError) -> str:
-    from pathlib import Path
-
-    return str(disk_fault(error, Path(error.filename or ".")))
 
 
 def _failed(error: BaseException, text: str, code: int, debug: bool) -> int:

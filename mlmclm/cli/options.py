@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share; each is called by its parameter's name, and flags say theirs."""
 
 from __future__ import annotations
 
@@ -7,54 +7,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
+from mlmclm.errors import UserError
 from mlmclm.study.place import Place
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
-Study = Annotated[Path, typer.Argument(help="The study file (YAML), such as examples/quickstart.yaml.")]
-StudyOrSweep = Annotated[Path, typer.Argument(help="The study file or sweep file (YAML).")]
+Study = Annotated[Path, Argument(help="The study file (YAML), such as examples/quickstart.yaml.")]
+StudyOrSweep = Annotated[Path, Argument(help="The study file or sweep file (YAML).")]
 Store = Annotated[
     Path,
-    typer.Option(
-        "--store", envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow."
-    ),
+    Option(envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow."),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
-        "--data", envvar="MLMCLM_DATA", help="Folder of local data sets that stand in for the Hugging Face Hub."
-    ),
+    Option(envvar="MLMCLM_DATA", help="Folder of local data sets that stand in for the Hugging Face Hub."),
 ]
 TaskDir = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--task-dir",
+    Option(
         envvar="MLMCLM_TASK_DIR",
         help="Folder of your own tasks, one YAML file each; may be given several times.",
     ),
 ]
 Ledger = Annotated[
     str | None,
-    typer.Option(
-        "--ledger",
+    Option(
         metavar="URL|FOLDER",
         help="Where results are kept in place of the store, such as s3://bucket/prefix; the store remembers it.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program instead of text.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object for a program instead of text.")]
 Suite = Annotated[
     str | None,
-    typer.Option(
-        "--suite", help="Take the models from a suite: `paper` (the published study's), or a YAML file of your own."
-    ),
+    Option(help="Take the models from a suite: `paper` (the published study's), or a YAML file of your own."),
 ]
 Rule = Annotated[
     str | None,
-    typer.Option(
-        "--rule",
+    Option(
         metavar="mean|per_seed|on_test",
         help="How the best learning rate is chosen, in place of the search space's rule: the one with the highest mean over seeds, "
         "each seed its own, or the one with the highest mean test score (optimistic).",
@@ -62,34 +54,32 @@ Rule = Annotated[
 ]
 Replace = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--replace",
         help="Replace the report of an earlier run of this name, even if it had models, tasks, rates, seeds or settings that this one lacks.",
     ),
 ]
 DryRun = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--dry-run",
         help="Say what would be computed, and compute nothing but the speed of a model, for the time of a sweep.",
     ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        "--workers",
+    Option(
         min=1,
         help="With --dry-run: cells that are computed at once, for the time; by default as many as this machine can.",
     ),
 ]
 Price = Annotated[
     float | None,
-    typer.Option("--price", min=0, help="With --dry-run: price of an hour of all workers, for the sweep's cost."),
+    Option(min=0, help="With --dry-run: price of an hour of all workers, for the sweep's cost."),
 ]
 Ray = Annotated[
     str | None,
-    typer.Option(
-        "--ray",
+    Option(
         help="Address of a running Ray cluster; by default the one of the surrounding Ray job, or RAY_ADDRESS, else Ray is started on this machine.",
     ),
 ]
@@ -99,15 +89,10 @@ DEFAULT_STORE = Path("store")
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions of the estimate of a sweep.
+    """Assumptions of the estimate of a sweep."""
 
-    Attributes:
-        workers: cells that are computed at once; None for as many as this machine can.
-        price: price of an hour of all workers, in any currency; None if costs aren't asked for.
-    """
-
-    workers: int | None = None
-    price: float | None = None
+    workers: int | None  # cells that are computed at once; None for as many as this machine can
+    price: float | None  # of an hour of all workers, in any currency; None if costs aren't asked for
 
 
 def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = None, ledger: str | None = None) -> Place:
@@ -117,8 +102,6 @@ def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = Non
         UserError: the data folder doesn't exist, or the results cannot be there.
         EnvironmentFault: the object store of the results cannot be reached.
     """
-    from mlmclm.errors import UserError
-
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder.")
     if ledger is not None:
@@ -139,8 +122,6 @@ def assumed(workers: int | None, price: float | None, *, dry_run: bool) -> Assum
     Raises:
         UserError: an option that only a dry run uses is given without one.
     """
-    from mlmclm.errors import UserError
-
     if dry_run:
         return Assumed(workers, price)
     for option, value in (("--workers", workers), ("--price", price)):

@@ -40,27 +40,17 @@ def show_table(
     Args:
         columns: headers. A column given by its header alone is never wrapped; a `Column` may be.
         drop: headers of columns that may be dropped, the least important first.
-        title: text above the table.
-        lines: the table's frame.
     """
     spoken()
-    headers = [column if isinstance(column, str) else str(column.header) for column in columns]
+    whole = [Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns]
     console = Console(highlight=False, markup=False, emoji=False)
     # Measured on an endless console, because rich caps what a table needs at the console's own width.
     endless = Console(width=ENDLESS, markup=False, emoji=False)
     dropped: list[str] = []
     # Drop columns one at a time until the table fits the terminal.
     while True:
-        table = Table(title=title, title_justify="left", box=lines)
-        kept = [number for number, header in enumerate(headers) if header not in dropped]
-        for number in kept:
-            column = columns[number]
-            if isinstance(column, str):
-                table.add_column(column, no_wrap=True)
-            else:
-                table.add_column(
-                    column.header, justify=column.justify, overflow=column.overflow, no_wrap=column.no_wrap
-                )
+        kept = [number for number, column in enumerate(whole) if column.header not in dropped]
+        table = Table(*(whole[number].copy() for number in kept), title=title, title_justify="left", box=lines)
         for row in rows:
             table.add_row(*(row[number] for number in kept))
         needed = Measurement.get(endless, endless.options, table)

@@ -7,54 +7,50 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich import box
+from rich.table import Column
+from typer import Argument, Option
 
 from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.errors import UserError
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
+from mlmclm.progress import say
+from mlmclm.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from mlmclm.models.sizes import Size
     from mlmclm.plans.costs import Cost, Pricing
     from mlmclm.plans.plan import Plan, Stage
     from mlmclm.plans.recipe import Recipe
+    from mlmclm.study.study_file import StudyFile
 
 _NAMES_SHOWN = 2
 DEFAULT_DEVICE = "h100"
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("plan")(plan)
-
-
 def plan(
-    names: Annotated[list[str] | None, typer.Argument(help="Model names, such as 610m-clm-10k-mlm40-42k.")] = None,
+    names: Annotated[list[str] | None, Argument(help="Model names, such as 610m-clm-10k-mlm40-42k.")] = None,
     suite: options.Suite = None,
-    study: Annotated[
-        Path | None, typer.Option("--study", help="Take recipe (and models, if none are named) from a study file.")
-    ] = None,
+    study: Annotated[Path | None, Option(help="Take recipe (and models, if none are named) from a study file.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            "--device",
+        Option(
             help=f"What hours are counted on: {', '.join(DEVICES)}, or {HERE}: this machine, measured. By default {HERE} for a study "
-            f"of your own, else {DEFAULT_DEVICE}.",
+            f"of your own, else {DEFAULT_DEVICE}."
         ),
     ] = None,
     vocabulary: Annotated[
         int | None,
-        typer.Option(
-            "--vocabulary",
+        Option(
             min=1,
             help="Tokens of the tokenizer; by default the study's, else the published model's: the paper's 128,256, ModernBERT's 50,368.",
         ),
     ] = None,
     utilisation: Annotated[
-        float, typer.Option("--utilisation", help="Share of the device's peak that is assumed to be reached.")
+        float, Option(help="Share of the device's peak that is assumed to be reached.")
     ] = DEFAULT_UTILISATION,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="Also draw the stages into this .html file.")
-    ] = None,
+    picture: Annotated[Path | None, Option(help="Also draw the stages into this .html file.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Shows the training stages that model names stand for, and what they cost.
@@ -66,16 +62,12 @@ def plan(
 
     Example: mlmclm plan --suite paper --device mi250x --picture plan.html
     """
-    from mlmclm.cli.output import print_json
-    from mlmclm.errors import UserError
     from mlmclm.models.sizes import SIZES
     from mlmclm.plans.costs import Pricing
     from mlmclm.plans.names import parse
     from mlmclm.plans.plan import make_plan
     from mlmclm.plans.recipe import Recipe
     from mlmclm.plans.suite import find_suite
-    from mlmclm.progress import say
-    from mlmclm.storage.files import write_atomic
     from mlmclm.study.study_file import load_study
 
     if names and suite is not None:
@@ -95,14 +87,8 @@ def plan(
     made = make_plan(models, recipe)
     if vocabulary is None and file is not None and file.tokenizer is not None:
         vocabulary = file.tokenizer.train_vocab_size
-    given = (
-        {size: source for size, source in file.initial.items() if any(name.size == size for name in models)}
-        if file
-        else {}
-    )
-    shapes = _shapes(given, file.folder if file is not None else None)
-    own = file is not None and suite is None
-    device = device or (HERE if own else DEFAULT_DEVICE)
+    shapes = _shapes(file, {name.size for name in models}) if file is not None else {}
+    device = device or (HERE if file is not None and suite is None else DEFAULT_DEVICE)
     here = _this_machine(recipe) if device == HERE else None
     pricing = Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes}, here)
     if picture is not None:
@@ -117,8 +103,6 @@ def plan(
 
 
 def _this_machine(recipe: Recipe) -> Device:
-    from mlmclm.progress import say
-
     # Said before the import, which loads torch.
     say("measuring this machine (--device names another)")
     from mlmclm.pretraining.speed import this_machine
@@ -126,19 +110,18 @@ def _this_machine(recipe: Recipe) -> Device:
     return this_machine(bf16=recipe.precision != "fp32")
 
 
-def _shapes(initial: dict[str, str], beside: Path | None) -> dict[str, Size]:
+def _shapes(file: StudyFile, sizes: set[str]) -> dict[str, Size]:
     """Return the shapes of the models to continue from, read from their configurations alone."""
-    if not initial:
+    given = {size: source for size, source in file.initial.items() if size in sizes}
+    if not given:
         return {}
     from mlmclm.pretraining.initial import source_sizes
 
-    return source_sizes(initial, beside=beside)
+    return source_sizes(given, beside=file.folder)
 
 
 def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:
     """Return a plan and its costs as plain values."""
-    from mlmclm.models.sizes import parameters
-
     cost, alone = pricing.plan(made), pricing.states(made.alone)
     return {
         "models": [str(name) for name in made.models],
@@ -152,15 +135,7 @@ def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:
         "flops_without_sharing": alone.flops,
         "device_hours": cost.device_hours,
         "device_hours_without_sharing": alone.device_hours,
-        "sizes": {
-            size: {
-                "architecture": pricing.sizes[size].architecture,
-                "vocabulary": pricing.rows(size),
-                "vocabulary_of": _whose(size, pricing),
-                "parameters": parameters(pricing.sizes[size], pricing.rows(size)),
-            }
-            for size in _sizes(made)
-        },
+        "sizes": _sizes(made, pricing),
         "utilisation": pricing.utilisation,
         "device": {"name": pricing.device_name, **asdict(pricing.device)},
     }
@@ -187,34 +162,20 @@ def _describe(made: Plan, stage: Stage, pricing: Pricing) -> dict[str, Any]:
 
 
 def _show(made: Plan, pricing: Pricing) -> None:
-    from rich import box
-    from rich.table import Column
-
-    from mlmclm.cli.output import show, show_table
-    from mlmclm.models.sizes import parameters
-
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("tokens", "FLOPs", "time")]
     columns: list[str | Column] = ["stage", Column("leaves behind"), "shared steps", *numbers, "for"]
     rows = []
     for stage in made.tree():
-        cost = pricing.stage(stage)
         shared = [part for part in made.stretches(stage) if len(part.models) > 1]
-        rows.append(
-            (
-                "  " * made.depth(stage) + stage.title,
-                ", ".join(f"{state.step:,}" for state in stage.states),
-                f"{shared[0].start:,}-{shared[-1].stop:,}" if shared else "",
-                *_cells(cost),
-                _shortened(stage.models),
-            )
-        )
+        title, behind = "  " * made.depth(stage) + stage.title, ", ".join(f"{state.step:,}" for state in stage.states)
+        steps = f"{shared[0].start:,}-{shared[-1].stop:,}" if shared else ""
+        rows.append((title, behind, steps, *_cells(pricing.stage(stage)), _shortened(stage.models)))
     drop = ("shared steps", "leaves behind", "FLOPs", "tokens")
     show_table(columns, rows, drop=drop, lines=box.SIMPLE_HEAD)
-    for size in _sizes(made):
-        count = parameters(pricing.sizes[size], pricing.rows(size))
+    for size, facts in _sizes(made, pricing).items():
         show(
-            f"{size}: {count / 1e6:,.0f} M parameters without LM head at a vocabulary of {pricing.rows(size):,} "
-            f"({_whose(size, pricing)})"
+            f"{size}: {facts['parameters'] / 1e6:,.0f} M parameters without LM head at a vocabulary of {facts['vocabulary']:,} "
+            f"({facts['vocabulary_of']})"
         )
     totals = [
         (title, f"{cost.steps:,}", *_cells(cost))
@@ -231,19 +192,19 @@ def _show(made: Plan, pricing: Pricing) -> None:
     )
 
 
-def _sizes(made: Plan) -> list[str]:
-    """Return the sizes of a plan's models, each once, in order."""
-    return list(dict.fromkeys(name.size for name in made.models))
+def _sizes(made: Plan, pricing: Pricing) -> dict[str, dict[str, Any]]:
+    """Return what is known of each size of a plan's models, in order."""
+    from mlmclm.models.sizes import TITLES, parameters
 
-
-def _whose(size: str, pricing: Pricing) -> str:
-    """Say where a size's vocabulary comes from."""
-    from mlmclm.models.sizes import TITLES
-
-    shape = pricing.sizes[size]
-    if shape.vocabulary is not None:
-        return "its own"
-    return "as given" if pricing.vocabulary is not None else f"as published: {TITLES[shape.architecture]}"
+    found = {}
+    for size in dict.fromkeys(name.size for name in made.models):
+        shape, rows = pricing.sizes[size], pricing.rows(size)
+        whose = "its own" if shape.vocabulary is not None else "as given"
+        if shape.vocabulary is None and pricing.vocabulary is None:
+            whose = f"as published: {TITLES[shape.architecture]}"
+        facts = {"architecture": shape.architecture, "vocabulary": rows, "vocabulary_of": whose}
+        found[size] = {**facts, "parameters": parameters(shape, rows)}
+    return found
 
 
 def _cells(cost: Cost) -> tuple[str, str, str]:
@@ -254,9 +215,8 @@ def _cells(cost: Cost) -> tuple[str, str, str]:
 
 def time_text(hours: float) -> str:
     """Format a duration in the largest unit of which there is at least one."""
-    amount, unit = next(
-        ((hours * each, unit) for each, unit in ((1, "h"), (60, "min")) if hours * each >= 1), (3600 * hours, "s")
-    )
+    units = ((hours, "h"), (60 * hours, "min"), (3600 * hours, "s"))
+    amount, unit = next((each for each in units if each[0] >= 1), units[-1])
     return f"{amount:,.0f} {unit}" if amount >= 10 else f"{amount:.2g} {unit}"
 
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
 from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show
 
 if TYPE_CHECKING:
     from mlmclm.study.study_file import StudyFile
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("pretrain")(pretrain_models)
-
-
-def pretrain_models(
+def pretrain(
     file: options.Study,
-    models: Annotated[list[str] | None, typer.Argument(help="Only these models of the study.")] = None,
+    models: Annotated[list[str] | None, Argument(help="Only these models of the study.")] = None,
     suite: options.Suite = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
@@ -37,8 +33,7 @@ def pretrain_models(
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
     from mlmclm.cli.dry_run import show_dry_run
-    from mlmclm.cli.output import print_json, show
-    from mlmclm.cli.shared import work_on
+    from mlmclm.cli.shared import prepared_for, work_on
     from mlmclm.study.study_file import load_study
 
     study, place = load_study(file), options.place(store, data, task_dir)
@@ -50,10 +45,10 @@ def pretrain_models(
         kept = study.baseline if study.baseline in chosen else None  # a baseline must be one of the models
         study = study.model_copy(update={"models": chosen, "baseline": kept})
     if dry_run:
-        show_dry_run(study, place, as_json=as_json, sweep=False)
+        show_dry_run(study, place, None, as_json=as_json)
         return
     with work_on(study, place, ray) as work:
-        exported = work.pretrain()
+        exported = work.pretrain(prepared_for(study, place, ray, work.session))
     if as_json:
         print_json({model.name: {"folder": str(model.folder), "weights": model.weights} for model in exported})
     else:
@@ -63,9 +58,6 @@ def pretrain_models(
 
 def with_suite(study: StudyFile, suite: str) -> StudyFile:
     """Return the study with a suite's models, and with the recipe fields that the suite sets.
-
-    Args:
-        suite: name or path of the suite.
 
     Raises:
         UserError: the suite doesn't exist, is invalid, or doesn't fit the study's recipe.

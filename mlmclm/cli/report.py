@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from mlmclm.cli import options
+from mlmclm.errors import for_each
+from mlmclm.progress import Bar, say
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
@@ -17,25 +19,19 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.ledger import Ledger
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("report")(report)
-
-
 def report(
     file: options.StudyOrSweep,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
-    export: Annotated[bool, typer.Option("--export", help="Also do what `tracking sync` does.")] = False,
+    export: Annotated[bool, Option("--export", help="Also do what `tracking sync` does.")] = False,
     rule: options.Rule = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FOLDER", help="Write here, in place of the store's studies/NAME.")
+        Path | None, Option(metavar="FOLDER", help="Write here, in place of the store's studies/NAME.")
     ] = None,
     predictions: Annotated[
         Path | None,
-        typer.Option(
-            "--predictions",
+        Option(
             metavar="FOLDER",
             help="Also write what each model predicted for the test examples at its best learning rate: "
             "FOLDER/MODEL/TASK/sSEED.jsonl.",
@@ -51,7 +47,6 @@ def report(
     """
     from mlmclm.cli.results_of import results_of
     from mlmclm.cli.study_report import command_of, writable, write_study_report
-    from mlmclm.progress import say
     from mlmclm.sweeps.ledger import Ledger
 
     place = options.place(store, data, task_dir)
@@ -81,8 +76,6 @@ def _write_predictions(analysis: Analysis, results: list[dict[str, Any]], ledger
         UserError: some cells have no predictions; the message names all of them.
     """
     from mlmclm.analysis.summary import chosen_results
-    from mlmclm.errors import for_each
-    from mlmclm.progress import Bar
     from mlmclm.tasks.predictions import write_predictions
 
     cells = [

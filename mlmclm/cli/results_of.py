@@ -24,20 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Results:
-    """Results of the cells that have one, never none, and what is needed to analyse them.
-
-    Attributes:
-        prepared: None for a sweep of given models.
-        verb: the command that computes the file.
-        facts: returns the report's facts, given the command that computes the file as a user would type it.
-    """
+    """Results of the cells that have one, never none, and what is needed to analyse them."""
 
     file: StudyFile | SweepFile
-    prepared: PreparedStudy | None
+    prepared: PreparedStudy | None  # None for a sweep of given models
     space: Space
     results: list[dict[str, Any]]
-    verb: str
-    facts: Callable[[str], StudyFacts]
+    verb: str  # the command that computes the file
+    facts: Callable[[str], StudyFacts]  # the report's, given the command that computes the file as a user would type it
     cells: list[Cell]
 
     def analyse(self) -> Analysis:
@@ -70,10 +64,7 @@ class Results:
 
 
 def results_of(file: Path, place: Place, rule: str | None) -> Results:
-    """Find the results of a study or sweep.
-
-    Args:
-        rule: as `--rule` gives it.
+    """Find the results of a study or sweep; `rule` is as `--rule` gives it.
 
     Raises:
         UserError: something is not prepared yet, or there are no results; the message says what to run.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
-
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("schema")(schema)
+from mlmclm.cli.output import print_json
 
 
 def schema(
     kind: Annotated[
-        str, typer.Argument(metavar="study|sweep|space|protocol", help="The kind of file that the schema describes.")
+        str, Argument(metavar="study|sweep|space|protocol", help="The kind of file that the schema describes.")
     ],
 ) -> None:
     """Prints the JSON Schema of a kind of YAML file. With it, an editor explains and completes keys, and marks wrong ones.
@@ -23,7 +20,6 @@ def schema(
 
     Example: mlmclm schema space > space.json
     """
-    from mlmclm.cli.output import print_json
     from mlmclm.study.json_schema import schema_of
 
     print_json(schema_of(kind))

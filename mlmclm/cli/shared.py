@@ -2,197 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mlmclm.cli.dry_run import show_dry_run
+from mlmclm.cli.options import Assumed
+from mlmclm.cli.study_report import write_study_report
 from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.service.ray_cluster import cluster_address
 from mlmclm.storage.files import only_one, write_atomic
 from mlmclm.storage.temporary import sweep_unfinished
+from mlmclm.study.last_grid import check_last, remember
 from mlmclm.study.model_folders import export_models
 from mlmclm.study.prepare import prepare
+from mlmclm.study.study_file import StudyFile
+from mlmclm.study.sweep import analyse_sweep, plan_sweep, prepare_tasks, run_plan, study_grid, study_space, sweep
+from mlmclm.study.zero_shot import ZeroShotTasks, evaluate, zero_shot_results, zero_shot_tasks
 
 if TYPE_CHECKING:
+    from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.study.place import Place
     from mlmclm.study.prepared_study import PreparedStudy
-    from mlmclm.study.study_file import StudyFile
     from mlmclm.study.sweep_file import SweepFile
     from mlmclm.study.tracking import StudyTracking
-    from mlmclm.study.zero_shot import ZeroShotTasks
     from mlmclm.sweeps.cells import SweepModel
+    from mlmclm.sweeps.outcome import SweepOutcome
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.prepared_task import PreparedTask
 
 
 @dataclass(frozen=True)
 class Work:
-    """A prepared study that this process works on; its methods are the remaining phases."""
+    """A study, or a sweep of given models, that this process works on; its methods are the phases."""
 
-    prepared: PreparedStudy
+    file: StudyFile | SweepFile
+    place: Place
     tracking: StudyTracking
     session: Session
 
-    def pretrain(self) -> list[SweepModel]:
-        """Train the missing stages and export all models."""
+    def pretrain(self, prepared: PreparedStudy) -> list[SweepModel]:
+        """Train the missing stages of a study and export all models."""
         from mlmclm.study.pretrain import pretrain
 
-        if self.prepared.unfinished():  # else Ray need not start
+        if prepared.unfinished():  # else Ray need not start
             self.session()
-            pretrain(self.prepared, self.tracking.stage_lines(self.prepared))
-        models = export_models(self.prepared)
-        self.tracking.pretrained(self.prepared)
+            pretrain(prepared, self.tracking.stage_lines(prepared))
+        models = export_models(prepared)
+        self.tracking.pretrained(prepared)
         return models
 
     def sweep(
         self,
         space: Space,
-        models: list[SweepModel],
-        tasks: dict[str, PreparedTask],
+        models: Sequence[SweepModel],
         evaluations: ZeroShotTasks | None,
+        compute: Callable[..., SweepOutcome],
+        facts: Callable[[list[dict[str, Any]]], StudyFacts],
         *,
-        command: str,
         as_json: bool,
     ) -> None:
         """Evaluate the models as they are, fine-tune them over the search space, and write the report.
 
         Args:
-            evaluations: the zero-shot tasks, if the study has any.
-            command: the command that computes the study again, which the report shows.
+            evaluations: the zero-shot tasks, if there are any.
+            compute: computes the missing cells; takes `session` and `on_result`.
+            facts: returns the report's facts, given the results.
         """
-        from mlmclm.cli.study_report import write_study_report
-        from mlmclm.study.facts import study_facts
-        from mlmclm.study.last_grid import remember
-        from mlmclm.study.sweep import analyse_sweep, plan_sweep, study_grid, sweep
-        from mlmclm.study.zero_shot import evaluate, zero_shot_results
-
-        prepared, place = self.prepared, self.prepared.place
-        remember(place.study_folder(prepared.study), study_grid(prepared.study, space))
-        self.tracking.sweep_begins(space, prepared)
-        failure = evaluate(
-            prepared.study,
-            place,
-            evaluations,
-            models,
-            cpus=space.cpus_per_cell,
-            session=self.session,
-        )
-        self.tracking.evaluated(zero_shot_results(prepared.study, place))
-        # A function, because a sweep plans again once the results that choose starting weights are there.
-        plan = partial(plan_sweep, space, models, tasks, place)
-        outcome = sweep(prepared, space, plan, session=self.session, on_result=self.tracking.cell)
-        study, results = prepared.study, outcome.results
-        write_study_report(
-            analyse_sweep(study.models, study.baseline, space, results),
-            study_facts(prepared, space, tasks, results, command),
-            space,
-            place,
-            self.tracking,
-            folder=place.study_folder(study),
-            as_json=as_json,
-        )
+        file, place = self.file, self.place
+        failure = evaluate(file, place, evaluations, models, cpus=space.cpus_per_cell, session=self.session)
+        self.tracking.evaluated(zero_shot_results(file, place))
+        results = compute(session=self.session, on_result=self.tracking.cell).results
+        analysis = analyse_sweep(tuple(file.models), file.baseline, space, results)
+        folder = place.study_folder(file)
+        write_study_report(analysis, facts(results), space, place, self.tracking, folder=folder, as_json=as_json)
         if failure is not None:
             raise failure
 
 
-@contextmanager
-def work_on(study: StudyFile, place: Place, address: str | None) -> Iterator[Work]:
-    """Prepare a study, and lock it against other processes for the duration of the block.
-
-    Unfinished files that killed processes left in the store are removed first.
+def run_study(
+    study: StudyFile,
+    place: Place,
+    address: str | None,
+    *,
+    command: str,
+    replace: bool,
+    dry: Assumed | None,
+    as_json: bool,
+    pretrain: bool = True,
+) -> None:
+    """Compute what is missing of a study and write its report, or show in a dry run what that would be.
 
     Args:
         address: a Ray cluster's address, as `--ray` gives it.
+        command: the command that computes the study again, which the report shows.
+        replace: whether the report of another grid under this name may be replaced.
+        dry: what a dry run assumes; None to compute.
+        pretrain: whether to train the models; else they must be trained already.
 
     Raises:
-        UserError: another process is working on the study. Besides, whatever `prepare` raises.
+        UserError: the study was last run over another grid, another process is working on it, or a model isn't trained.
+            Besides, whatever `prepare` raises.
     """
-    from mlmclm.study.tracking import StudyTracking
+    if dry is not None:
+        show_dry_run(study, place, dry, as_json=as_json)
+        return
+    from mlmclm.study.facts import study_facts
 
-    with only_one(place.study_folder(study) / ".lock", f"study {study.name!r}"):
-        sweep_unfinished(place.store)
-        with StudyTracking(study, place) as tracking, prepared_for(study, place, address) as (prepared, session):
-            yield Work(prepared, tracking, session)
+    space, evaluations = study_space(study, place.task_dirs), zero_shot_tasks(study, place)
+    folder, grid = place.study_folder(study), study_grid(study, space)
+    check_last(folder, grid, replace=replace)
+    with work_on(study, place, address) as work:
+        prepared = prepared_for(study, place, address, work.session)
+        trained = None if pretrain else export_models(prepared)
+        tasks = prepare_tasks(prepared, space)  # before training, so that bad data cost no time
+        models = work.pretrain(prepared) if trained is None else trained
+        remember(folder, grid)
+        work.tracking.sweep_begins(space, prepared)
+        # A function, because a sweep plans again once the results that choose starting weights are there.
+        plan = partial(plan_sweep, space, models, tasks, place)
+        compute = partial(sweep, prepared, space, plan)
+        facts = partial(study_facts, prepared, space, tasks, command=command)
+        work.sweep(space, models, evaluations, compute, facts, as_json=as_json)
 
 
 def sweep_given(
-    file: SweepFile, place: Place, address: str | None, *, command: str, as_json: bool, replace: bool = False
+    file: SweepFile, place: Place, address: str | None, *, command: str, replace: bool, as_json: bool
 ) -> None:
-    """Fine-tune given models over a search space on Ray Tune, and write the report.
-
-    Args:
-        address: a Ray cluster's address, as `--ray` gives it.
-        command: the command that computes the sweep again, which the report shows.
-        replace: whether the report of another sweep of this name may be replaced.
+    """Fine-tune given models over a search space on Ray Tune, and write the report; arguments as in `run_study`.
 
     Raises:
         UserError: another process is working on a sweep or study of this name, or one was run over another grid.
             Besides, whatever `open_sweep` raises.
     """
-    from mlmclm.cli.study_report import write_study_report
     from mlmclm.study.given_sweep import find_sweep, given_facts, with_tasks
-    from mlmclm.study.last_grid import check_last, remember
-    from mlmclm.study.sweep import analyse_sweep, run_plan
-    from mlmclm.study.tracking import StudyTracking
-    from mlmclm.study.zero_shot import evaluate, zero_shot_results, zero_shot_tasks
 
     folder = place.study_folder(file)
     if (folder / "models").is_dir():
         raise UserError(
             f"name {file.name!r}: a study of this name is in {place.store}; its report would be overwritten. Choose another name."
         )
-    with only_one(folder / ".lock", f"sweep {file.name!r}"):
+    with work_on(file, place, address) as work:
+        made = find_sweep(file, place)
+        check_last(folder, made.grid(), replace=replace)
+        evaluations = zero_shot_tasks(file, place)
+        made = with_tasks(made, prepare=True)
+        remember(folder, made.grid())
+        # For `mlmclm report` of a sweep that was given by options.
+        write_atomic(folder / "sweep.yaml", made.as_file())
+        work.tracking.sweep_begins(made.space)
+        models = [each.model for each in made.models]
+        compute = partial(run_plan, file, place, made.space, made.plan)
+        facts = partial(given_facts, made, command=command)
+        work.sweep(made.space, models, evaluations, compute, facts, as_json=as_json)
+
+
+@contextmanager
+def work_on(file: StudyFile | SweepFile, place: Place, address: str | None) -> Iterator[Work]:
+    """Lock a study or sweep against other processes for the duration of the block.
+
+    Unfinished files that killed processes left in the store are removed first.
+
+    Raises:
+        UserError: another process is working on it.
+    """
+    from mlmclm.study.tracking import StudyTracking
+
+    kind = "study" if isinstance(file, StudyFile) else "sweep"
+    with only_one(place.study_folder(file) / ".lock", f"{kind} {file.name!r}"):
         sweep_unfinished(place.store)
-        with StudyTracking(file, place) as tracking, one_session(place, address) as (session, _):
-            made = find_sweep(file, place)
-            check_last(folder, made.grid(), replace=replace)
-            evaluations = zero_shot_tasks(file, place)
-            made = with_tasks(made, prepare=True)
-            remember(folder, made.grid())
-            # For `mlmclm report` of a sweep that was given by options.
-            write_atomic(folder / "sweep.yaml", made.as_file())
-            tracking.sweep_begins(made.space)
-            failure = evaluate(
-                file,
-                place,
-                evaluations,
-                [each.model for each in made.models],
-                cpus=made.space.cpus_per_cell,
-                session=session,
-            )
-            tracking.evaluated(zero_shot_results(file, place))
-            outcome = run_plan(file, place, made.space, made.plan, session=session, on_result=tracking.cell)
-            write_study_report(
-                analyse_sweep(tuple(file.models), file.baseline, made.space, outcome.results),
-                given_facts(made, outcome.results, command),
-                made.space,
-                place,
-                tracking,
-                folder=folder,
-                as_json=as_json,
-            )
-            if failure is not None:
-                raise failure
+        with StudyTracking(file, place) as tracking, one_session(place, address) as session:
+            yield Work(file, place, tracking, session)
+
+
+def prepared_for(study: StudyFile, place: Place, address: str | None, session: Session) -> PreparedStudy:
+    """Prepare a study, on the running Ray cluster if there is one.
+
+    Without one, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
+    """
+    return prepare(study, place, session=session if cluster_address(address) is not None else None)
 
 
 @contextmanager
-def prepared_for(study: StudyFile, place: Place, address: str | None) -> Iterator[tuple[PreparedStudy, Session]]:
-    """Prepare a study, and yield it with a function that opens a Ray session (`one_session`)."""
-    with one_session(place, address) as (session, running):
-        # Without a running cluster, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
-        yield prepare(study, place, session=session if running else None), session
+def one_session(place: Place, address: str | None) -> Iterator[Session]:
+    """Yield a function whose first call opens a Ray session, which stays open until the block ends.
 
-
-@contextmanager
-def one_session(place: Place, address: str | None) -> Iterator[tuple[Session, bool]]:
-    """Yield a function that opens a Ray session, and whether the session is of a running cluster.
-
-    The first call opens the session, which stays open until the block ends. A cluster's address is checked
-    (`check_cluster`) at once.
+    A cluster's address is checked (`check_cluster`) at once.
     """
     from mlmclm.service.ray_cluster import check_cluster
 
@@ -211,7 +209,7 @@ def one_session(place: Place, address: str | None) -> Iterator[tuple[Session, bo
                 opened = True
             return nullcontext()  # whose end leaves the session open for the next phase
 
-        yield session, running is not None
+        yield session
 
 
 def _open_session(stack: ExitStack, place: Place, address: str | None) -> None:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from mlmclm.cli import options
-
-
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("study")(study)
 
 
 def study(
@@ -32,23 +25,11 @@ def study(
 
     Example: mlmclm study examples/quickstart.yaml
     """
-    from mlmclm.cli.dry_run import show_dry_run
-    from mlmclm.cli.shared import work_on
+    from mlmclm.cli.shared import run_study
     from mlmclm.cli.study_report import command_of
-    from mlmclm.study.last_grid import check_last
     from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import prepare_tasks, study_grid, study_space
-    from mlmclm.study.zero_shot import zero_shot_tasks
 
     loaded, place = load_study(file), options.place(store, data, task_dir, ledger)
     dry = options.assumed(workers, price, dry_run=dry_run)
-    if dry is not None:
-        show_dry_run(loaded, place, dry, as_json=as_json)
-        return
-    space, evaluations = study_space(loaded, place.task_dirs), zero_shot_tasks(loaded, place)
-    check_last(place.study_folder(loaded), study_grid(loaded, space), replace=replace)
-    with work_on(loaded, place, ray) as work:
-        tasks = prepare_tasks(work.prepared, space)  # before training, so that bad data cost no time
-        models = work.pretrain()
-        command = command_of("study", [str(file)], data, task_dir)
-        work.sweep(space, models, tasks, evaluations, command=command, as_json=as_json)
+    command = command_of("study", [str(file)], data, task_dir)
+    run_study(loaded, place, ray, command=command, replace=replace, dry=dry, as_json=as_json)

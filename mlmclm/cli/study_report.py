@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.study.place import Place
@@ -33,11 +32,7 @@ def writable(folder: Path) -> bool:
 def record(
     analysis: Analysis, facts: StudyFacts, space: Space, tracking: StudyTracking | None, *, folder: Path | None
 ) -> dict[str, Path]:
-    """Write tables and report to a folder, if there is one, and log them to MLflow.
-
-    Returns:
-        The written paths by name.
-    """
+    """Write tables and report to a folder, if there is one, log them to MLflow, and return the written paths by name."""
     from mlmclm.reports.report import write_report
 
     paths = write_report(analysis, facts, folder) if folder is not None else {}
@@ -92,8 +87,7 @@ def show_best(analysis: Analysis) -> None:
     rates = "rates (seeds)" if analysis.rule == "per_seed" else "best rate"
     rows = []
     for row in records(analysis.best):
-        known = row["n"] > 0
-        score = f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}" if known else "–"
+        score = text.estimate(row["test_mean"], row["test_low"], row["test_high"]) if row["n"] > 0 else "–"
         spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
         rate = ", ".join(filter(None, (row["learning_rates"], row["setting"])))
         rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.default_command import DefaultCommand
@@ -14,46 +15,34 @@ from mlmclm.cli.sweep_cells import cells, export, retry
 from mlmclm.cli.sweep_status import status
 from mlmclm.errors import UserError
 
-if TYPE_CHECKING:
-    from mlmclm.study.place import Place
+verbs = typer.Typer(
+    cls=DefaultCommand,
+    help="Fine-tunes models over a search space, and shows how far that is.",
+    rich_markup_mode="markdown",
+)
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command group; `mlmclm sweep FILE` is `mlmclm sweep run FILE`."""
-    verbs = typer.Typer(rich_markup_mode="markdown", cls=DefaultCommand)
-    verbs.command("run", short_help="Computes the missing cells; `sweep FILE` does this too.")(sweep)
-    for name, verb in (("status", status), ("cells", cells), ("retry", retry), ("export", export)):
-        verbs.command(name)(verb)
-    app.add_typer(verbs, name="sweep", help="Fine-tunes models over a search space, and shows how far that is.")
-
-
-def sweep(
+@verbs.command(short_help="Computes the missing cells; `sweep FILE` does this too.")
+def run(
     file: Annotated[
-        Path | None, typer.Argument(help="A study file, whose models must be pretrained, or a sweep file (YAML).")
+        Path | None, Argument(help="A study file, whose models must be pretrained, or a sweep file (YAML).")
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model",
+        Option(
             metavar="[NAME=]SOURCE",
             help="In place of a file: a model's folder, its name in a study of the store (NAME, STUDY/NAME, or STUDY/* for all), or its "
             "name on the Hugging Face Hub (OWNER/NAME[@REVISION]); may be given several times.",
         ),
     ] = None,
     task: Annotated[
-        list[str] | None,
-        typer.Option("--task", help="A task, in place of the space's; may be given several times."),
+        list[str] | None, Option(help="A task, in place of the space's; may be given several times.")
     ] = None,
-    space: Annotated[
-        str | None, typer.Option("--space", metavar="NAME|FILE", help="The search space, such as glue.")
-    ] = None,
+    space: Annotated[str | None, Option(metavar="NAME|FILE", help="The search space, such as glue.")] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", help="Name of the report's folder and the MLflow experiment; `sweep` if not given."),
+        str | None, Option(help="Name of the report's folder and the MLflow experiment; `sweep` if not given.")
     ] = None,
-    baseline: Annotated[
-        str | None, typer.Option("--baseline", help="The model with which the others are compared.")
-    ] = None,
+    baseline: Annotated[str | None, Option(help="The model with which the others are compared.")] = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
@@ -77,9 +66,10 @@ def sweep(
     mlmclm sweep --model answerdotai/ModernBERT-base --model ./my_encoder --task sst2 --task rte --space glue
     """
     from mlmclm.cli.dry_run import show_dry_sweep
-    from mlmclm.cli.shared import sweep_given
+    from mlmclm.cli.shared import run_study, sweep_given
     from mlmclm.cli.study_report import command_of
     from mlmclm.study.given_sweep import expand_studies
+    from mlmclm.study.study_file import load_study
     from mlmclm.study.sweep_file import is_sweep_file, load_sweep, sweep_of_options
 
     place = options.place(store, data, task_dir, ledger)
@@ -90,7 +80,9 @@ def sweep(
         raise UserError(f"{', '.join(given)}: {file} says that; give a file or options.")
     if file is not None and not is_sweep_file(file):
         command = command_of("study", [str(file)], data, task_dir)
-        _sweep_study(file, place, ray, command=command, replace=replace, dry_run=dry, as_json=as_json)
+        run_study(
+            load_study(file), place, ray, command=command, replace=replace, dry=dry, as_json=as_json, pretrain=False
+        )
         return
     if file is not None:
         found, words = load_sweep(file), [str(file)]
@@ -110,31 +102,5 @@ def sweep(
     sweep_given(found, place, ray, command=command, as_json=as_json, replace=replace)
 
 
-def _sweep_study(
-    file: Path,
-    place: Place,
-    ray: str | None,
-    *,
-    command: str,
-    replace: bool,
-    dry_run: options.Assumed | None,
-    as_json: bool,
-) -> None:
-    from mlmclm.cli.dry_run import show_dry_run
-    from mlmclm.cli.shared import work_on
-    from mlmclm.study.last_grid import check_last
-    from mlmclm.study.model_folders import export_models
-    from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import prepare_tasks, study_grid, study_space
-    from mlmclm.study.zero_shot import zero_shot_tasks
-
-    study = load_study(file)
-    if dry_run is not None:
-        show_dry_run(study, place, dry_run, as_json=as_json)
-        return
-    space, evaluations = study_space(study, place.task_dirs), zero_shot_tasks(study, place)
-    check_last(place.study_folder(study), study_grid(study, space), replace=replace)
-    with work_on(study, place, ray) as work:
-        models = export_models(work.prepared)
-        tasks = prepare_tasks(work.prepared, space)
-        work.sweep(space, models, tasks, evaluations, command=command, as_json=as_json)
+for verb in (status, cells, retry, export):
+    verbs.command()(verb)

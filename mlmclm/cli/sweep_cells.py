@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
@@ -18,8 +18,8 @@ from mlmclm.errors import UserError, for_each, unknown
 if TYPE_CHECKING:
     from mlmclm.sweeps.status import CellState, SweepStatus
 
-Models = Annotated[list[str] | None, typer.Option("--model", help="Only this model; may be given several times.")]
-Tasks = Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be given several times.")]
+Models = Annotated[list[str] | None, Option("--model", help="Only this model; may be given several times.")]
+Tasks = Annotated[list[str] | None, Option("--task", help="Only this task; may be given several times.")]
 FORMATS = ("table", "csv", "json")
 SHOWN = ("name", "status", "validation_score", "score", "seconds", "node", "started_from", "key")
 AGAIN = ("damaged", "diverged")
@@ -33,11 +33,9 @@ def cells(
     task: Tasks = None,
     status: Annotated[
         list[str] | None,
-        typer.Option(
-            "--status", help="Only ok, diverged, damaged, running, failed or missing; may be given several times."
-        ),
+        Option(help="Only ok, diverged, damaged, running, failed or missing; may be given several times."),
     ] = None,
-    form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print them.")] = "table",
+    form: Annotated[str, Option("--format", metavar="|".join(FORMATS), help="How to print them.")] = "table",
 ) -> None:
     """Lists the cells of a sweep: name, status, scores, seconds, node, the cell that it started from, key.
 
@@ -64,11 +62,7 @@ def cells(
 def _chosen(
     found: SweepStatus, models: Sequence[str], tasks: Sequence[str], statuses: Sequence[str]
 ) -> list[CellState]:
-    """Return the states that the options choose.
-
-    Raises:
-        UserError: the sweep has no such model or task, or there is no such status.
-    """
+    """Return the states that the options choose, all of whose values must be known."""
     from mlmclm.sweeps.status import STATUSES
 
     known = {
@@ -105,19 +99,17 @@ def retry(
     store: options.Store = options.DEFAULT_STORE,
     cell: Annotated[
         list[str] | None,
-        typer.Option(
-            "--cell",
+        Option(
             metavar="KEY|NAME",
             help="Compute this cell again, by its key, the key's first digits, or its name; may be given several times.",
         ),
     ] = None,
     status: Annotated[
-        list[str] | None,
-        typer.Option("--status", metavar="|".join(AGAIN), help="Compute all cells of this status again."),
+        list[str] | None, Option(metavar="|".join(AGAIN), help="Compute all cells of this status again.")
     ] = None,
     model: Models = None,
     task: Tasks = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, it is only listed.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do it; without this, it is only listed.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Lists the cells that the next run computes, and sets chosen results aside so that it computes them again.
@@ -161,11 +153,7 @@ def retry(
 
 
 def _again(states: Sequence[CellState], cells: Sequence[str], statuses: Sequence[str]) -> dict[str, str]:
-    """Return key and name of the results to compute again.
-
-    Raises:
-        UserError: a cell is unknown or ambiguous, or has no result.
-    """
+    """Return key and name of the results to compute again; each of `cells` must match exactly one."""
     there = [state for state in states if state.status in ("ok", *AGAIN)]
     found = {state.cell.key: state.cell.name for state in there if state.status in statuses}
     for text in cells:
@@ -181,7 +169,7 @@ def _again(states: Sequence[CellState], cells: Sequence[str], statuses: Sequence
 
 def export(
     which: Which,
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Folder to write; made if it isn't there.")],
+    to: Annotated[Path, Option(metavar="FOLDER", help="Folder to write; made if it isn't there.")],
     store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Writes all results of a sweep as one table (results.parquet, results.csv), and the sweep itself as sweep.json.

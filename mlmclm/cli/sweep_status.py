@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     from mlmclm.storage.claims import Holder
@@ -24,8 +27,7 @@ COLUMNS = {"ok": "scored", "diverged": "diverged", "running": "running", "failed
 """Status -> header."""
 
 Which = Annotated[
-    str,
-    typer.Argument(metavar="NAME|FILE", help="The name of a sweep or study in the store, or its file (YAML)."),
+    str, Argument(metavar="NAME|FILE", help="The name of a sweep or study in the store, or its file (YAML).")
 ]
 
 
@@ -39,26 +41,20 @@ def watch_of(which: str, place: Place) -> Watch:
     from mlmclm.sweeps.manifest import read_manifest
     from mlmclm.sweeps.status import Watch
 
-    return Watch(read_manifest(_name(which), place.store), Ledger(place.store))
-
-
-def _name(which: str) -> str:
-    from pathlib import Path
-
-    if not (Path(which).is_file() or which.endswith((".yaml", ".yml")) or "/" in which):
-        return which
-    from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep_file import is_sweep_file, load_sweep
-
     path = Path(which)
-    return load_sweep(path).name if is_sweep_file(path) else load_study(path).name
+    if path.is_file() or which.endswith((".yaml", ".yml")) or "/" in which:
+        from mlmclm.study.study_file import load_study
+        from mlmclm.study.sweep_file import is_sweep_file, load_sweep
+
+        which = load_sweep(path).name if is_sweep_file(path) else load_study(path).name
+    return Watch(read_manifest(which, place.store), Ledger(place.store))
 
 
 def status(
     which: Which,
     store: options.Store = options.DEFAULT_STORE,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Look again every 5 s until every cell has a result, or Ctrl-C.")
+        bool, Option("--follow", "-f", help="Look again every 5 s until every cell has a result, or Ctrl-C.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -73,15 +69,11 @@ def status(
     mlmclm sweep status my_sweep.yaml --follow
     """
     watch = watch_of(which, options.place(store, None))
-    if not follow:
-        found = watch.look()
+    if follow and not as_json:
+        _follow(watch)
+        return
+    for found in _looks(watch) if follow else [watch.look()]:
         print_json(_as_json(found)) if as_json else _show(found)
-        return
-    if as_json:
-        for found in _looks(watch):
-            print_json(_as_json(found))
-        return
-    _follow(watch)
 
 
 def _looks(watch: Watch) -> Iterator[SweepStatus]:
@@ -99,27 +91,21 @@ def _follow(watch: Watch) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from mlmclm.progress import spoken
-
     spoken()
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        _follow_in_lines(watch)
+        said = ""
+        for found in _looks(watch):
+            line = ", ".join(_lines(found, errors=0))
+            if line != said:
+                show(line)
+                said = line
         return
     # Drawn when something was looked at, never in between: nothing on the screen moves on its own.
     with Live(console=console, auto_refresh=False) as live:
         for found in _looks(watch):
             lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in _lines(found, errors=2)]
             live.update(Group(lines[0], found.table(), *lines[1:]), refresh=True)
-
-
-def _follow_in_lines(watch: Watch) -> None:
-    said = ""
-    for found in _looks(watch):
-        line = ", ".join(_lines(found, errors=0))
-        if line != said:
-            show(line)
-            said = line
 
 
 def _lines(found: SweepStatus, *, errors: int) -> list[str]:
@@ -167,8 +153,6 @@ def _who(holder: Holder) -> str:
 
 
 def _as_json(found: SweepStatus) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "sweep": found.manifest.name,
         "planned": found.manifest.planned,

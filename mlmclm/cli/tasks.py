@@ -8,24 +8,24 @@ from typing import Annotated
 
 import typer
 from rich.table import Column
+from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.progress import say
+from mlmclm.storage.files import read_json
 
 _DEFAULT_LENGTH = 512
 _SHOWN = 400
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command group."""
-    verbs = typer.Typer(rich_markup_mode="markdown")
-    verbs.callback(invoke_without_command=True)(tasks)
-    verbs.command("check")(check)
-    app.add_typer(verbs, name="tasks", help="The tasks that there are; `tasks check NAME` reads one and shows it.")
+verbs = typer.Typer(
+    help="The tasks that there are; `tasks check NAME` reads one and shows it.", rich_markup_mode="markdown"
+)
 
 
+@verbs.callback(invoke_without_command=True)
 def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: options.Json = False) -> None:
     """Lists the tasks: the packaged ones, those of installed packages, and those of your own folders.
 
@@ -63,20 +63,18 @@ def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: opt
     show_table(columns, rows, drop=("licence", "source"))
 
 
+@verbs.command()
 def check(
-    name: Annotated[str, typer.Argument(help="The task, such as sst2.")],
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Folder of a Hugging Face tokenizer.")] = None,
-    model: Annotated[
-        Path | None, typer.Option("--model", help="Folder of a Hugging Face model, whose tokenizer it is.")
-    ] = None,
+    name: Annotated[str, Argument(help="The task, such as sst2.")],
+    tokenizer: Annotated[Path | None, Option(help="Folder of a Hugging Face tokenizer.")] = None,
+    model: Annotated[Path | None, Option(help="Folder of a Hugging Face model, whose tokenizer it is.")] = None,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     store: options.Store = options.DEFAULT_STORE,
     max_length: Annotated[
-        int | None,
-        typer.Option("--max-length", min=8, help="Tokens of the longest sequence; 512, or fewer if the model's are."),
+        int | None, Option(min=8, help="Tokens of the longest sequence; 512, or fewer if the model's are.")
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", min=0, help="How many training examples to show.")] = 3,
+    examples: Annotated[int, Option(min=0, help="How many training examples to show.")] = 3,
     as_json: options.Json = False,
 ) -> None:
     """Reads and checks a task's data, and shows it as a model would be given it.
@@ -96,7 +94,6 @@ def check(
         raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
     from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
     from mlmclm.models.sources import longest
-    from mlmclm.storage.files import read_json
     from mlmclm.tasks.load import load_task
     from mlmclm.tasks.look import look
     from mlmclm.tasks.settings import TaskSettings
@@ -127,25 +124,17 @@ def check(
             show(f"{part}: {shown}")
     show()
     for split, counts in found.labels.items():
-        shares = ", ".join(
-            f"{label} {count:,g}" if isinstance(count, float) else f"{label} {count:,}"
-            for label, count in counts.items()
-        )
-        show(f"{split}: {shares}")
+        shares = (f"{label} {count:{',g' if isinstance(count, float) else ','}}" for label, count in counts.items())
+        show(f"{split}: {', '.join(shares)}")
     if found.lengths:
         first = next(iter(found.lengths.values()))
         cut = task.kind.overlong_words
-        rows = [
-            [
-                split,
-                f"{lengths.sequences:,}",
-                *(f"{tokens:,}" for tokens in lengths.quantiles.values()),
-                f"{lengths.truncated:.1%}",
-            ]
-            for split, lengths in found.lengths.items()
-        ]
+        rows = []
+        for split, lengths in found.lengths.items():
+            quantiles = (f"{tokens:,}" for tokens in lengths.quantiles.values())
+            rows.append([split, f"{lengths.sequences:,}", *quantiles, f"{lengths.truncated:.1%}"])
         show_table(("tokens", "of", *first.quantiles, f"{cut} at {max_length}"), rows)
         for split, lengths in found.lengths.items():
             if lengths.lost is not None:
-                shares = ", ".join(f"{share:.1%} with pair_truncation {cut}" for cut, share in lengths.lost.items())
-                show(f"{split}: pairs that lose one of their texts wholly: {shares}")
+                lost = ", ".join(f"{share:.1%} with pair_truncation {cut}" for cut, share in lengths.lost.items())
+                show(f"{split}: pairs that lose one of their texts wholly: {lost}")

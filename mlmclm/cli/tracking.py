@@ -6,20 +6,14 @@ import typer
 
 from mlmclm.cli import options
 
-
-def register(app: typer.Typer) -> None:
-    """Register the command group."""
-    verbs = typer.Typer(rich_markup_mode="markdown")
-    # With a callback a group keeps its only verb's name.
-    verbs.callback()(tracking)
-    verbs.command("sync")(sync)
-    app.add_typer(verbs, name="tracking", help="MLflow's records; `tracking sync STUDY` writes what they lack.")
+verbs = typer.Typer(
+    help="MLflow's records; `tracking sync STUDY` writes what they lack.",
+    callback=lambda: None,  # with a callback a group keeps its only verb's name
+    rich_markup_mode="markdown",
+)
 
 
-def tracking() -> None:
-    """MLflow's records of studies, which are a view of the store."""
-
-
+@verbs.command()
 def sync(
     file: options.StudyOrSweep,
     store: options.Store = options.DEFAULT_STORE,

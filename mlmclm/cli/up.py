@@ -1,29 +1,25 @@
-"""`mlmclm up`, `status` and `down`: the service of a store on one machine."""
+"""`mlmclm up`, `status`, `down` and `ui`: the service of a store on one machine, or its MLflow server alone."""
 
 from __future__ import annotations
 
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
+from mlmclm.errors import UserError
+from mlmclm.progress import say
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mlmclm.service.up import Look
 
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on; a free one by default.")]
+Port = Annotated[int | None, Option(min=1, max=65535, help="Port to listen on; a free one by default.")]
 NOT_RUNNING = 1
 """Exit code of `status` if there is no service."""
-
-
-def register(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command("up")(up)
-    app.command("status")(status)
-    app.command("down")(down)
 
 
 def up(
@@ -31,9 +27,9 @@ def up(
     dashboard_port: Port = None,
     mlflow_port: Port = None,
     prometheus_port: Port = None,
-    cpus: Annotated[int | None, typer.Option("--cpus", min=1, help="CPUs that Ray gives out; all by default.")] = None,
+    cpus: Annotated[int | None, Option(min=1, help="CPUs that Ray gives out; all by default.")] = None,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run until Ctrl-C or SIGTERM, for systemd and containers.")
+        bool, Option("--foreground", help="Run until Ctrl-C or SIGTERM, for systemd and containers.")
     ] = False,
 ) -> None:
     """Starts Ray with its dashboard, the MLflow server, and Prometheus if it is installed, for jobs on this machine.
@@ -42,7 +38,6 @@ def up(
 
     Example: mlmclm up, then submit with the command that it prints
     """
-    from mlmclm.progress import say
     from mlmclm.service.up import Look, Settings, run, start
 
     ports = {"dashboard": dashboard_port, "mlflow": mlflow_port, "prometheus": prometheus_port}
@@ -63,7 +58,6 @@ def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = Fa
 
     Example: mlmclm status
     """
-    from mlmclm.errors import UserError
     from mlmclm.service.service_token import RESTART
     from mlmclm.service.up import look
 
@@ -87,9 +81,21 @@ def down(store: options.Store = options.DEFAULT_STORE) -> None:
     show(f"Ended: {', '.join(ended)}." if ended else f"No service of {store} runs.")
 
 
+def ui(
+    store: options.Store = options.DEFAULT_STORE,
+    port: Port = None,
+) -> None:
+    """Starts the MLflow server on the store's own records (on loopback), prints the link, and runs until Ctrl-C.
+
+    Example: mlmclm ui --port 5000
+    """
+    from mlmclm.service.mlflow_server import serve
+
+    serve(store.resolve(), port=port)
+
+
 def _about(found: Look, store: Path) -> dict[str, Any]:
     """Return what is known of a service, for programs."""
-    from datetime import datetime
 
     from mlmclm.service.ray_cluster import token_path
     from mlmclm.service.up import submit_command

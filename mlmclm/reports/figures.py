@@ -10,6 +10,7 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, product
 from typing import Any
 
 import plotly.graph_objects as go
@@ -48,8 +49,7 @@ class Figure:
     title: str
     alt: str
     spec: dict[str, Any] = field(repr=False)
-    height: int = 280
-    """In pixels."""
+    height: int = 280  # in pixels
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,8 @@ class Style:
 
 def styles(names: Sequence[str], baseline: str | None) -> dict[str, Style]:
     """Assign a style to each model, in the order given; the baseline has its own."""
-    found = {}
-    place = 0
-    for name in names:
-        if name == baseline:
-            found[name] = Style(*BASELINE, "dash")
-        else:
-            found[name] = Style(*PALETTE[place % len(PALETTE)], DASHES[place // len(PALETTE) % len(DASHES)])
-            place += 1
-    return found
+    looks = (Style(*colours, dash) for dash, colours in cycle(product(DASHES, PALETTE)))
+    return {name: Style(*BASELINE, "dash") if name == baseline else next(looks) for name in names}
 
 
 def dark_colours() -> dict[str, str]:
@@ -118,6 +111,11 @@ def plotted(traces: list[Any], **layout: Any) -> dict[str, Any]:
     return go.Figure(data=traces, layout=_layout(**layout)).to_plotly_json()
 
 
+def titled(title: str, standoff: int = 8, **more: Any) -> dict[str, Any]:
+    """Return an axis with its title, at a distance in pixels."""
+    return {"title": {"text": title, "standoff": standoff}, **more}
+
+
 def _known(rows: Sequence[Record], name: str) -> list[Record]:
     return [row for row in rows if not math.isnan(row[name])]
 
@@ -131,8 +129,8 @@ def _rate_axis(rates: Sequence[float]) -> dict[str, Any]:
         "tickvals": list(rates),
         "ticktext": [rate_text(rate) for rate in rates],
         "range": [low - margin, high + margin],
-        "title": {"text": "learning rate", "standoff": 8},
         "tickangle": 0 if len(rates) < 5 else -40,
+        **titled("learning rate"),
     }
 
 
@@ -157,10 +155,10 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
             ring = [row for row in _known(own, "test_mean") if row["learning_rate"] in chosen]
             mark = {"size": 13, "color": "rgba(0,0,0,0)", "line": {"width": 2, "color": look.light}}
             # `meta` is how the page's legend finds the traces of a model to hide.
-            traces.append(_scatter(model, ring, "test_mean", mode="markers", marker=mark, hoverinfo="skip"))
+            points = _points(ring, "test_mean")
+            traces.append(_scatter(model, points, mode="markers", marker=mark, hoverinfo="skip"))
         metric = text.metric(task.metric)
-        axis = {"title": {"text": metric, "standoff": 6}}
-        figures.append(_panel(f"rates-{number}", task, f"test {metric}", rows, traces, axis))
+        figures.append(_panel(f"rates-{number}", task, f"test {metric}", rows, traces, titled(metric, 6)))
     return figures
 
 
@@ -173,17 +171,20 @@ def _panel(
     return Figure(name, task.title, about, plotted(traces, xaxis=_rate_axis(rates), yaxis=axis), **more)
 
 
-def _scatter(model: str, rows: Sequence[Record], column: str, **look: Any) -> Any:
-    """Plot a column, in per cent, against the learning rate."""
-    rates, values = [row["learning_rate"] for row in rows], [row[column] * 100 for row in rows]
-    return go.Scatter(x=rates, y=values, meta=model, **look)
+def _points(rows: Sequence[Record], column: str) -> list[tuple[float, float]]:
+    return [(row["learning_rate"], row[column]) for row in rows]
+
+
+def _scatter(model: str, points: Sequence[tuple[float, float]], **look: Any) -> Any:
+    """Plot scores, in per cent, against learning rates."""
+    return go.Scatter(x=[rate for rate, _ in points], y=[score * 100 for _, score in points], meta=model, **look)
 
 
 def _line(model: str, look: Style, rows: Sequence[Record], column: str, **hover: Any) -> Any:
     """Plot a column as a model's own line."""
     line = {"color": look.light, "width": 2, "dash": look.dash}
     marker = {"size": 6, "color": look.light}
-    return _scatter(model, rows, column, mode="lines+markers", line=line, marker=marker, **hover)
+    return _scatter(model, _points(rows, column), mode="lines+markers", line=line, marker=marker, **hover)
 
 
 def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> list[Any]:
@@ -193,46 +194,23 @@ def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> lis
     traces = []
     if len(band) > 1:
         # A closed outline: along the upper ends, and back along the lower ones.
-        forth, back = band, band[::-1]
-        traces.append(
-            go.Scatter(
-                x=[row["learning_rate"] for row in [*forth, *back]],
-                y=[row["test_high"] * 100 for row in forth] + [row["test_low"] * 100 for row in back],
-                mode="lines",
-                fill="toself",
-                fillcolor=_faded(look.light),
-                line={"width": 0, "color": "rgba(0,0,0,0)"},
-                hoverinfo="skip",
-                meta=model,
-            )
-        )
-    traces.append(
-        _line(
-            model,
-            look,
-            known,
-            "test_mean",
-            text=[
-                f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])}<br>"
-                f"{text.plural(row['n'], 'seed')}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
-                for row in known
-            ],
-            customdata=[rate_text(row["learning_rate"]) for row in known],
-            hovertemplate=_hover(model, "learning rate %{customdata}<br>%{text}"),
-        )
-    )
+        outline = _points(band, "test_high") + _points(band, "test_low")[::-1]
+        filled = {"fill": "toself", "fillcolor": _faded(look.light), "line": {"width": 0, "color": "rgba(0,0,0,0)"}}
+        traces.append(_scatter(model, outline, mode="lines", hoverinfo="skip", **filled))
+    told = [
+        f"{text.estimate(row['test_mean'], row['test_low'], row['test_high'])}<br>"
+        f"{text.plural(row['n'], 'seed')}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
+        for row in known
+    ]
+    rates = [rate_text(row["learning_rate"]) for row in known]
+    hover = _hover(model, "learning rate %{customdata}<br>%{text}")
+    traces.append(_line(model, look, known, "test_mean", text=told, customdata=rates, hovertemplate=hover))
     if lost:
-        traces.append(
-            go.Scatter(
-                x=[row["learning_rate"] for row in lost],
-                # A diverged rate has no score, so its cross is drawn at the level of the lowest mean of the panel.
-                y=[floor * 100 for _ in lost],
-                mode="markers",
-                marker={"symbol": "x-thin", "size": 10, "line": {"width": 2.5, "color": look.light}},
-                hovertemplate=_hover(model, "all seeds diverged"),
-                meta=model,
-            )
-        )
+        # A diverged rate has no score, so its cross is drawn at the level of the lowest mean of the panel.
+        crosses = [(row["learning_rate"], floor) for row in lost]
+        mark = {"symbol": "x-thin", "size": 10, "line": {"width": 2.5, "color": look.light}}
+        hover = _hover(model, "all seeds diverged")
+        traces.append(_scatter(model, crosses, mode="markers", marker=mark, hovertemplate=hover))
     return traces
 
 
@@ -250,7 +228,7 @@ def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dic
             told = [[rate_text(row["learning_rate"]), row["n"]] for row in own]
             words = "learning rate %{customdata[0]}<br>deviation %{y:.2f} over %{customdata[1]} seeds"
             traces.append(_line(model, look, own, "test_sd", customdata=told, hovertemplate=_hover(model, words)))
-        axis = {"title": {"text": "sd over seeds, points", "standoff": 6}, "rangemode": "tozero"}
+        axis = titled("sd over seeds, points", 6, rangemode="tozero")
         shown = "standard deviation over seeds"
         figures.append(_panel(f"deviation-{number}", task, shown, rows, traces, axis, height=240))
     return figures
@@ -263,13 +241,9 @@ def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None
         return None
     # Plotly draws categories from the bottom up, so the best comes last.
     rows.sort(key=lambda row: (row["mean"], row["model"]))
-    traces = []
-    for row in rows:
-        hover = f"{text.points(row['mean'])} {text.interval(row['low'], row['high'])}"
-        traces.append(_whisker(row["model"], [row["mean"], row["low"], row["high"]], looks[row["model"]], hover))
     spec = plotted(
-        traces,
-        xaxis={"title": {"text": "mean over tasks, points", "standoff": 8}},
+        [_whisker(row["model"], row["mean"], row["low"], row["high"], looks[row["model"]]) for row in rows],
+        xaxis=titled("mean over tasks, points"),
         yaxis={"type": "category", "showgrid": False, "tickfont": {"size": 12.5, "color": INK[0]}},
         margin={"l": 20, "r": 16, "t": 6, "b": 42},
     )
@@ -277,26 +251,23 @@ def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None
     return Figure("overall", "Mean over tasks", alt, spec, 70 + 38 * len(rows))
 
 
-def _whisker(model: str, estimate: Sequence[float], look: Style, hover: str) -> Any:
-    value, low, high = estimate
+def error_bars(above: list[float], below: list[float], **look: Any) -> dict[str, Any]:
+    """Return Plotly's description of error bars; lengths in points."""
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **look}
+
+
+def _whisker(model: str, value: float, low: float, high: float, look: Style, *, sign: bool = False) -> Any:
+    """Plot a model's estimate with its interval, in points; with `sign` it is a difference."""
     bars = None
     if not math.isnan(low):
-        bars = {
-            "type": "data",
-            "symmetric": False,
-            "array": [(high - value) * 100],
-            "arrayminus": [(value - low) * 100],
-            "thickness": 2,
-            "width": 5,
-            "color": look.light,
-        }
+        bars = error_bars([(high - value) * 100], [(value - low) * 100], thickness=2, width=5, color=look.light)
     return go.Scatter(
         x=[value * 100],
         y=[html.escape(model)],
         mode="markers",
         marker={"size": 10, "color": look.light},
         error_x=bars,
-        text=[hover],
+        text=[text.estimate(value, low, high, sign=sign)],
         hovertemplate=_hover(model, "%{text}"),
         meta=model,
     )
@@ -316,16 +287,14 @@ def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
         shown = [model for model in reversed(looks) if model in own and not math.isnan(own[model]["difference"])]
         if not shown:
             continue
-        traces = []
-        for model in shown:
-            # The comparison is "baseline minus model"; flip it to the model's gain.
-            value, low, high = -own[model]["difference"], -own[model]["high"], -own[model]["low"]
-            hover = f"{text.difference(value)} {text.interval(low, high, sign=True)}"
-            traces.append(_whisker(model, [value, low, high], looks[model], hover))
+        # The comparison is "baseline minus model"; flip it to the model's gain.
         spec = plotted(
-            traces,
+            [
+                _whisker(model, -row["difference"], -row["high"], -row["low"], looks[model], sign=True)
+                for model, row in ((model, own[model]) for model in shown)
+            ],
             shapes=[_upright(0, color=FAINT[0], width=1.5)],
-            xaxis={"title": {"text": "points over the baseline", "standoff": 8}, "rangemode": "tozero"},
+            xaxis=titled("points over the baseline", rangemode="tozero"),
             yaxis={"type": "category", "showgrid": False, "showticklabels": False},
             margin={"l": 12, "r": 14, "t": 6, "b": 42},
         )
@@ -365,8 +334,8 @@ def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[
             spec = plotted(
                 traces,
                 shapes=marks,
-                xaxis={"title": {"text": "step", "standoff": 8}},
-                yaxis={"title": {"text": "nats a predicted token", "standoff": 6}},
+                xaxis=titled("step"),
+                yaxis=titled("nats a predicted token", 6),
             )
             alt = f"Line chart: {title.lower()} of pretraining against the step for each model."
             figures.append(Figure(f"loss-{name.replace('_', '-')}", title, alt, spec, 320))

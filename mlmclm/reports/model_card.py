@@ -53,93 +53,81 @@ def model_card(facts: Mapping[str, Any]) -> str:
     """
     if not facts.get("name"):
         raise ValueError("model card: no name in the facts.")
-    parts = [_front(facts), f"# {facts['name']}", _introduction(facts)]
-    parts += _section("Plan", _plan(facts.get("stages") or ()))
-    parts += _section("Architecture", _table(facts.get("shape") or {}))
     unmasked = facts.get("architecture") in UNMASKED
-    if facts.get("repository"):
-        parts += _section("Load", _load_revision(facts, unmasked))
-        parts += _section("Revisions", _revisions(facts))
-    else:
-        parts += _section("Load", _load(facts, unmasked))
-    parts += _section("Recipe", _table(facts.get("recipe") or {}))
-    parts += _section("Data", _table(facts.get("corpus") or {}))
-    parts += _section("Loss", _table(_losses(facts)))
-    parts += _section("Scores after fine-tuning", _table(_scores(facts.get("scores") or ())))
-    parts += _section("Cost", _table(_cost(facts)))
-    if facts.get("siblings"):
-        parts += _section("Related models", _siblings(facts["siblings"]))
-    if facts.get("citation"):
-        parts += _section("Citation", _code("bibtex", [str(facts["citation"]).strip()]))
-    if facts.get("command"):
-        parts += _section("Make it again", _code("bash", [str(facts["command"])]))
+    sections = {
+        "Plan": _plan(facts.get("stages")),
+        "Architecture": _table(facts.get("shape")),
+        "Load": (_load_revision if facts.get("repository") else _load)(facts, unmasked),
+        "Revisions": _revisions(facts) if facts.get("repository") else "",
+        "Recipe": _table(facts.get("recipe")),
+        "Data": _table(facts.get("corpus")),
+        "Loss": _table(_losses(facts)),
+        "Scores after fine-tuning": _table(_scores(facts.get("scores") or ())),
+        "Cost": _table(_cost(facts)),
+        "Related models": _siblings(facts.get("siblings")),
+        "Citation": _code("bibtex", str(facts.get("citation") or "").strip()),
+        "Make it again": _code("bash", facts.get("command") or ""),
+    }
+    parts = [_front(facts), f"# {facts['name']}", _introduction(facts)]
+    parts += [part for title, body in sections.items() if body for part in (f"## {title}", body)]
     return "\n\n".join(parts) + "\n"
 
 
-def _family(facts: Mapping[str, Any]) -> tuple[str, str]:
-    return FAMILIES[facts.get("architecture") or "eurobert"]
+def _family(facts: Mapping[str, Any], *, decoder: bool | None = None) -> str:
+    """Return the name of the model's architecture, or of the other form's with `decoder`."""
+    form = facts.get("decoder") if decoder is None else decoder
+    return FAMILIES[facts.get("architecture") or "eurobert"][1 if form else 0]
 
 
 def _front(facts: Mapping[str, Any]) -> str:
-    fields: dict[str, Any] = {}
-    if facts.get("languages"):
-        fields["language"] = list(facts["languages"])
-    if facts.get("licence"):
-        fields["license"] = facts["licence"]
-    if facts.get("datasets"):
-        fields["datasets"] = list(facts["datasets"])
-    fields["library_name"] = "transformers"
-    objective, decoder = facts.get("objective"), facts.get("decoder")
-    if objective:
-        causal = "feature-extraction" if decoder is False else "text-generation"
-        fields["pipeline_tag"] = causal if facts.get("causal") else "fill-mask"
-    family = _family(facts)[1 if decoder else 0].lower()
-    if facts.get("base_model"):
-        fields["base_model"] = facts["base_model"]
+    objective = facts.get("objective")
+    causal = "feature-extraction" if facts.get("decoder") is False else "text-generation"
+    pipeline = causal if facts.get("causal") else "fill-mask"
     kind = objective or ("untrained" if not facts.get("initial") else None)
-    fields["tags"] = ["mlmclm", family, _form(facts), *([kind] if kind else []), *(facts.get("tags") or ())]
-    if facts.get("scores"):
-        fields["model-index"] = _model_index(str(facts["name"]), facts["scores"])
-    # No licence by default: it depends on the licence of the corpus, which only the user knows.
-    return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
+    fields = {
+        "language": list(facts.get("languages") or ()),
+        # None by default: it depends on the licence of the corpus, which only the user knows.
+        "license": facts.get("licence"),
+        "datasets": list(facts.get("datasets") or ()),
+        "library_name": "transformers",
+        "pipeline_tag": pipeline if objective else None,
+        "base_model": facts.get("base_model"),
+        "tags": ["mlmclm", _family(facts).lower(), _form(facts), *filter(None, [kind]), *(facts.get("tags") or ())],
+        "model-index": _model_index(str(facts["name"]), facts.get("scores") or ()),
+    }
+    known = {name: value for name, value in fields.items() if value}
+    return f"---\n{yaml.safe_dump(known, sort_keys=False, allow_unicode=True)}---"
 
 
 def _introduction(facts: Mapping[str, Any]) -> str:
     if facts.get("description"):
         return str(facts["description"])
     size = f" of size {facts['size']}" if facts.get("size") else ""
-    name = _family(facts)[1 if facts.get("decoder") else 0]
+    model = f"A {_family(facts)} text {_form(facts)}{size}"
     if facts.get("initial"):
         done = "continued by the plan below with mlmclm" if facts.get("objective") else "not trained any further"
-        return f"A {name} text {_form(facts)}{size} with the weights of {facts['initial']}, {done}."
+        return f"{model} with the weights of {facts['initial']}, {done}."
     if not facts.get("objective"):
-        return f"A {name} text {_form(facts)}{size} as it is initialised: untrained, a baseline to compare with."
-    return f"A {name} text {_form(facts)}{size}, pretrained by the plan below with mlmclm."
+        return f"{model} as it is initialised: untrained, a baseline to compare with."
+    return f"{model}, pretrained by the plan below with mlmclm."
 
 
 def _form(facts: Mapping[str, Any]) -> str:
     return "decoder" if facts.get("decoder") else "encoder"
 
 
-def _plan(stages: Sequence[str]) -> str:
+def _plan(stages: Sequence[str] | None) -> str:
     if not stages:
         return ""
+    listed = "\n".join(f"{number}. {_line(stage)}" for number, stage in enumerate(stages, start=1))
     return (
-        f"{_numbered(stages)}\n\nThe name is the plan: the size, then each phase's objective with the number of steps, from the "
+        f"{listed}\n\nThe name is the plan: the size, then each phase's objective with the number of steps, from the "
         "beginning on, at which it ends; last the step, if the weights are earlier ones."
     )
 
 
-def _section(title: str, body: str) -> list[str]:
-    return [f"## {title}", body] if body else []
-
-
-def _numbered(items: Sequence[str]) -> str:
-    return "\n".join(f"{number}. {_line(item)}" for number, item in enumerate(items, start=1))
-
-
 def _load(facts: Mapping[str, Any], unmasked: bool) -> str:
-    causal, decoder = bool(facts.get("causal")), _family(facts)[1]
+    causal = bool(facts.get("causal"))
     masked = "AutoModelForCausalLM" if unmasked else "AutoModelForMaskedLM"
     classes = sorted({"AutoModel", masked, "AutoTokenizer", *(["AutoModelForCausalLM"] if causal else [])})
     lines = [
@@ -154,11 +142,11 @@ def _load(facts: Mapping[str, Any], unmasked: bool) -> str:
     if causal:
         lines.append('decoder = AutoModelForCausalLM.from_pretrained(folder + "/decoder")')
         lines.append('prompts = AutoTokenizer.from_pretrained(folder + "/decoder")')
-        note += f"; `decoder/` holds the same weights as a {decoder} decoder with causal attention, as they were trained last"
+        note += f"; `decoder/` holds the same weights as a {_family(facts, decoder=True)} decoder with causal attention, as they were trained last"
         adds = f"the tokenizer {_adds(facts)}; `decoder/`'s {_adds(facts, decoder=True)}"
     else:
         adds = f"the tokenizer {_adds(facts)}"
-    return f"{note}; {adds}, as in training.\n\n{_code('python', lines)}"
+    return f"{note}; {adds}, as in training.\n\n{_code('python', *lines)}"
 
 
 def _adds(facts: Mapping[str, Any], *, decoder: bool = False) -> str:
@@ -206,7 +194,7 @@ def _load_revision(facts: Mapping[str, Any], unmasked: bool) -> str:
         f"tokenizer = AutoTokenizer.from_pretrained(name{tag})",
         *use,
     ]
-    return f"No remote code is needed. {note}\n\n{_code('python', lines)}"
+    return f"No remote code is needed. {note}\n\n{_code('python', *lines)}"
 
 
 def _revisions(facts: Mapping[str, Any]) -> str:
@@ -223,7 +211,9 @@ def _revisions(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _siblings(names: Sequence[str]) -> str:
+def _siblings(names: Sequence[str] | None) -> str:
+    if not names:
+        return ""
     listed = "\n".join(f"- {_line(name)}" for name in names)
     return f"They have the same data, recipe and tokenizer, and other plans or sizes:\n\n{listed}"
 
@@ -231,7 +221,7 @@ def _siblings(names: Sequence[str]) -> str:
 def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the test score of each task, in points, with what it is."""
     return {
-        str(row["task"]): f"{text.points(row['test_mean'])} {text.interval(row['test_low'], row['test_high'])} "
+        str(row["task"]): f"{text.estimate(row['test_mean'], row['test_low'], row['test_high'])} "
         f"({_what(row)}, at learning rate {row['learning_rates']})"
         for row in rows
     }
@@ -244,24 +234,24 @@ def _what(row: Mapping[str, Any]) -> str:
 
 def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the scores in the form that the Hub shows beside the card."""
+    if not rows:
+        return []
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
-    return eval_results_to_model_index(
-        name,
-        [
-            EvalResult(
-                task_type=HUB_TASKS.get(row["family"], row["family"]),
-                dataset_type=row["task"],
-                dataset_name=row["task"],
-                dataset_split="test",
-                metric_type=row["metric"],
-                metric_value=row["test_mean"],
-                metric_name=f"{_what(row)} {text.interval(row['test_low'], row['test_high'])}".rstrip(),
-            )
-            for row in rows
-        ],
-    )
+    results = [
+        EvalResult(
+            task_type=HUB_TASKS.get(row["family"], row["family"]),
+            dataset_type=row["task"],
+            dataset_name=row["task"],
+            dataset_split="test",
+            metric_type=row["metric"],
+            metric_value=row["test_mean"],
+            metric_name=f"{_what(row)} {text.interval(row['test_low'], row['test_high'])}".rstrip(),
+        )
+        for row in rows
+    ]
+    return eval_results_to_model_index(name, results)
 
 
 def _losses(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -274,19 +264,16 @@ def _losses(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cost(facts: Mapping[str, Any]) -> dict[str, str]:
-    written = {
-        "parameters": text.count,
-        "steps": lambda value: f"{value:,}",
-        "tokens": text.count,
-        "flops": text.scientific,
-    }
-    labels = {"flops": "FLOPs (estimated)", "parameters": "parameters without LM head"}
-    return {
-        labels.get(name, name): write(facts[name]) for name, write in written.items() if facts.get(name) is not None
-    }
+    rows = (
+        ("parameters", "parameters without LM head", text.count),
+        ("steps", "steps", text.plain),
+        ("tokens", "tokens", text.count),
+        ("flops", "FLOPs (estimated)", text.scientific),
+    )
+    return {label: write(facts[name]) for name, label, write in rows if facts.get(name) is not None}
 
 
-def _table(values: Mapping[str, Any]) -> str:
+def _table(values: Mapping[str, Any] | None) -> str:
     if not values:
         return ""
     rows = [
@@ -299,8 +286,10 @@ def _line(value: object) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
-def _code(language: str, lines: Sequence[str]) -> str:
+def _code(language: str, *lines: str) -> str:
     body = "\n".join(lines)
+    if not body:
+        return ""
     fence = "```"
     # The fence must be longer than any in the text, so that the text cannot close it.
     while fence in body:

@@ -12,6 +12,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from mlmclm.analysis.analyse import Analysis
@@ -26,8 +27,6 @@ from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts, ZeroSh
 ENCODER, DECODER = "encoder", "decoder"
 MADE = (ENCODER, DECODER, "encoder from decoder", "decoder from encoder")
 """How a model was made: by masked objectives, by causal ones, by causal ones first, or by masked ones first."""
-COLUMNS = ("size", "task", "kind", "metric", "made", "model", "score", "low", "high")
-ZERO_SHOT_COLUMNS = ("model", "task", "scoring", "metric", "score", "low", "high", "examples")
 PRONOUNS = ("masculine", "neutral", "feminine")
 NO_SHARES = ("perplexity", "bits_per_byte")
 """Ends of the names of metrics that aren't shares of 1."""
@@ -50,14 +49,13 @@ class Score:
     value: float
     low: float
     high: float
-    share: bool = True
-    """Whether it can be shown in points out of 100; a perplexity can't."""
+    share: bool = True  # whether it can be shown in points out of 100; a perplexity can't
 
     @classmethod
     def of(cls, metric: str, entry: Mapping[str, float | None]) -> Score:
         """Return a zero-shot metric's score."""
-        known = {name: entry[name] for name in ("score", "low", "high")}
-        value, low, high = (NAN if each is None else float(each) for each in known.values())
+        ends = (entry[name] for name in ("score", "low", "high"))
+        value, low, high = (NAN if each is None else float(each) for each in ends)
         return cls(value, low, high, not metric.endswith(NO_SHARES) and not abs(value) > 1)
 
     def __str__(self) -> str:
@@ -89,13 +87,14 @@ def zero_shot_tables(facts: StudyFacts) -> list[dict[str, Any]]:
     return tables
 
 
-def zero_shot_rows(facts: StudyFacts) -> list[tuple[Any, ...]]:
-    """Return the rows of `zero_shot.csv`, whose columns are `ZERO_SHOT_COLUMNS`."""
-    return [
+def zero_shot_frame(facts: StudyFacts) -> pd.DataFrame:
+    """Return the table `zero_shot.csv`: a row for each model, task and metric."""
+    rows = [
         (each.model, each.task, each.scoring, name, *(entry[part] for part in ("score", "low", "high", "examples")))
         for each in facts.zero_shot
         for name, entry in each.metrics.items()
     ]
+    return pd.DataFrame(rows, columns=("model", "task", "scoring", "metric", "score", "low", "high", "examples"))
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,10 @@ class Row:
     """A task in the comparison of a pair."""
 
     title: str
-    kind: str
-    """`fine-tuned` or `zero-shot`."""
+    kind: str  # `fine-tuned` or `zero-shot`
     metric: str
-    scores: Mapping[str, Score]
-    """By how the model was made."""
-    difference: Score | None
-    """Decoder minus encoder."""
+    scores: Mapping[str, Score]  # by how the model was made
+    difference: Score | None  # decoder minus encoder
 
 
 @dataclass(frozen=True)
@@ -141,11 +137,8 @@ def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> 
 
 
 def _models(models: Sequence[ModelFacts]) -> dict[str, str]:
-    longest: dict[str, ModelFacts] = {}
-    for model in models:
-        if model.made and (model.tokens or 0) > (longest[model.made].tokens or 0 if model.made in longest else -1):
-            longest[model.made] = model
-    return {way: longest[way].name for way in MADE if way in longest}
+    alike = {way: [model for model in models if model.made == way] for way in MADE}
+    return {way: max(own, key=lambda model: model.tokens or 0).name for way, own in alike.items() if own}
 
 
 def _fine_tuned(
@@ -156,11 +149,9 @@ def _fine_tuned(
 ) -> Row:
     known = {way: best[name, task.name] for way, name in models.items() if (name, task.name) in best}
     scores = {way: Score(*(row[f"test_{part}"] for part in ("mean", "low", "high"))) for way, row in known.items()}
-    own = (
-        row for row in compared if (row["kind"], row["scope"], row["model_b"]) == ("task", task.name, models[ENCODER])
-    )
-    row = next(own, None)
-    difference = None if row is None else Score(row["difference"], row["low"], row["high"])
+    wanted = "task", task.name, models[ENCODER]
+    own = (row for row in compared if (row["kind"], row["scope"], row["model_b"]) == wanted)
+    difference = next((Score(row["difference"], row["low"], row["high"]) for row in own), None)
     return Row(task.title, "fine-tuned", text.metric(task.metric), scores, difference)
 
 
@@ -186,14 +177,15 @@ def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str,
     return Row(task, "zero-shot", main, scores, difference)
 
 
-def pair_rows(found: Sequence[Pair]) -> list[tuple[Any, ...]]:
-    """Return the rows of `pairs.csv`, whose columns are `COLUMNS`."""
-    return [
+def pair_frame(found: Sequence[Pair]) -> pd.DataFrame:
+    """Return the table `pairs.csv`: a row for each size, task and model."""
+    rows = [
         (pair.size, row.title, row.kind, row.metric, way, pair.models[way], score.value, score.low, score.high)
         for pair in found
         for row in pair.rows
         for way, score in row.scores.items()
     ]
+    return pd.DataFrame(rows, columns=("size", "task", "kind", "metric", "made", "model", "score", "low", "high"))
 
 
 def pair_figures(found: Sequence[Pair]) -> list[Figure]:
@@ -204,22 +196,19 @@ def pair_figures(found: Sequence[Pair]) -> list[Figure]:
         traces = []
         for colour, way in zip(figures.PALETTE, pair.models, strict=False):
             own = [(row, row.scores[way]) for row in rows if way in row.scores]
-            ends = [(_width(score.high - score.value), _width(score.value - score.low)) for _, score in own]
             traces.append(
                 go.Bar(
                     x=[f"{row.title}<br>{row.kind}" for row, _ in own],
                     y=[score.value * 100 for _, score in own],
                     name=way,
                     marker={"color": colour[0]},
-                    error_y={
-                        "type": "data",
-                        "symmetric": False,
-                        "array": [high for high, _ in ends],
-                        "arrayminus": [low for _, low in ends],
-                        "thickness": 1.5,
-                        "width": 3,
-                        "color": figures.INK[0],
-                    },
+                    error_y=figures.error_bars(
+                        [_width(score.high - score.value) for _, score in own],
+                        [_width(score.value - score.low) for _, score in own],
+                        thickness=1.5,
+                        width=3,
+                        color=figures.INK[0],
+                    ),
                     customdata=[[f"{score} {score.interval}"] for _, score in own],
                     hovertemplate=f"<b>{way}</b><br>%{{x}}: %{{customdata[0]}}<extra></extra>",
                 )
@@ -229,7 +218,7 @@ def pair_figures(found: Sequence[Pair]) -> list[Figure]:
             barmode="group",
             showlegend=True,
             legend={"orientation": "h", "y": 1.12, "x": 0},
-            yaxis={"title": {"text": "score, points", "standoff": 8}, "rangemode": "tozero"},
+            yaxis=figures.titled("score, points", rangemode="tozero"),
             margin={"l": 46, "r": 12, "t": 36, "b": 56},
         )
         alt = (
@@ -265,7 +254,7 @@ def pronoun_figure(facts: StudyFacts) -> Figure | None:
         barmode="stack",
         showlegend=True,
         legend={"orientation": "h", "y": 1.15, "x": 0},
-        xaxis={"title": {"text": "share of answers, %", "standoff": 8}, "range": [0, 100]},
+        xaxis=figures.titled("share of answers, %", range=[0, 100]),
         yaxis={"type": "category", "showgrid": False},
         margin={"l": 20, "r": 16, "t": 36, "b": 42},
     )

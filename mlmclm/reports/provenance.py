@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -20,26 +20,16 @@ COMMIT_DIGITS = 12
 
 @dataclass(frozen=True)
 class Work:
-    """A pretraining stage or a cell, as it was computed.
+    """A pretraining stage or a cell, as it was computed."""
 
-    Attributes:
-        began, ended: seconds since 1970.
-        seconds: the time of one worker, without waits between attempts.
-        workers: the number of workers at a time.
-        device: the name of the processor or the GPU.
-        host: the machine that computed it; empty if there may have been several.
-        versions: versions of software, by package.
-        commit: mlmclm's commit.
-    """
-
-    began: float
+    began: float  # in seconds since 1970, as `ended`
     ended: float
-    seconds: float
-    workers: int = 1
-    device: str = UNKNOWN
-    host: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    commit: str = ""
+    seconds: float  # of one worker, without waits between attempts
+    workers: int = 1  # at a time
+    device: str = UNKNOWN  # the name of the processor or the GPU
+    host: str = ""  # the machine that computed it; empty if there may have been several
+    versions: Mapping[str, str] = field(default_factory=dict)  # of software, by package
+    commit: str = ""  # mlmclm's
 
 
 def cell_work(result: Mapping[str, Any]) -> Work:
@@ -85,8 +75,6 @@ def provenance(
     """Return label to text, in display order.
 
     Args:
-        stages: the pretraining stages.
-        cells: the cells.
         corpus: the hash of the pretraining corpus; None if nothing was pretrained.
         tasks: the hash of each task's data.
     """
@@ -99,17 +87,16 @@ def provenance(
             found[label] = f"{text.plural(len(works), one)}, {_cost(works)}, {_hardware(works)}"
     if every:
         found["Software"] = _software(every)
-    return found | {
-        **({"Corpus": corpus} if corpus is not None else {}),
-        "Task data": ", ".join(f"{name} {fingerprint}" for name, fingerprint in tasks.items()),
-    }
+    if corpus is not None:
+        found["Corpus"] = corpus
+    return found | {"Task data": ", ".join(f"{name} {fingerprint}" for name, fingerprint in tasks.items())}
 
 
 def _when(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
-def _cost(works: Iterable[Work]) -> str:
+def _cost(works: Sequence[Work]) -> str:
     seconds = math.fsum(work.seconds * work.workers for work in works)
     return f"{seconds / 3600:,.1f} worker hours" if seconds >= 3600 else f"{seconds / 60:.1f} worker minutes"
 
@@ -123,16 +110,14 @@ def _hardware(works: Sequence[Work]) -> str:
     return f"on {machines}{text.listing(parts)}"
 
 
-def _software(works: Iterable[Work]) -> str:
+def _software(works: Sequence[Work]) -> str:
     """List each package with all of its versions, and mlmclm's commits."""
     versions: dict[str, set[str]] = defaultdict(set)
-    commits = set()
     for work in works:
         for package, version in work.versions.items():
             versions[package].add(version)
-        if work.commit:
-            # Keeps the "+" behind the 40 digits that marks changed files.
-            commits.add(work.commit[:COMMIT_DIGITS] + work.commit[40:])
+    # A "+" behind the 40 digits marks changed files.
+    commits = {work.commit[:COMMIT_DIGITS] + work.commit[40:] for work in works if work.commit}
     parts = [f"{package} {' and '.join(sorted(own))}" for package, own in sorted(versions.items())]
     if commits:
         parts.append(f"mlmclm's commit {text.listing(sorted(commits))}")

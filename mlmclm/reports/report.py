@@ -6,7 +6,6 @@ nothing: it contains Plotly's script, and its content security policy forbids ev
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -17,32 +16,13 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.reports.pairs import COLUMNS, ZERO_SHOT_COLUMNS, pair_rows, pairs, zero_shot_rows
+from mlmclm.reports.pairs import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.view import ordered_tasks, page
 from mlmclm.storage.files import canonical_json, write_atomic
 
-CSV_TABLES = {
-    "results": "cells",
-    "best": "best",
-    "curves": "curves",
-    "stability": "stability",
-    "comparisons": "comparisons",
-    "overall": "overall",
-    "claims": "claims",
-    "coverage": "coverage",
-}
-
-
-def environment() -> jinja2.Environment:
-    """Return the environment of the templates: everything inserted is escaped, and an unknown name is an error."""
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("mlmclm.reports", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+TABLES = ("best", "curves", "stability", "comparisons", "overall", "claims", "coverage")
+"""Tables of an analysis that are written as CSV by their names; that of the cells is called `results`."""
 
 
 def embedded_json(value: Any) -> Markup:
@@ -56,14 +36,16 @@ def render_report(analysis: Analysis, facts: StudyFacts) -> str:
     content = page(analysis, facts)
     # A round trip through JSON leaves plain values only, as `canonical_json` needs.
     specs = json.loads(json.dumps(content.pop("specs")))
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            **content,
-            figures_json=embedded_json({"specs": specs, "dark": content["colours"]}),
-            plotly=Markup(get_plotlyjs()),
-        )
+    figures = embedded_json({"specs": specs, "dark": content["colours"]})
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("mlmclm.reports", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(
+        **content, figures_json=figures, plotly=Markup(get_plotlyjs())
     )
 
 
@@ -79,20 +61,15 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         EnvironmentFault: the folder cannot be written or the disk is full.
     """
     paths = {"report": folder / "report.html", "parquet": folder / "results.parquet"}
-    buffer = io.BytesIO()
-    analysis.cells.to_parquet(buffer, index=False)
-    write_atomic(paths["parquet"], buffer.getvalue())
-    for name, attribute in CSV_TABLES.items():
-        paths[name] = folder / f"{name}.csv"
-        frame: pd.DataFrame = getattr(analysis, attribute)
-        write_atomic(paths[name], frame.to_csv(index=False, lineterminator="\n"))
-    more = {
-        "zero_shot": pd.DataFrame(zero_shot_rows(facts), columns=ZERO_SHOT_COLUMNS),
-        "pairs": pd.DataFrame(pair_rows(pairs(analysis, facts, ordered_tasks(analysis, facts))), columns=COLUMNS),
+    write_atomic(paths["parquet"], analysis.cells.to_parquet(index=False))
+    optional = {
+        "zero_shot": zero_shot_frame(facts),
+        "pairs": pair_frame(pairs(analysis, facts, ordered_tasks(analysis, facts))),
     }
-    for name, frame in more.items():
+    tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
+    for name, frame in (tables | optional).items():
         file = folder / f"{name}.csv"
-        if len(frame):
+        if len(frame) or name in tables:
             paths[name] = file
             write_atomic(file, frame.to_csv(index=False, lineterminator="\n"))
         else:

@@ -36,6 +36,11 @@ def interval(low: float, high: float, *, sign: bool = False) -> str:
     return f"[{write(low)}, {write(high)}]"
 
 
+def estimate(value: float, low: float, high: float, *, sign: bool = False) -> str:
+    """Format a score, or with `sign` a difference of scores, and its interval; a space stands for no interval."""
+    return f"{(difference if sign else points)(value)} {interval(low, high, sign=sign)}"
+
+
 def percent(share: float) -> str:
     """Format a share as a whole percentage; only 0 and 1 are shown as 0 % and 100 %."""
     if math.isnan(share):
@@ -61,13 +66,10 @@ def count(value: float | None) -> str:
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         # Starts half a unit of the last digit below the size, so that 999,999 is 1.00 M.
         if abs(value) >= size * 0.9995:
-            return f"{_three(value / size)} {unit}"
+            share = value / size
+            digits = 2 if abs(share) < 9.995 else 1 if abs(share) < 99.95 else 0
+            return f"{share:.{digits}f} {unit}"
     return f"{value:,.0f}"
-
-
-def _three(value: float) -> str:
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{digits}f}"
 
 
 def scientific(value: float | None) -> str:

@@ -20,10 +20,7 @@ EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one
 
 
 def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, ...]:
-    """Return the facts of all models that have or should have results.
-
-    They are in the facts' order; models without facts come last.
-    """
+    """Return the facts of all models that have or should have results, in the facts' order; those without come last."""
     wanted = {str(name) for name in analysis.coverage["model"]}
     known = tuple(model for model in facts.models if model.name in wanted)
     others = sorted(wanted - {model.name for model in known})
@@ -31,10 +28,7 @@ def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, .
 
 
 def ordered_tasks(analysis: Analysis, facts: StudyFacts) -> tuple[TaskFacts, ...]:
-    """Return the facts of all tasks that have or should have results.
-
-    They are in the facts' order; tasks without facts come last.
-    """
+    """Return the facts of all tasks that have or should have results, in the facts' order; those without come last."""
     wanted = {row["task"]: row for row in records(analysis.best)}
     wanted |= {row["task"]: row for row in records(analysis.best) if row["metric"]}
     known = tuple(task for task in facts.tasks if task.name in wanted)
@@ -109,21 +103,14 @@ def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Tas
     rates, seeds = len(analysis.grid.learning_rates), len(analysis.grid.seeds)
     missing = f", {analysis.missing:,} missing" if analysis.missing else ""
     missing += f", {analysis.cut:,} cut" if analysis.cut else ""
+    grid = f"{text.plural(rates, 'rate')} × {text.plural(seeds, 'seed')}{missing}"
     tokens = [model.tokens for model in models if model.tokens]
-    kinds = Counter(model.kind for model in models)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in Counter(model.kind for model in models).items())
     families = text.plural(len({task.family for task in tasks}), "family", "families")
     tiles = [
-        (
-            str(len(models)),
-            "model" if len(models) == 1 else "models",
-            ", ".join(f"{number} {kind}" for kind, number in kinds.items()),
-        ),
+        (str(len(models)), "model" if len(models) == 1 else "models", kinds),
         (str(len(tasks)), "task" if len(tasks) == 1 else "tasks", families),
-        (
-            f"{len(analysis.cells):,}",
-            "fine-tuning runs",
-            f"{text.plural(rates, 'rate')} × {text.plural(seeds, 'seed')}{missing}",
-        ),
+        (f"{len(analysis.cells):,}", "fine-tuning runs", grid),
         (f"{analysis.diverged:,}", "diverged", f"{text.percent(analysis.diverged / len(analysis.cells))} of runs"),
     ]
     if tokens:
@@ -132,24 +119,23 @@ def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Tas
 
 
 def _overall(analysis: Analysis) -> list[dict[str, Any]]:
-    rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
-    # NaN must not take part in comparisons, or the order would be arbitrary.
-    ranked = sorted(
-        rows, key=lambda row: (math.isnan(row["mean"]), -row["mean"] if row["mean"] == row["mean"] else 0, row["model"])
-    )
-    best = ranked[0]["model"]
-    to_best = {row["model_b"]: row for row in against(analysis.comparisons, best) if row["kind"] == "all"}
+    def place(row: Record) -> tuple[float, str]:
+        # NaN must not take part in comparisons, or the order would be arbitrary.
+        return math.inf if math.isnan(row["mean"]) else -row["mean"], row["model"]
+
+    ranked = sorted((row for row in records(analysis.overall) if row["kind"] == "all"), key=place)
+    to_best = {row["model_b"]: row for row in against(analysis.comparisons, ranked[0]["model"]) if row["kind"] == "all"}
     head = wording.headline(analysis)
     return [
         row
         | {
-            "rank": text.NONE if math.isnan(row["mean"]) else str(place),
+            "rank": text.NONE if math.isnan(row["mean"]) else str(rank),
             # Stored as "best minus this one"; the template shows the deficit of this one.
             "gap": to_best.get(row["model"]),
             "best": row["model"] == head.best,
             "tied": row["model"] in head.tied,
         }
-        for place, row in enumerate(ranked, start=1)
+        for rank, row in enumerate(ranked, start=1)
     ]
 
 
@@ -157,7 +143,7 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
     overall = {row["model"]: row for row in records(analysis.overall) if row["scope"] == ALL_TASKS}
     winners = {task.name: _winner(analysis, task.name, best) for task in tasks}
-    top, tied = wording.headline(analysis).best, wording.headline(analysis).tied
+    head = wording.headline(analysis)
     rows = []
     for model in models:
         cells = []
@@ -183,8 +169,8 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
                 "rate": "",
                 "edge": "",
                 "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
-                "best": model.name == top,
-                "tied": model.name in tied,
+                "best": model.name == head.best,
+                "tied": model.name in head.tied,
             }
         )
         rows.append({"model": model.name, "cells": cells})
@@ -193,9 +179,7 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
 
 def _seeds(row: Record) -> str:
     lost = [f"{row[kind]} {word}" for kind, word in (("diverged", "diverged"), ("missing", "not run")) if row[kind]]
-    if lost:
-        return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}"
-    return str(row["note"])
+    return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}" if lost else str(row["note"])
 
 
 def _winner(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Record]) -> tuple[str | None, set[str]]:
@@ -242,13 +226,9 @@ def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, 
 
 
 def _settings(facts: StudyFacts) -> list[tuple[str, list[tuple[str, str]]]]:
-    blocks: list[tuple[str, Mapping[str, Any]]] = [
-        ("Corpus", facts.corpus),
-        ("Pretraining recipe", facts.recipe),
-        ("Fine-tuning protocol", facts.protocol),
-    ]
+    blocks = {"Corpus": facts.corpus, "Pretraining recipe": facts.recipe, "Fine-tuning protocol": facts.protocol}
     return [
         (title, [(label.replace("_", " "), text.plain(value)) for label, value in block.items()])
-        for title, block in blocks
+        for title, block in blocks.items()
         if block
     ]

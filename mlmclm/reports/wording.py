@@ -19,21 +19,13 @@ STREAM_WORDS = {"head": "the head's initial weights", "order": "the order of the
 
 @dataclass(frozen=True)
 class Headline:
-    """The answer to the study's question.
+    """The answer to the study's question."""
 
-    Attributes:
-        clear: whether one model can be told apart from all others.
-        verdict: one short sentence.
-        detail: the numbers behind it, in one or two sentences.
-        best: the model with the highest score, or None if no model has a score on every task.
-        tied: models that cannot be told apart from it (Holm's p at or above 1 - confidence, or no interval).
-    """
-
-    clear: bool
-    verdict: str
-    detail: str
-    best: str | None
-    tied: tuple[str, ...] = ()
+    clear: bool  # whether one model can be told apart from all others
+    verdict: str  # one short sentence
+    detail: str  # the numbers behind it, in one or two sentences
+    best: str | None  # the model with the highest score; None if no model has a score on every task
+    tied: tuple[str, ...] = ()  # not told apart from it: Holm's p at or above 1 - confidence, or no interval
 
 
 def headline(analysis: Analysis) -> Headline:
@@ -43,9 +35,8 @@ def headline(analysis: Analysis) -> Headline:
     tasks = text.plural(rows[0]["tasks"], "task")
     scope = f"the mean over {tasks}" if rows[0]["tasks"] > 1 else "the task"
     if not ranked:
-        return Headline(
-            False, "No answer yet: no model has a score on every task.", "The tables below show what there is.", None
-        )
+        verdict = "No answer yet: no model has a score on every task."
+        return Headline(False, verdict, "The tables below show what there is.", None)
     best = ranked[0]
     own = f"{best['model']} scores {_score(best)}"
     if len(ranked) == 1:
@@ -56,10 +47,10 @@ def headline(analysis: Analysis) -> Headline:
     tied = tuple(row["model"] for row in ranked[1:] if not rivals[row["model"]]["p_holm"] < 1 - analysis.confidence)
     runner_up = ranked[1]
     gap = rivals[runner_up["model"]]
-    measured = text.interval(gap["low"], gap["high"], sign=True)
+    measured = text.interval(gap["low"], gap["high"], sign=True) or "(no interval: one seed)"
     numbers = (
         f"It scores {_score(best)}; the next, {runner_up['model']}, scores {_score(runner_up)}: a difference of "
-        f"{text.difference(gap['difference'])} points {measured or '(no interval: one seed)'}"
+        f"{text.difference(gap['difference'])} points {measured}"
     )
     corrected = f", Holm-corrected p {_p(gap['p_holm'])}" if not math.isnan(gap["p_holm"]) else ""
     if best["model"] == analysis.baseline:
@@ -67,17 +58,14 @@ def headline(analysis: Analysis) -> Headline:
     elif not tied:
         verdict = f"Best on {scope}: {best['model']}."
     else:
-        apart = "is not told apart from it" if len(tied) == 1 else "are not told apart from it"
-        verdict = (
-            f"No clear winner on {scope}: {best['model']} scores highest, but {text.listing(tied, most=3)} {apart}."
-        )
-    return Headline(
-        not tied and best["model"] != analysis.baseline, verdict, f"{numbers}{corrected}.", best["model"], tied
-    )
+        others = f"{text.listing(tied, most=3)} {'is' if len(tied) == 1 else 'are'} not told apart from it"
+        verdict = f"No clear winner on {scope}: {best['model']} scores highest, but {others}."
+    clear = not tied and best["model"] != analysis.baseline
+    return Headline(clear, verdict, f"{numbers}{corrected}.", best["model"], tied)
 
 
 def _score(row: Record) -> str:
-    return f"{text.points(row['mean'])} {text.interval(row['low'], row['high'])}".strip()
+    return text.estimate(row["mean"], row["low"], row["high"]).strip()
 
 
 def _p(value: float) -> str:
@@ -129,7 +117,6 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
     """List what a reader must know before trusting the tables, most serious first; empty if there is nothing.
 
     Args:
-        analysis: the analysis.
         titles: display names of tasks if they differ from their names, as in the tables beside these sentences.
     """
     best = [{**row, "task": (titles or {}).get(row["task"], row["task"])} for row in records(analysis.best)]
@@ -181,11 +168,8 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
 def _raced(analysis: Analysis, error: float) -> str:
     """Say what the race between the learning rates left out."""
     expected = int(analysis.coverage["expected"].sum())
-    cut = [
-        f"{rate_text(row['learning_rate'])} ({row['model']} on {row['task']})"
-        for row in records(analysis.curves)
-        if row["cut"]
-    ]
+    rows = (row for row in records(analysis.curves) if row["cut"])
+    cut = [f"{rate_text(row['learning_rate'])} ({row['model']} on {row['task']})" for row in rows]
     rates = f"Rates cut: {text.listing(cut)}. Cut rates" if cut else "No rate was cut. Cut rates"
     return (
         f"The learning rates were raced, with an error of {text.percent(error)} for each model and task: "
