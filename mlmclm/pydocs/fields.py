@@ -34,7 +34,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
         examples = distinct(examples, key=lambda example: _text(example[0]))
         chosen = select(examples, COUNTS[split], key=lambda e: _text(e[0]), package=lambda e: e[1], salt="fields")
         pairs = (zip(*tagged, strict=True) for tagged, _ in chosen)
-        rows = [{"tokens": list(words), "tags": list(map(LABELS.index, tags))} for words, tags in pairs]
+        rows = [{"tokens": list(tokens), "tags": list(map(LABELS.index, tags))} for tokens, tags in pairs]
         tables[split] = Table(rows, COLUMNS)
     return tables
 
