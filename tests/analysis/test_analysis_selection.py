@@ -262,7 +262,6 @@ def test_per_seed_takes_each_seeds_own_best_rate() -> None:
 
 def test_both_rules_agree_when_all_seeds_prefer_one_rate() -> None:
     cells = results_table(synthetic_results({"a": 0.8, "b": 0.7}, noise=1e-4))
-    grid = observed_grid(cells)
     assert chosen_table(cells).equals(chosen_table(cells, rule="per_seed"))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ class Cpu(Reference):
     losses = staticmethod(kernels.cross_entropy)
     add_weight_gradient = staticmethod(tiles.add_weight_gradient)
     shared_memory = staticmethod(Host.create)
-    pretraining_adamw = HostAdamW
     prepare = staticmethod(ready.prepare)
 
     def __init__(self, name: str) -> None:
@@ -109,6 +108,10 @@ class Cpu(Reference):
         if isinstance(embedding, nn.Embedding) and all(parameter.dtype == torch.float32 for parameter in parameters):
             return RowwiseAdamW(parameters, embedding, settings, steps)
         return super().adamw(parameters, embedding, settings, steps)
+
+    def pretraining_adamw(self, parameters: Iterable[nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
+        """Return an AdamW whose state this machine's workers can share; see `Reference.pretraining_adamw`."""
+        return HostAdamW(parameters, **settings)
 
 
 def backends() -> list[Reference]:

@@ -141,8 +141,9 @@ class Host:
         return [whole[start : start + shape.numel()].view(shape) for start, shape in zip(starts, shapes, strict=False)]
 
 
-def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.detach().view(-1).split(CHUNK)
+def _chunks(tensor: Tensor) -> list[Tensor]:
+    flat = tensor.detach().view(-1)
+    return [flat[start : start + CHUNK] for start in range(0, len(flat), CHUNK)]
 
 
 def _share(size: int) -> list[tuple[int, mmap.mmap]] | None:
