@@ -38,6 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -179,7 +180,7 @@ def mark_cut(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     if grid.race is None:
         return cells
     rows, seeds = records(cells), [Seeds.of(seed) for seed in grid.seeds]
-    cut = set()
+    cut: set[tuple[Any, ...]] = set()
     for group, members in grouped(rows, "model", "task", "setting").items():
         scores: dict[tuple[float, Seed], float | None] = {
             (row["learning_rate"], seeds_of(row)): row["validation"] if scored(row) else None for row in members

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,9 @@ class TorchAdamW:
         # Norms and biases get no weight decay, as is usual.
         matrices = [parameter for parameter in parameters if parameter.ndim > 1]
         vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+        groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": settings.weight_decay}]
         self.optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            [*groups, {"params": vectors, "weight_decay": 0.0}] if vectors else groups,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
             fused=True,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mlmclm.errors import UserError
@@ -30,7 +30,7 @@ def compile_layers(layers: Iterable[nn.Module], *, again: bool) -> None:
 def check_compiler(device: torch.device) -> None:
     """Raise a `UserError` before training starts if torch.compile does not work for the device on this machine."""
     try:
-        torch.compile(lambda values: values.sin() + 1)(torch.ones(64, device=device))
+        torch.compile(_trial)(torch.ones(64, device=device))
     except Exception as error:  # whatever torch, the C++ compiler or Triton raises
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
@@ -38,3 +38,7 @@ def check_compiler(device: torch.device) -> None:
             "It needs a C++ compiler (g++ or clang++; a package such as g++ or build-essential) and Python's headers: install them, or set "
             "recipe.compile to false."
         ) from error
+
+
+def _trial(values: Tensor) -> Tensor:
+    return values.sin() + 1
