@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from mlmclm.backends.reference import Reference
+from mlmclm.backends.wide_products import WideProducts
 from mlmclm.errors import unknown
 from mlmclm.service.worker_environment import BACKEND
 
@@ -66,8 +67,13 @@ def _own(kind: str) -> list[Reference]:
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:
-    """Return a context in which matrix products on the device are computed in bfloat16, if `bf16`."""
-    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+    """Return a context in which matrix products on the device are computed in bfloat16, if `bf16` and it has that."""
+    return torch.autocast(device.type, torch.bfloat16) if bf16 and backend_of(device).has_bf16() else nullcontext()
+
+
+def rounded_products(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context for models with bfloat16 weights, in which a device without bfloat16 multiplies in float32."""
+    return nullcontext() if backend_of(device).has_bf16() else WideProducts()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from mlmclm.backends import wide_products
 from mlmclm.backends.adamw import Optimizer, Settings, TorchAdamW
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.model_shape import ModelShape
@@ -27,6 +28,17 @@ class Reference:
     """Interface of all backends, implemented with torch's operations."""
 
     name = "reference"
+
+    def has_bf16(self) -> bool:
+        """Return whether the device multiplies bfloat16 matrices faster than those of float32.
+
+        If not, `bf16-autocast` multiplies in float32, and `bf16` rounds products of float32 to bfloat16.
+        """
+        return wide_products.processor_has_bf16()
+
+    def described(self) -> str:
+        """Return the name for people and for records of results."""
+        return self.name if self.has_bf16() else f"{self.name} (float32 products, as bfloat16 is slow here)"
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings, mask: Tensor | None = None

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mlmclm.backends.choice import autocast, backend_of
+from mlmclm.backends.choice import autocast, backend_of, rounded_products
 from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import batches_by_length
 from mlmclm.finetuning.protocol import Protocol
@@ -40,7 +40,9 @@ class Forward:
 
 
 def compute_in(protocol: Protocol, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that autocasts to bfloat16 if the protocol asks for it."""
+    """Return the context for the products of the protocol's precision."""
+    if protocol.precision == "bf16":
+        return rounded_products(device)
     return autocast(device, protocol.precision == "bf16-autocast")
 
 

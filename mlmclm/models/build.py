@@ -128,8 +128,8 @@ class PretrainingModel(nn.Module):
         """Compute the final hidden states [labelled, hidden] at `where`, int64 [labelled], in the concatenated
         sequences."""
         longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
-        kind = torch.bfloat16 if self.bf16 else self.model.dtype
         backend = backend_of(input_ids.device)
+        kind = torch.bfloat16 if self.bf16 and backend.has_bf16() else self.model.dtype
         fused = self.fused and backend.fuses(self.model.base_model, longest, kind)
         # Equally long sequences need no packing in the model's own forward.
         if packing is None and not fused:

@@ -43,7 +43,7 @@ class LabelledCrossEntropyHead(nn.Module):
         Args:
             hidden: [positions, hidden].
             labels: int64 [positions], none of them -100.
-            bf16: multiply in bfloat16 (sums and softmax stay fp32).
+            bf16: multiply in bfloat16 if the device has it (sums and softmax stay fp32).
             count: return fp64 [2] without a gradient: that sum, and the number of positions whose largest logit is the
                 label's.
         """
@@ -65,8 +65,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, bf16: bool, needed: bool, hits: Tensor | None
     ) -> Tensor:
-        kind = torch.bfloat16 if bf16 else weight.dtype
         backend = backend_of(hidden.device)
+        kind = torch.bfloat16 if bf16 and backend.has_bf16() else weight.dtype
         matrix = weight.to(kind)  # [vocabulary, hidden]
         size = min(CHUNK, -(-len(labels) // ROUND) * ROUND)
         whole = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)

@@ -85,7 +85,7 @@ def _compute(shape: ModelShape) -> None:
     from transformers import EuroBertConfig, EuroBertForMaskedLM
 
     from mlmclm.backends.adamw import Settings
-    from mlmclm.backends.choice import backend_of
+    from mlmclm.backends.choice import autocast, backend_of
     from mlmclm.backends.packing import Packing
     from mlmclm.models.build import PretrainingModel
     from mlmclm.models.encoder import encode
@@ -115,7 +115,7 @@ def _compute(shape: ModelShape) -> None:
         optimizer = backend_of("cpu").adamw(parameters, embedding, settings, 2)
         row = nn.functional.pad(ids, (0, packing.padded_tokens - packing.tokens))
         for _ in range(2):
-            with torch.autocast("cpu", torch.bfloat16, enabled=apart):
+            with autocast(ids.device, apart):
                 head(encode(model.base_model, row, packing, causal=False, fused=shape.fused)).float().sum().backward()
             optimizer.norm()
             optimizer.step(1e-3, 1.0)

@@ -16,10 +16,10 @@ def matrix_peak(device: torch.device, *, bf16: bool) -> float:
     """Measure the FLOP/s of the fastest of some large matrix products with this worker's threads, in about 0.2 s.
 
     Args:
-        bf16: whether to measure bfloat16 products rather than float32.
+        bf16: whether to measure bfloat16 products rather than float32, if the device has them.
     """
     backend = backend_of(device)
-    kind = torch.bfloat16 if bf16 else torch.float32
+    kind = torch.bfloat16 if bf16 and backend.has_bf16() else torch.float32
     best = 0.0
     for rows, inner, columns in backend.matrix_shapes():
         left, right = (torch.ones(shape, dtype=kind, device=device) for shape in ((rows, inner), (inner, columns)))
@@ -42,7 +42,8 @@ def this_machine(*, bf16: bool) -> Device:
         bf16: as in `matrix_peak`.
     """
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    device, title = torch.device(kind), backend_of(kind).title()
+    device, backend = torch.device(kind), backend_of(kind)
+    title, bf16 = backend.title(), bf16 and backend.has_bf16()
     if kind == "cpu":
         title += f", {torch.get_num_threads()} cores"
     peak = matrix_peak(device, bf16=bf16)

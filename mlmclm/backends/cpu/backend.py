@@ -97,9 +97,10 @@ class Cpu(Reference):
 
     def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
         """Return whether this is EuroBERT or Llama, and their blocks would hold no score matrix of a long sequence."""
-        if not block.fits(model):
+        dtype = dtype or model.dtype
+        if not block.fits(model) or (dtype == torch.bfloat16 and not self.has_bf16()):
             return False
-        return longest <= LONGEST_WRITTEN_OUT or tile_attention.fits(dtype or model.dtype, model.config.head_dim)
+        return longest <= LONGEST_WRITTEN_OUT or tile_attention.fits(dtype, model.config.head_dim)
 
     def adamw(
         self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: Settings, steps: int

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mlmclm.backends import wide_products
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cpu import kernels, tile_attention
 from mlmclm.backends.packing import Chosen, Group, Packing
@@ -39,14 +40,15 @@ def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: AttentionSettings
 ) -> Tensor:
     """Compute `Reference.packed_attention` with compiled loops, in the compute dtype, with its own backward pass."""
-    dtype = compute_type(query)
+    wanted = compute_type(query)
+    dtype = torch.float32 if wanted == torch.bfloat16 and not wide_products.processor_has_bf16() else wanted
     # [T, heads, width], the order in which transformers' projections lie in memory, so nothing is copied here.
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     # The inputs are in the compute dtype now; autocast must not cast anything inside.
     with torch.autocast("cpu", enabled=False):
         apply: Any = _BlockAttention.apply
         output: Tensor = apply(query, key, value, packing, settings)
-    return output.unsqueeze(0)
+    return output.to(wanted).unsqueeze(0)
 
 
 def compute_type(tensor: Tensor) -> torch.dtype:
