@@ -76,7 +76,7 @@ def evaluate(
         for (subject, task), key in zip(wanted, keys, strict=True)
     ]
     write_atomic(place.study_folder(file) / LISTING, canonical_json({"asked": _asked(file), "results": results}))
-    missing = [each for each, result in zip(wanted, found, strict=True) if result is None]
+    missing = [each for each, key in zip(wanted, keys, strict=True) if key not in found]
     if not missing:
         return None
     try:

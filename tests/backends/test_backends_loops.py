@@ -26,7 +26,7 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM
 import mlmclm
 from mlmclm.backends import choice
 from mlmclm.backends.adamw import TorchAdamW
-from mlmclm.backends.choice import backend_of
+from mlmclm.backends.choice import autocast, backend_of
 from mlmclm.backends.cpu import loops, ready
 from mlmclm.backends.cpu.kernels import put, wide
 from mlmclm.backends.model_shape import ModelShape
@@ -130,7 +130,7 @@ def test_what_is_compiled_before_is_all_that_training_calls() -> None:
     head, packing = torch.nn.Linear(64, 2), Packing.of([9, 40, 33])
     optimizer = optimizer_for(model.base_model, head, Protocol(), 1e-3, 3)
     for _ in range(3):
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast(torch.device("cpu"), True):
             row = pack_ids([np.arange(length) for length in packing.lengths], packing)
             loss = head(encode(model.base_model, row, packing, causal=True)).float().square().mean()
         loss.backward()

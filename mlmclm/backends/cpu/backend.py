@@ -32,7 +32,6 @@ class Cpu(Reference):
     blocks = staticmethod(block.run_blocks)
     losses = staticmethod(kernels.cross_entropy)
     add_weight_gradient = staticmethod(tiles.add_weight_gradient)
-    shared_memory = staticmethod(Host.create)
     prepare = staticmethod(ready.prepare)
 
     def __init__(self, name: str) -> None:
@@ -109,6 +108,10 @@ class Cpu(Reference):
         if isinstance(embedding, nn.Embedding) and all(parameter.dtype == torch.float32 for parameter in parameters):
             return RowwiseAdamW(parameters, embedding, settings, steps)
         return super().adamw(parameters, embedding, settings, steps)
+
+    def shared_memory(self) -> Host | None:
+        """Return the memory that this machine's workers share (Linux on x86-64); see `Reference.shared_memory`."""
+        return Host.create()
 
     def pretraining_adamw(self, parameters: Iterable[nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
         """Return an AdamW whose state this machine's workers can share; see `Reference.pretraining_adamw`."""
