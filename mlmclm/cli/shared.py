@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.cli.dry_run import show_dry_run
 from mlmclm.cli.options import Assumed
-from mlmclm.cli.study_report import write_study_report
 from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import UserError
 from mlmclm.progress import say
@@ -21,8 +19,6 @@ from mlmclm.study.last_grid import check_last, remember
 from mlmclm.study.model_folders import export_models
 from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import StudyFile
-from mlmclm.study.sweep import analyse_sweep, plan_sweep, prepare_tasks, run_plan, study_grid, study_space, sweep
-from mlmclm.study.zero_shot import ZeroShotTasks, evaluate, zero_shot_results, zero_shot_tasks
 
 if TYPE_CHECKING:
     from mlmclm.reports.study_facts import StudyFacts
@@ -30,6 +26,7 @@ if TYPE_CHECKING:
     from mlmclm.study.prepared_study import PreparedStudy
     from mlmclm.study.sweep_file import SweepFile
     from mlmclm.study.tracking import StudyTracking
+    from mlmclm.study.zero_shot import ZeroShotTasks
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.outcome import SweepOutcome
     from mlmclm.sweeps.space import Space
@@ -72,6 +69,10 @@ class Work:
             compute: computes the missing cells; takes `session` and `on_result`.
             facts: returns the report's facts, given the results.
         """
+        from mlmclm.cli.study_report import write_study_report
+        from mlmclm.study.sweep import analyse_sweep
+        from mlmclm.study.zero_shot import evaluate, zero_shot_results
+
         file, place = self.file, self.place
         failure = evaluate(file, place, evaluations, models, cpus=space.cpus_per_cell, session=self.session)
         self.tracking.evaluated(zero_shot_results(file, place))
@@ -107,10 +108,15 @@ def run_study(
         UserError: the study was last run over another grid, another process is working on it, or a model isn't trained.
             Besides, whatever `prepare` raises.
     """
+    # Imported late, as these load pandas and SciPy, for which `mlmclm data` and `mlmclm pretrain` need not wait.
     if dry is not None:
+        from mlmclm.cli.dry_run import show_dry_run
+
         show_dry_run(study, place, dry, as_json=as_json)
         return
     from mlmclm.study.facts import study_facts
+    from mlmclm.study.sweep import plan_sweep, prepare_tasks, study_grid, study_space, sweep
+    from mlmclm.study.zero_shot import zero_shot_tasks
 
     space, evaluations = study_space(study, place.task_dirs), zero_shot_tasks(study, place)
     folder, grid = place.study_folder(study), study_grid(study, space)
@@ -139,6 +145,8 @@ def sweep_given(
             Besides, whatever `open_sweep` raises.
     """
     from mlmclm.study.given_sweep import find_sweep, given_facts, with_tasks
+    from mlmclm.study.sweep import run_plan
+    from mlmclm.study.zero_shot import zero_shot_tasks
 
     folder = place.study_folder(file)
     if (folder / "models").is_dir():

@@ -21,9 +21,7 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
 from mlmclm.progress import say
-from mlmclm.reports.model_card import model_card
 from mlmclm.storage.files import read_json
-from mlmclm.study.facts import state_facts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,6 +133,8 @@ class Opened:
         if step < self.found.state.step:
             name = replace(name, checkpoint=step) if step else ModelName(name.size)
         trained = [row for row in self.curve if row["step"] <= step]
+        from mlmclm.study.facts import state_facts
+
         return state_facts(name, state, self.found.recipe, self.corpus, self.made_from, trained, self.initial)
 
     def write(self, target: Path, state: State, weights: dict[str, Tensor], **more: Any) -> None:
@@ -191,6 +191,7 @@ def export_state(found: Found, store: Path, target: Path, about: Mapping[str, An
         UserError: the target folder is not empty, or the state's corpus is not in the store.
     """
     from mlmclm.pretraining.checkpoints import read_weights
+    from mlmclm.reports.model_card import model_card
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")

@@ -13,11 +13,9 @@ from mlmclm.models.notes import CONTEXT, add_notes, damage_of_export, note_writt
 from mlmclm.plans.names import ModelName
 from mlmclm.pretraining import states
 from mlmclm.progress import say
-from mlmclm.reports.model_card import model_card
 from mlmclm.storage.checksums import noted, set_aside, write_sealed
 from mlmclm.storage.claims import make_once
 from mlmclm.study.exports import write_state
-from mlmclm.study.facts import card_facts
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.sweeps.cells import SweepModel
 
@@ -112,6 +110,8 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
 def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
     from mlmclm.models.given import read_written
     from mlmclm.pretraining.checkpoints import read_weights
+    from mlmclm.reports.model_card import model_card
+    from mlmclm.study.facts import card_facts
 
     state, initial, objective = prepared.target(name), prepared.initial.get(name.size), name.last_objective
     weights = None
