@@ -56,7 +56,7 @@ def result_of(cell: Cell) -> dict[str, Any]:
 class FilesOnly(SweepWorker):
     """A worker that files results without computing them."""
 
-    def _prepare(self) -> None:
+    def _get_ready(self) -> None:
         """Compile nothing."""
 
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:

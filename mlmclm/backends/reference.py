@@ -36,9 +36,11 @@ class Reference:
         """
         return wide_products.processor_has_bf16()
 
-    def described(self) -> str:
-        """Return the name for people and for records of results."""
-        return self.name if self.has_bf16() else f"{self.name} (float32 products, as bfloat16 is slow here)"
+    def described(self, precision: str) -> str:
+        """Return the name for people and for records of results in a precision of `Recipe` or `Protocol`."""
+        if precision == "fp32" or self.has_bf16():
+            return self.name
+        return f"{self.name} (float32 products, as bfloat16 is slow here)"
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings, mask: Tensor | None = None

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 PRODUCTS = frozenset({
-    functional.linear, functional.scaled_dot_product_attention, torch.matmul, torch.mm, torch.bmm,
-    Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm,
+    functional.linear, functional.scaled_dot_product_attention, torch.matmul, torch.mm, torch.bmm, torch.addmm,
+    torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm,
 })  # fmt: skip
 
 
@@ -38,7 +38,8 @@ class WideProducts(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in PRODUCTS or not any(map(_is_bf16, args)):
+        # With `out`, the caller has chosen the dtype of the result.
+        if func not in PRODUCTS or "out" in kwargs or not any(map(_is_bf16, (*args, *kwargs.values()))):
             return func(*args, **kwargs)
         result: Tensor = func(
             *(part.float() if _is_bf16(part) else part for part in args),

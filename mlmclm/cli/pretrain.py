@@ -32,7 +32,6 @@ def pretrain(
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
-    from mlmclm.cli.dry_run import show_dry_run
     from mlmclm.cli.shared import prepared_for, work_on
     from mlmclm.study.study_file import load_study
 
@@ -45,6 +44,8 @@ def pretrain(
         kept = study.baseline if study.baseline in chosen else None  # a baseline must be one of the models
         study = study.model_copy(update={"models": chosen, "baseline": kept})
     if dry_run:
+        from mlmclm.cli.dry_run import show_dry_run
+
         show_dry_run(study, place, None, as_json=as_json)
         return
     with work_on(study, place, ray) as work:

@@ -108,7 +108,7 @@ def run_study(
         UserError: the study was last run over another grid, another process is working on it, or a model isn't trained.
             Besides, whatever `prepare` raises.
     """
-    # Imported late, as these load pandas and SciPy, for which `mlmclm data` and `mlmclm pretrain` need not wait.
+    # Imported late, because `mlmclm data` and `mlmclm pretrain` need none of these.
     if dry is not None:
         from mlmclm.cli.dry_run import show_dry_run
 

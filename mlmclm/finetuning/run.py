@@ -147,7 +147,7 @@ def run_training(
                     "worker": f"{socket.gethostname()}/{os.getpid()}",
                     "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                     "device": backend.title(),
-                    "backend": backend.described(),
+                    "backend": backend.described(cell.protocol.precision),
                     **software(),
                 },
             }

@@ -60,7 +60,11 @@ class InitialModel:
         Raises:
             UserError: if they differ.
         """
-        checked(self.folder, None, f"Delete this folder and run again: it is made of {self.source} anew.")
+        found = damage(self.folder)  # unlike `checked`, this asks for the file of checksums too
+        if found is not None:
+            raise UserError(
+                f"{self.folder}: {found}. Delete this folder and run again: it is made of {self.source} anew."
+            )
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     if device == "cpu" and computes_here():
         # Compile kernels before the workers start: all of them would wait, and the driver can tell the user why.
         prepare([job.model_shape()], say_once)
-        say_once(f"pretraining computes with the backend {backend_of(device).described()}")
+        say_once(f"pretraining computes with the backend {backend_of(device).described(recipe.precision)}")
     # Left by an earlier run that diverged; it would be taken for this run's.
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)

@@ -96,6 +96,7 @@ def ray_session(
     dashboard: bool = False,
     dashboard_port: int | None = None,
     token: str | None = None,
+    for_jobs: bool = False,
 ) -> Iterator[RaySession]:
     """Initialise Ray for the block; inside another session (or after `ray.init`), reuse that one and leave it open.
 
@@ -107,6 +108,8 @@ def ray_session(
         dashboard: whether a new cluster starts the dashboard, on loopback.
         dashboard_port: its port; by default a free one.
         token: what a new cluster requires from its clients; None for the user's own token, else a new one.
+        for_jobs: whether other programs use a new cluster too, and may want what this package doesn't need of Ray:
+            workers' output in the driver, and the autoscaler's status.
 
     Raises:
         UserError: the address is of an unsupported kind.
@@ -138,7 +141,7 @@ def ray_session(
             _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
-            stack.enter_context(_own_settings())
+            stack.enter_context(_own_settings(for_jobs))
             folder = private = _start(
                 {
                     "address": "local",
@@ -332,7 +335,7 @@ def _dashboard() -> str | None:
 
 
 @contextmanager
-def _own_settings() -> Iterator[None]:
+def _own_settings(for_jobs: bool) -> Iterator[None]:
     """Make a new cluster's servers listen on 127.0.0.1 only, and the agent of its node on a free port.
 
     Ray does the first by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports
@@ -340,12 +343,12 @@ def _own_settings() -> Iterator[None]:
 
     `ray.init` can't be told the agent's port, and by default only the first cluster on a machine gets it: the agents of
     the others stay without one, and their dashboards then take no jobs. Nor can it be told to leave out the processes
-    of the autoscaler and of the log monitor, which have nothing to do here.
+    of the autoscaler and of the log monitor, which have nothing to do if the cluster is not `for_jobs`.
     """
     from ray._private import parameter, ray_constants
 
     variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    settings = {"dashboard_agent_listen_port": 0, "no_monitor": True, "include_log_monitor": False}
+    settings = {"dashboard_agent_listen_port": 0, "no_monitor": not for_jobs, "include_log_monitor": for_jobs}
     own = partial(parameter.RayParams, **settings)
     os.environ[variable] = "0"  # for the daemons and workers; this process has already read it
     try:

@@ -187,6 +187,7 @@ def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
                 dashboard=True,
                 dashboard_port=settings.ports.get("dashboard"),
                 token=token,
+                for_jobs=True,
             )
         )
         assert session.dashboard is not None and session.folder is not None

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.results import Grid
 from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import cell_key
@@ -30,6 +28,9 @@ from mlmclm.sweeps.starts import Planned, plan_cells
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.registry import get_task
+
+if TYPE_CHECKING:
+    from mlmclm.analysis.analyse import Analysis
 
 
 def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
@@ -189,6 +190,9 @@ def analyse_sweep(
     models: Sequence[str], baseline: str | None, space: Space, results: Sequence[dict[str, Any]]
 ) -> Analysis:
     """Return all tables of a sweep, in the order of `models`; cells without a result count as missing."""
+    from mlmclm.analysis.analyse import analyse
+    from mlmclm.analysis.results import Grid
+
     return analyse(
         results,
         baseline,

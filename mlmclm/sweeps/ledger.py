@@ -184,7 +184,10 @@ class Ledger:
     def keys(self) -> set[str]:
         """Return the keys of all cells that have a result file, whole or damaged."""
         paths: Iterable[Path | ObjectPath]
-        paths = self.folder.iterdir() if isinstance(self.folder, ObjectPath) else self.folder.glob("??/*.json")
+        if isinstance(self.folder, ObjectPath):
+            paths = self.folder.iterdir()
+        else:  # not one pattern: `glob` would pass over folders that it may not read
+            paths = (path for folder in self.folder.glob("[0-9a-f][0-9a-f]") for path in folder.iterdir())
         return {path.stem for path in paths if path.suffix == ".json" and path.stem[:2] == path.parent.name}
 
     def holders(self) -> dict[str, Holder]:

@@ -130,7 +130,8 @@ class TaskProtocols(Frozen):
 
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:
-        known = self._known_tasks()
+        # Tasks are looked up only if some are named: another package's may be broken.
+        known = self._known_tasks() if self.per_task or self.task_grids or self.start_from else ()
         for key in ("per_task", "task_grids", "start_from"):
             for task in getattr(self, key):
                 if task not in known:

@@ -88,7 +88,8 @@ class SweepWorker(tune.Trainable):
         try:
             self._get_ready()
             outcomes = list(self._run(training).values())
-            backend = backend_of(self._device).described() if COMPUTED in outcomes else ""
+            precision = training.first.protocol.precision
+            backend = backend_of(self._device).described(precision) if COMPUTED in outcomes else ""
             # A list in the order of the keys, because Tune flattens mappings in results.
             self._report = {"outcome": COMPUTED, "outcomes": outcomes, "backend": backend}
         except MlmclmError as error:

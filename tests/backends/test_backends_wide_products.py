@@ -63,7 +63,10 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_backend_says_so() -> None:
-    assert backend_of("cpu").described().startswith(f"{backend_of('cpu').name} (float32 products")
+    name = backend_of("cpu").name
+    assert backend_of("cpu").described("fp32") == name
+    for precision in ("bf16-autocast", "bf16"):
+        assert backend_of("cpu").described(precision).startswith(f"{name} (float32 products")
 
 
 def test_the_measured_peak_is_of_float32() -> None:

@@ -30,8 +30,6 @@ class Cpu(Reference):
     """Operations on this machine's processor, of which some are functions of this folder's modules as they are."""
 
     blocks = staticmethod(block.run_blocks)
-    losses = staticmethod(kernels.cross_entropy)
-    add_weight_gradient = staticmethod(tiles.add_weight_gradient)
     prepare = staticmethod(ready.prepare)
 
     def __init__(self, name: str) -> None:
@@ -100,6 +98,16 @@ class Cpu(Reference):
         if not block.fits(model) or (dtype == torch.bfloat16 and not self.has_bf16()):
             return False
         return longest <= LONGEST_WRITTEN_OUT or tile_attention.fits(dtype, model.config.head_dim)
+
+    # Functions of other modules that benchmarks replace, and which must therefore be looked up at each call.
+
+    def losses(self, logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
+        """Compute `Reference.losses` in one pass over the logits."""
+        return kernels.cross_entropy(logits, vocabulary, labels)
+
+    def add_weight_gradient(self, left: Tensor, right: Tensor, out: Tensor, *, first: bool) -> None:
+        """Compute `Reference.add_weight_gradient` with tiles where the shapes fit them."""
+        tiles.add_weight_gradient(left, right, out, first=first)
 
     def adamw(
         self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: Settings, steps: int

@@ -98,5 +98,5 @@ class StateWriter(Callback):
             "sources": dict(state.sources),
             "recipe": job.whole_recipe.model_dump(mode="json"),
             "corpus": job.corpus,
-            "system": {**system_facts(), "workers": engine.world, "device": str(engine.device), "backend": engine.backend.described()},
+            "system": {**system_facts(), "workers": engine.world, "device": str(engine.device), "backend": engine.backend.described(job.recipe.precision)},
         }  # fmt: skip
