@@ -187,6 +187,9 @@ def test_damaged_files_in_the_store_are_made_anew_or_named(tmp_path: Path) -> No
         UserError, match=r"model\.safetensors is not what was written.*Delete this folder and run again"
     ):
         export_models(made(path))
+    (file.parent / "checksums.json").unlink()
+    with pytest.raises(UserError, match=r"checksums\.json.*Delete this folder and run again"):
+        prepared.initial["tiny"].check()
 
 
 def test_the_shape_is_the_model_s_in_the_plan_the_facts_and_the_card(
