@@ -23,7 +23,7 @@ from mlmclm.service.placement import Device
 
 @dataclass(frozen=True)
 class StageJob:
-    """What is left of a stage, as plain, serialisable values; the same for every worker."""
+    """The rest of a stage that is to be trained, as serialisable values; the same for every worker."""
 
     stage: Stage
     start: State

@@ -31,7 +31,7 @@ class InFolder(Frozen):
     """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
 
     kind: ClassVar[str]
-    """What the file describes, for messages, such as `a study`."""
+    """The kind of the file, for messages, such as `a study`."""
     _file: Path | None = PrivateAttr(default=None)
 
     @field_validator("name", check_fields=False)
