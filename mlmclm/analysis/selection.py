@@ -51,6 +51,7 @@ from mlmclm.analysis.results import (
     wanted_seeds,
 )
 from mlmclm.errors import unknown
+from mlmclm.numbers import rate_text
 from mlmclm.results.metrics import Rule, score_range
 from mlmclm.seeds import Seeds
 
@@ -265,11 +266,3 @@ def _note(group: Sequence[Record], picked: Sequence[Record]) -> str:
         return "one seed: no interval"
     cut = {cell["learning_rate"] for cell in group if cell["cut"]}
     return f"raced: {len(cut)} of {len(by_rate(group))} rates cut" if cut else ""
-
-
-def rate_text(rate: float) -> str:
-    """Format a learning rate as configurations write it: 3e-4, 1.5e-5."""
-    if not math.isfinite(rate) or rate == 0:
-        return f"{rate:g}"
-    mantissa, exponent = f"{rate:.5e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

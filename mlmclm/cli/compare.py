@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cli.results_of import results_of
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.progress import Bar
 
@@ -113,7 +114,6 @@ def _of_models(
         UserError: a model or task is unknown, or no task has cells to compare.
     """
     from mlmclm.analysis.summary import chosen_results
-    from mlmclm.cli.results_of import results_of
 
     found = results_of(file, place, rule)
     names = [found.file.model_of(name, where=str(file)) for name in (first, second)]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
-from mlmclm.analysis.selection import rate_text
 from mlmclm.cli.options import Assumed
 from mlmclm.cli.output import print_json, show
 from mlmclm.cli.plan import time_text
 from mlmclm.errors import UserError
+from mlmclm.numbers import rate_text
 from mlmclm.plans.plan import Stage, make_plan
 from mlmclm.progress import say
 from mlmclm.seeds import seed_labels, seed_value

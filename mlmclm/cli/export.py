@@ -10,7 +10,9 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
+from mlmclm.cli.results_of import results_of
 from mlmclm.errors import UserError
+from mlmclm.models.hub_cache import CachedRepository
 from mlmclm.progress import Bar, say
 
 if TYPE_CHECKING:
@@ -155,7 +157,6 @@ def export(
 
 def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, as_json: bool) -> None:
     from mlmclm.cli.one_cell import keep_start, make_ready, steps_bar
-    from mlmclm.cli.results_of import results_of
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.finetuning.sentence_encoder import check_target, export_sentence_encoder
     from mlmclm.sweeps.cells import cell_name
@@ -188,7 +189,6 @@ def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, 
 def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) -> dict[str, list[str]]:
     """Upload the revisions in a cache; return the tags that were uploaded by repository (of a dry run, all)."""
     from mlmclm.models.hub import files_to_upload, push_revisions
-    from mlmclm.models.hub_cache import CachedRepository
 
     pushed = {}
     for repository in made.repositories:

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from mlmclm.cli import options
 from mlmclm.errors import UserError
 from mlmclm.progress import say
+from mlmclm.seeds import Seeds
 
 DEFAULT_PROTOCOL = "standard"
 
@@ -79,7 +80,6 @@ def finetune(
     """
     from mlmclm.cli import one_cell
     from mlmclm.finetuning.cell import Cell, Start, cell_key
-    from mlmclm.seeds import Seeds
     from mlmclm.sweeps.cells import cell_name
     from mlmclm.sweeps.find_model import find_model
     from mlmclm.sweeps.ledger import Ledger

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
+from mlmclm.numbers import count
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
 from mlmclm.progress import say
 from mlmclm.storage.files import write_atomic
@@ -174,7 +175,7 @@ def _show(made: Plan, pricing: Pricing) -> None:
     show_table(columns, rows, drop=drop, lines=box.SIMPLE_HEAD)
     for size, facts in _sizes(made, pricing).items():
         show(
-            f"{size}: {facts['parameters'] / 1e6:,.0f} M parameters without LM head at a vocabulary of {facts['vocabulary']:,} "
+            f"{size}: {count(facts['parameters'])} parameters without LM head at a vocabulary of {facts['vocabulary']:,} "
             f"({facts['vocabulary_of']})"
         )
     totals = [
@@ -209,8 +210,7 @@ def _sizes(made: Plan, pricing: Pricing) -> dict[str, dict[str, Any]]:
 
 def _cells(cost: Cost) -> tuple[str, str, str]:
     """Format tokens, FLOPs and time as three table cells."""
-    tokens = f"{cost.tokens / 1e9:,.1f} B" if cost.tokens >= 1e9 else f"{cost.tokens / 1e6:,.1f} M"
-    return tokens, f"{cost.flops:.2e}", time_text(cost.device_hours)
+    return count(cost.tokens), f"{cost.flops:.2e}", time_text(cost.device_hours)
 
 
 def time_text(hours: float) -> str:

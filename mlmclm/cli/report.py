@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from mlmclm.cli import options
+from mlmclm.cli.results_of import results_of
+from mlmclm.cli.study_report import command_of, writable, write_study_report
 from mlmclm.errors import for_each
 from mlmclm.progress import Bar, say
 
@@ -45,8 +47,6 @@ def report(
 
     Example: mlmclm report examples/quickstart.yaml
     """
-    from mlmclm.cli.results_of import results_of
-    from mlmclm.cli.study_report import command_of, writable, write_study_report
     from mlmclm.sweeps.ledger import Ledger
 
     place = options.place(store, data, task_dir)

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.default_command import DefaultCommand
+from mlmclm.cli.study_report import command_of
 from mlmclm.cli.sweep_cells import cells, export, retry
 from mlmclm.cli.sweep_status import status
 from mlmclm.errors import UserError
@@ -67,7 +68,6 @@ def run(
     """
     from mlmclm.cli.dry_run import show_dry_sweep
     from mlmclm.cli.shared import run_study, sweep_given
-    from mlmclm.cli.study_report import command_of
     from mlmclm.study.given_sweep import expand_studies
     from mlmclm.study.study_file import load_study
     from mlmclm.study.sweep_file import is_sweep_file, load_sweep, sweep_of_options

@@ -9,6 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 from typer import Argument, Option
 
 from mlmclm.cli import options
@@ -87,9 +90,6 @@ def _looks(watch: Watch) -> Iterator[SweepStatus]:
 
 
 def _follow(watch: Watch) -> None:
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.text import Text
 
     spoken()
     console = Console(highlight=False, markup=False, emoji=False)

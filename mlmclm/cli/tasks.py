@@ -13,6 +13,7 @@ from typer import Argument, Option
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
+from mlmclm.models.sources import longest
 from mlmclm.progress import say
 from mlmclm.storage.files import read_json
 
@@ -93,7 +94,6 @@ def check(
     if (tokenizer is None) == (model is None):
         raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
     from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
-    from mlmclm.models.sources import longest
     from mlmclm.tasks.load import load_task
     from mlmclm.tasks.look import look
     from mlmclm.tasks.settings import TaskSettings

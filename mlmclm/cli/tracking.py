@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from mlmclm.cli import options
+from mlmclm.cli.results_of import results_of
 
 verbs = typer.Typer(
     help="MLflow's records; `tracking sync STUDY` writes what they lack.",
@@ -26,7 +27,6 @@ def sync(
 
     Example: mlmclm tracking sync examples/quickstart.yaml
     """
-    from mlmclm.cli.results_of import results_of
     from mlmclm.cli.study_report import command_of, record, writable
     from mlmclm.study.tracking import StudyTracking
 

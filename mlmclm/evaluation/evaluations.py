@@ -23,6 +23,7 @@ from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
 from mlmclm.progress import say
 from mlmclm.storage.files import hash_file, read_json, stable_hash
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.tracking.system import software
 
 if TYPE_CHECKING:
     from mlmclm.evaluation.language_model import LanguageModel, Scoring
@@ -144,7 +145,6 @@ def compute(
 ) -> dict[str, Any]:
     """Evaluate a model on a task and return the result, as a JSON object."""
     from mlmclm.backends.choice import backend_of
-    from mlmclm.tracking.system import software
 
     began = time.perf_counter()
     scores = task.run(model, observe)

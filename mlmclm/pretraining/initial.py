@@ -27,7 +27,7 @@ from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer
 from mlmclm.errors import UserError
 from mlmclm.models.notes import NOTES
 from mlmclm.models.sizes import SIZES, Size
-from mlmclm.models.sources import TOKENIZER_FILES, content_hash, fetch, local_folder, longest
+from mlmclm.models.sources import TOKENIZER_FILES, content_hash, fetch, fetch_config, local_folder, longest
 from mlmclm.progress import say
 from mlmclm.storage.checksums import checked, damage, read_sealed, set_aside, whole_cache, write_checksums, write_sealed
 from mlmclm.storage.claims import make_once
@@ -147,7 +147,6 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
 
     from mlmclm.models.folder import load_tokenizer
     from mlmclm.models.given import encoder_config, read_initial, size_of
-    from mlmclm.models.sources import fetch_config
 
     data_root, beside = wanted.data_root, wanted.beside
     known: dict[str, _Source] = {}
@@ -219,7 +218,6 @@ def source_sizes(
         EnvironmentFault: if the hub cannot be reached.
     """
     from mlmclm.models.given import encoder_config, size_of
-    from mlmclm.models.sources import fetch_config
 
     return {name: size_of(encoder_config(fetch_config(source, data_root, beside))) for name, source in initial.items()}
 

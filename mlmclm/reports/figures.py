@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Record, records
-from mlmclm.analysis.selection import rate_text
+from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 

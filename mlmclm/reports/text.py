@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mlmclm.analysis.selection import rate_text
+from mlmclm.numbers import NONE as NONE  # exported with `count`, because the templates know this module only
+from mlmclm.numbers import count as count
+from mlmclm.numbers import rate_text
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.family import families
 
-NONE = "–"
 MINUS = "−"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -57,19 +58,6 @@ def probability(p: float) -> str:
     if math.isnan(p):
         return NONE
     return "<0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
-
-
-def count(value: float | None) -> str:
-    """Format a large number with three digits: 4.92 M, 99.1 B; small numbers in full, with thousands separators."""
-    if value is None or math.isnan(value):
-        return NONE
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        # Starts half a unit of the last digit below the size, so that 999,999 is 1.00 M.
-        if abs(value) >= size * 0.9995:
-            share = value / size
-            digits = 2 if abs(share) < 9.995 else 1 if abs(share) < 99.95 else 0
-            return f"{share:.{digits}f} {unit}"
-    return f"{value:,.0f}"
 
 
 def scientific(value: float | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS, against
 from mlmclm.analysis.results import Record, records
-from mlmclm.analysis.selection import rate_text
+from mlmclm.numbers import rate_text
 from mlmclm.reports import figures, pairs, text, wording
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.seeds import seed_labels

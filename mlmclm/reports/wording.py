@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Grid, Record, records
-from mlmclm.analysis.selection import rate_text
+from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.seeds import Seeds
 

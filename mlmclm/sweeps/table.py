@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from mlmclm.analysis.selection import rate_text
 from mlmclm.finetuning.cell import Cell
+from mlmclm.numbers import rate_text
 from mlmclm.results.metrics import value_of
 from mlmclm.sweeps.cells import ListedCell, cell_name
 

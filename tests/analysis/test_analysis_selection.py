@@ -17,7 +17,7 @@ from scipy import stats
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.intervals import student
 from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
-from mlmclm.analysis.selection import best_table, chosen_table, curve_table, rate_text, settled
+from mlmclm.analysis.selection import best_table, chosen_table, curve_table, settled
 from mlmclm.errors import UserError
 from mlmclm.seeds import Seed, Seeds, seed_value
 
@@ -319,15 +319,6 @@ def test_what_is_not_a_result_is_refused_by_name() -> None:
 def test_cost_never_reaches_the_table() -> None:
     columns = results_table([cell("m", TASK, 1e-4, 0, 0.5, 0.5)]).columns
     assert not any("cost" in name or "second" in name for name in columns)
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [(1e-5, "1e-5"), (3e-4, "3e-4"), (0.001, "1e-3"), (1.5e-5, "1.5e-5"), (0.1, "1e-1"), (2.0, "2e0")],
-)
-def test_rates_are_written_as_in_configurations(rate: float, text: str) -> None:
-    assert rate_text(rate) == text
-    assert float(text) == rate
 
 
 def test_more_lost_seeds_never_make_a_rate_eligible() -> None:

@@ -36,6 +36,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.warm_up import compile_all
+from mlmclm.storage.files import write_atomic
 
 SOURCE = str(Path(mlmclm.__file__).parents[1])
 
@@ -208,7 +209,8 @@ def given_up() -> bool:
 
 def prepare(folder: Path, code: str, announce: Callable[[str], None], *shapes: ModelShape) -> None:
     """`ready.prepare` with other code in the process that compiles."""
-    (folder / "stand_in.py").write_text(code)
+    # Atomically, because a process that another thread started may be importing it.
+    write_atomic(folder / "stand_in.py", code)
 
     def compute(shapes: Iterable[ModelShape]) -> None:
         raise AssertionError("compiled in this process")

@@ -1,0 +1,29 @@
+"""Numbers for people, in formats that several rooms share."""
+
+from __future__ import annotations
+
+import math
+
+NONE = "–"
+"""Stands for a number that does not exist."""
+
+
+def rate_text(rate: float) -> str:
+    """Format a learning rate as configurations write it: 3e-4, 1.5e-5."""
+    if not math.isfinite(rate) or rate == 0:
+        return f"{rate:g}"
+    mantissa, exponent = f"{rate:.5e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def count(value: float | None) -> str:
+    """Format a large number with three digits: 4.92 M, 99.1 B; small numbers in full, with thousands separators."""
+    if value is None or math.isnan(value):
+        return NONE
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        # Starts half a unit of the last digit below the size, so that 999,999 is 1.00 M.
+        if abs(value) >= size * 0.9995:
+            share = value / size
+            digits = 2 if abs(share) < 9.995 else 1 if abs(share) < 99.95 else 0
+            return f"{share:.{digits}f} {unit}"
+    return f"{value:,.0f}"
