@@ -107,11 +107,11 @@ class Work:
 def prepare(work: Work) -> None:
     """The model, and the tasks' splits for the peers, tokenised."""
     from benchmarks.cells_trainer import encoded
-    from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+    from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
     from mlmclm.corpora.prepare_corpus import prepare_corpus
     from mlmclm.models.architectures import weights_of
     from mlmclm.models.build import build, load_prepared_tokenizer, model_config
-    from mlmclm.models.export import export_folder
+    from mlmclm.models.exported_folder import export_folder
     from mlmclm.tasks.load import load_task
     from mlmclm.tasks.registry import get_task
 

@@ -20,8 +20,8 @@ from benchmarks.pretraining import VOCABULARY, corpus
 from benchmarks.results import machine, write_section
 from mlmclm.models.sizes import SIZES, parameters
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import fingerprint, make_plan
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import fingerprint, make_plan
 from mlmclm.pretraining.run_stage import prepare_environment, run_stage
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.service.worker_environment import worker_environment

@@ -23,7 +23,7 @@ import yaml
 
 from benchmarks.results import machine, write_section
 from mlmclm.plans.names import format_steps
-from mlmclm.reports.pairs import MADE
+from mlmclm.reports.paired_models import MADE
 
 SHORT, LONG, BATCH = 128, 512, 32
 TASKS = ("sst2", "sick", "reqa_squad")

@@ -34,8 +34,8 @@ from mlmclm.models.sizes import SIZES, training_flops
 from mlmclm.objectives.mlm import Masked
 from mlmclm.objectives.objective import parse_objective
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import fingerprint, make_plan
 from mlmclm.plans.recipe import Corruption, Recipe
+from mlmclm.plans.stages import fingerprint, make_plan
 from mlmclm.service.worker_environment import worker_environment
 
 SIZE = "32m"

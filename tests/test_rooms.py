@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,14 @@ def test_every_room_is_in_the_architecture_s_table() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = {path.name for path in (ROOT / "mlmclm").iterdir() if (path / "__init__.py").is_file()}
     assert {room for room in rooms if f"| `{room}/` |" not in page} == set()
+
+
+def test_names_are_given_once() -> None:
+    """A module or public class is found by its name alone; only a verb's file may share the name of what it calls."""
+    modules, classes = Counter[str](), Counter[str]()
+    for path in (ROOT / "mlmclm").rglob("*.py"):
+        if path.stem != "__init__" and path.parent.name != "cli":
+            modules[path.stem] += 1
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        classes.update(each.name for each in tree.body if isinstance(each, ast.ClassDef) and each.name[0] != "_")
+    assert {name for found in (modules, classes) for name, count in found.items() if count > 1} == set()

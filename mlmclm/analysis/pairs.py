@@ -35,7 +35,7 @@ TESTED_ON = ("max_evaluation_examples", "max_evaluation_documents")
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedComparison:
     """The comparison of two sides on the same examples.
 
     Differences are the first side minus the second. Scores are fractions of 1.
@@ -66,7 +66,7 @@ def compare(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
     observer: Callable[[int], None] = lambda _: None,
-) -> Pair:
+) -> PairedComparison:
     """Compare two sides; the same cells always give the same numbers.
 
     Args:
@@ -103,7 +103,7 @@ def compare(
     scores = [float(side(np.ones((1, rows)))[0]) for side in (one, other)]
     discordant = _discordant(joined, metric)
     only_first, only_second = discordant or (None, None)
-    return Pair(
+    return PairedComparison(
         metric=metric,
         examples=rows,
         seeds=len(joined),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Settings(NamedTuple):
+class AdamWSettings(NamedTuple):
     """Hyperparameters of AdamW."""
 
     beta1: float
@@ -38,7 +38,7 @@ class Optimizer(Protocol):
 class TorchAdamW:
     """torch's fused AdamW. No step is ever postponed, so there is nothing to settle."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], settings: Settings) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], settings: AdamWSettings) -> None:
         self.parameters = parameters
         # Norms and biases get no weight decay, as is usual.
         matrices = [parameter for parameter in parameters if parameter.ndim > 1]

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mlmclm.backends.attention_settings import AttentionSettings
-from mlmclm.backends.layers import call_layer
+from mlmclm.backends.call_layer import call_layer
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel", "Qwen2Model", "Qwen3Model"})
@@ -36,7 +36,7 @@ SUPPORTED = frozenset({"EuroBertModel", "LlamaModel", "Qwen2Model", "Qwen3Model"
 
 
 @dataclass(frozen=True)
-class Run:
+class LigerRun:
     """Arguments of a layer's block in one forward pass."""
 
     attend: Callable[..., Tensor]
@@ -89,11 +89,11 @@ def run_blocks(
     cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)
     for number, layer in enumerate(model.layers, start=1):
         last = chosen.tokens if chosen is not None and number == len(model.layers) else None
-        hidden = call_layer(layer, hidden, partial(_block, layer, Run(attend, causal, cos, sin, last)))
+        hidden = call_layer(layer, hidden, partial(_block, layer, LigerRun(attend, causal, cos, sin, last)))
     return call_layer(model.norm, hidden, partial(_norm, model.norm))[0]
 
 
-def _block(layer: Any, run: Run, hidden: Tensor) -> Tensor:
+def _block(layer: Any, run: LigerRun, hidden: Tensor) -> Tensor:
     """Compute x + attention(norm(x)), then the same with the gated feed-forward layer."""
     attention, mlp = layer.self_attn, layer.mlp
     normed = _norm(layer.input_layernorm, hidden)

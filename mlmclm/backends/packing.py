@@ -83,7 +83,7 @@ def _cheapest(
 
 
 @dataclass(frozen=True)
-class Group:
+class PaddedGroup:
     """Sequences of similar length in one padded block of attention."""
 
     start: int
@@ -178,19 +178,19 @@ class Packing:
         return torch.from_numpy(self.starts).to(self.device)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[PaddedGroup]:
         """Blocks of attention, longest sequences first."""
         return self._layout[0]
 
     @cached_property
-    def _layout(self) -> tuple[list[Group], np.ndarray[Any, Any]]:
+    def _layout(self) -> tuple[list[PaddedGroup], np.ndarray[Any, Any]]:
         """Groups; int64 [slots], the token of each slot (for padding, the first padding token)."""
         if self.padded_tokens == self.tokens:
             # A uniform packing is its own only block.
-            whole = Group(0, len(self.lengths), int(self.lengths[0]), torch.from_numpy(self.lengths))
+            whole = PaddedGroup(0, len(self.lengths), int(self.lengths[0]), torch.from_numpy(self.lengths))
             return [whole], np.arange(self.tokens)
         order = np.argsort(-self.lengths, kind="stable")
-        groups: list[Group] = []
+        groups: list[PaddedGroup] = []
         token_of_slot: list[np.ndarray[Any, Any]] = []
         start = 0
         for first, last in (cut_finely if self.fine else cut_into_groups)(self.lengths[order]):
@@ -200,7 +200,7 @@ class Packing:
             real = position < self.lengths[members, None]  # [members, length]
             block = np.where(real, self.starts[members, None] + position, self.tokens)
             token_of_slot.append(block.reshape(-1))
-            groups.append(Group(start, len(members), length, torch.from_numpy(self.lengths[members])))
+            groups.append(PaddedGroup(start, len(members), length, torch.from_numpy(self.lengths[members])))
             start += len(members) * length
         return groups, np.concatenate(token_of_slot)
 
@@ -258,7 +258,7 @@ class Chosen:
         return functional.pad(self.tokens, (0, -len(self.tokens) % ROUND_TOKENS))
 
     @cached_property
-    def _layout(self) -> tuple[list[Group], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _layout(self) -> tuple[list[PaddedGroup], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Groups and, int64 [number] each, every token's group, its sequence's index in the group and its position
         among the sequence's chosen tokens.
 
@@ -269,19 +269,19 @@ class Chosen:
         group = np.searchsorted([group.start for group in packing.groups], slots, side="right") - 1
         sequence = packing.sequence_of_token.numpy()[tokens]
         position = np.arange(len(tokens)) - np.searchsorted(sequence, sequence)  # tokens are sorted by sequence
-        groups: list[Group] = []
+        groups: list[PaddedGroup] = []
         member = np.empty_like(tokens)
         start = 0
         for index, whole in enumerate(packing.groups):
             mine = np.flatnonzero(group == index)
             member[mine] = (slots[mine] - whole.start) // whole.length
             length = round_up(1 + int(position[mine].max(initial=0)), ROUND_CHOSEN)
-            groups.append(Group(start, whole.sequences, length, whole.keys))
+            groups.append(PaddedGroup(start, whole.sequences, length, whole.keys))
             start += whole.sequences * length
         return groups, group, member, position
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[PaddedGroup]:
         """Blocks of attention's queries, one for each of the packing's groups."""
         return self._layout[0]
 

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from mlmclm.backends import wide_products
-from mlmclm.backends.adamw import Optimizer, Settings, TorchAdamW
+from mlmclm.backends.adamw import AdamWSettings, Optimizer, TorchAdamW
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.backends.packing import Chosen, Packing
@@ -134,7 +134,7 @@ class Reference:
             out += part
 
     def adamw(
-        self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: Settings, steps: int
+        self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: AdamWSettings, steps: int
     ) -> Optimizer:
         """Return AdamW for fine-tuning in this number of steps.
 

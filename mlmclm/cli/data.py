@@ -55,7 +55,7 @@ def prepare(
     from mlmclm.cli.shared import one_session, prepared_for
     from mlmclm.corpora.prepared_corpus import describe
     from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import prepare_tasks, study_space
+    from mlmclm.study.study_sweep import prepare_tasks, study_space
 
     study = load_study(file)
     place = options.place(store, data, task_dir)

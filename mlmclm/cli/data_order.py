@@ -50,7 +50,8 @@ def order(
 
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
-    from mlmclm.plans.plan import history, revision_steps
+    from mlmclm.plans.legs import revision_steps
+    from mlmclm.plans.stages import history
     from mlmclm.pretraining.seen import FORMATS, export, export_data_set, seen
     from mlmclm.study.prepare import prepare
     from mlmclm.study.study_file import load_study

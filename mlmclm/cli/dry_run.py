@@ -13,7 +13,7 @@ from mlmclm.cli.output import print_json, show
 from mlmclm.cli.plan import time_text
 from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
-from mlmclm.plans.plan import Stage, make_plan
+from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
 from mlmclm.seeds import seed_labels, seed_value
 from mlmclm.study.last_grid import since_last
@@ -22,7 +22,7 @@ from mlmclm.study.place import Place
 from mlmclm.study.prepare import check_models_to_continue, find_prepared
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
-from mlmclm.study.sweep import plan_sweep, study_grid, study_space, together
+from mlmclm.study.study_sweep import plan_sweep, study_grid, study_space, together
 from mlmclm.study.sweep_file import SweepFile
 from mlmclm.study.zero_shot import evaluations_there, zero_shot_tasks
 from mlmclm.sweeps.ledger import Ledger

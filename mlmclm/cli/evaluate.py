@@ -76,9 +76,9 @@ def evaluate(
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
-    from mlmclm.evaluation.config import read_mteb, read_tasks
     from mlmclm.evaluation.evaluations import Evaluations, Subject
     from mlmclm.evaluation.language_model import scoring_of
+    from mlmclm.evaluation.zero_shot_config import read_mteb, read_tasks
     from mlmclm.sweeps.find_model import find_model
 
     asked = bool(task) or winogender is not None
@@ -125,8 +125,8 @@ def _results(
     Args:
         failed: receives the errors of tasks, which don't keep the others from being computed.
     """
-    from mlmclm.evaluation.config import load_model
     from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
+    from mlmclm.evaluation.zero_shot_config import load_model
 
     load = cache(partial(load_model, subject))
     results = []

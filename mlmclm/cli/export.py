@@ -16,8 +16,8 @@ from mlmclm.models.hub_cache import CachedRepository
 from mlmclm.progress import Bar, say
 
 if TYPE_CHECKING:
+    from mlmclm.study.export_revisions import Exported
     from mlmclm.study.place import Place
-    from mlmclm.study.revisions import Exported
 
 
 def export(
@@ -71,13 +71,14 @@ def export(
     its vectors: that of the best learning rate, and of its seeds the one with the best validation score.
     """
 
+    from mlmclm.plans.legs import revision_steps
     from mlmclm.plans.names import parse
-    from mlmclm.plans.plan import history, revision_steps
+    from mlmclm.plans.stages import history
+    from mlmclm.study.export_revisions import export_revisions, say_missing
     from mlmclm.study.exports import export_state, find_state, sizes_in
     from mlmclm.study.facts import reported_scores, study_card
     from mlmclm.study.opened import find_models
     from mlmclm.study.prepare import find_prepared
-    from mlmclm.study.revisions import export_revisions, say_missing
     from mlmclm.study.study_file import load_study
 
     if dry_run and push_to_hub is None:

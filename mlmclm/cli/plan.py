@@ -22,8 +22,8 @@ from mlmclm.storage.files import write_atomic
 if TYPE_CHECKING:
     from mlmclm.models.sizes import Size
     from mlmclm.plans.costs import Cost, Pricing
-    from mlmclm.plans.plan import Plan, Stage
     from mlmclm.plans.recipe import Recipe
+    from mlmclm.plans.stages import Plan, Stage
     from mlmclm.study.study_file import StudyFile
 
 _NAMES_SHOWN = 2
@@ -66,8 +66,8 @@ def plan(
     from mlmclm.models.sizes import SIZES
     from mlmclm.plans.costs import Pricing
     from mlmclm.plans.names import parse
-    from mlmclm.plans.plan import make_plan
     from mlmclm.plans.recipe import Recipe
+    from mlmclm.plans.stages import make_plan
     from mlmclm.plans.suite import find_suite
     from mlmclm.study.study_file import load_study
 

@@ -36,7 +36,7 @@ class Results:
 
     def analyse(self) -> Analysis:
         """Return all tables; cells without a result count as missing."""
-        from mlmclm.study.sweep import analyse_sweep
+        from mlmclm.study.study_sweep import analyse_sweep
 
         return analyse_sweep(tuple(self.file.models), self.file.baseline, self.space, self.results)
 
@@ -78,7 +78,7 @@ def _of_study(file: Path, place: Place, rule: str | None) -> Results:
     from mlmclm.study.facts import study_facts
     from mlmclm.study.opened import open_study
     from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep import study_space
+    from mlmclm.study.study_sweep import study_space
 
     study = load_study(file)
     space = options.by_rule(study_space(study, place.task_dirs), rule)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.study.place import Place
     from mlmclm.study.prepared_study import PreparedStudy
+    from mlmclm.study.study_tracking import StudyTracking
     from mlmclm.study.sweep_file import SweepFile
-    from mlmclm.study.tracking import StudyTracking
     from mlmclm.study.zero_shot import ZeroShotTasks
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.outcome import SweepOutcome
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Work:
+class CommandWork:
     """A study, or a sweep of given models, that this process works on; its methods are the phases."""
 
     file: StudyFile | SweepFile
@@ -43,7 +43,7 @@ class Work:
 
     def pretrain(self, prepared: PreparedStudy) -> list[SweepModel]:
         """Train the missing stages of a study and export all models."""
-        from mlmclm.study.pretrain import pretrain
+        from mlmclm.study.pretrain_models import pretrain
 
         if prepared.unfinished():  # else Ray need not start
             self.session()
@@ -70,7 +70,7 @@ class Work:
             facts: returns the report's facts, given the results.
         """
         from mlmclm.cli.study_report import write_study_report
-        from mlmclm.study.sweep import analyse_sweep
+        from mlmclm.study.study_sweep import analyse_sweep
         from mlmclm.study.zero_shot import evaluate, zero_shot_results
 
         file, place = self.file, self.place
@@ -115,7 +115,7 @@ def run_study(
         show_dry_run(study, place, dry, as_json=as_json)
         return
     from mlmclm.study.facts import study_facts
-    from mlmclm.study.sweep import plan_sweep, prepare_tasks, study_grid, study_space, sweep
+    from mlmclm.study.study_sweep import plan_sweep, prepare_tasks, study_grid, study_space, sweep
     from mlmclm.study.zero_shot import zero_shot_tasks
 
     space, evaluations = study_space(study, place.task_dirs), zero_shot_tasks(study, place)
@@ -145,7 +145,7 @@ def sweep_given(
             Besides, whatever `open_sweep` raises.
     """
     from mlmclm.study.given_sweep import find_sweep, given_facts, with_tasks
-    from mlmclm.study.sweep import run_plan
+    from mlmclm.study.study_sweep import run_plan
     from mlmclm.study.zero_shot import zero_shot_tasks
 
     folder = place.study_folder(file)
@@ -169,7 +169,7 @@ def sweep_given(
 
 
 @contextmanager
-def work_on(file: StudyFile | SweepFile, place: Place, address: str | None) -> Iterator[Work]:
+def work_on(file: StudyFile | SweepFile, place: Place, address: str | None) -> Iterator[CommandWork]:
     """Lock a study or sweep against other processes for the duration of the block.
 
     Unfinished files that killed processes left in the store are removed first.
@@ -177,13 +177,13 @@ def work_on(file: StudyFile | SweepFile, place: Place, address: str | None) -> I
     Raises:
         UserError: another process is working on it.
     """
-    from mlmclm.study.tracking import StudyTracking
+    from mlmclm.study.study_tracking import StudyTracking
 
     kind = "study" if isinstance(file, StudyFile) else "sweep"
     with only_one(place.study_folder(file) / ".lock", f"{kind} {file.name!r}"):
         sweep_unfinished(place.store)
         with StudyTracking(file, place) as tracking, one_session(place, address) as session:
-            yield Work(file, place, tracking, session)
+            yield CommandWork(file, place, tracking, session)
 
 
 def prepared_for(study: StudyFile, place: Place, address: str | None, session: Session) -> PreparedStudy:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.study.place import Place
-    from mlmclm.study.tracking import StudyTracking
+    from mlmclm.study.study_tracking import StudyTracking
     from mlmclm.sweeps.space import Space
 
 
@@ -33,7 +33,7 @@ def record(
     analysis: Analysis, facts: StudyFacts, space: Space, tracking: StudyTracking | None, *, folder: Path | None
 ) -> dict[str, Path]:
     """Write tables and report to a folder, if there is one, log them to MLflow, and return the written paths by name."""
-    from mlmclm.reports.report import write_report
+    from mlmclm.reports.write_report import write_report
 
     paths = write_report(analysis, facts, folder) if folder is not None else {}
     if tracking is not None:

@@ -15,7 +15,7 @@ from mlmclm.errors import UserError
 from mlmclm.progress import say
 
 if TYPE_CHECKING:
-    from mlmclm.service.up import Look
+    from mlmclm.service.run_service import ServiceStatus
 
 Port = Annotated[int | None, Option(min=1, max=65535, help="Port to listen on; a free one by default.")]
 NOT_RUNNING = 1
@@ -38,17 +38,17 @@ def up(
 
     Example: mlmclm up, then submit with the command that it prints
     """
-    from mlmclm.service.up import Look, Settings, run, start
+    from mlmclm.service.run_service import ServiceSettings, ServiceStatus, run, start
 
     ports = {"dashboard": dashboard_port, "mlflow": mlflow_port, "prometheus": prometheus_port}
-    settings = Settings(store.resolve(), {name: port for name, port in ports.items() if port is not None}, cpus)
+    settings = ServiceSettings(store.resolve(), {name: port for name, port in ports.items() if port is not None}, cpus)
     if foreground:
-        run(settings, lambda state: _print(Look(state), settings.store))
+        run(settings, lambda state: _print(ServiceStatus(state), settings.store))
         return
     state, started = start(settings)
     if not started:
         say("the service of this store runs already")
-    _print(Look(state), settings.store)
+    _print(ServiceStatus(state), settings.store)
 
 
 def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = False) -> None:
@@ -58,8 +58,8 @@ def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = Fa
 
     Example: mlmclm status
     """
+    from mlmclm.service.run_service import look
     from mlmclm.service.service_token import RESTART
-    from mlmclm.service.up import look
 
     found = look(store.resolve())
     if found is None:
@@ -75,7 +75,7 @@ def down(store: options.Store = options.DEFAULT_STORE) -> None:
 
     Example: mlmclm down
     """
-    from mlmclm.service.up import end
+    from mlmclm.service.run_service import end
 
     ended = end(store.resolve())
     show(f"Ended: {', '.join(ended)}." if ended else f"No service of {store} runs.")
@@ -94,11 +94,11 @@ def ui(
     serve(store.resolve(), port=port)
 
 
-def _about(found: Look, store: Path) -> dict[str, Any]:
+def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
     """Return what is known of a service, for programs."""
 
     from mlmclm.service.ray_cluster import token_path
-    from mlmclm.service.up import submit_command
+    from mlmclm.service.run_service import submit_command
 
     return {
         "running": not found.faults,
@@ -113,9 +113,9 @@ def _about(found: Look, store: Path) -> dict[str, Any]:
     }
 
 
-def _print(found: Look, store: Path) -> None:
+def _print(found: ServiceStatus, store: Path) -> None:
     """Print a service's addresses, what is in it, and how to submit a job."""
-    from mlmclm.service.up import SERVERS
+    from mlmclm.service.run_service import SERVERS
 
     about = _about(found, store)
     lines = {name: about["addresses"].get(server) for server, name in SERVERS.items()}

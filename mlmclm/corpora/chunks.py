@@ -31,7 +31,7 @@ REMEMBERED = 4096
 """Shards whose chunks' places one process remembers: 130 kB each, for chunks of 1,024 tokens in 64 MiB."""
 
 
-class Table(NamedTuple):
+class ChunkTable(NamedTuple):
     """The number of the chunks, without which they can't be shuffled, and what is needed to find them."""
 
     rows: tuple[int, ...]
@@ -68,7 +68,7 @@ class Chunks:
     its first EOS is filling. Chunks don't depend on how the corpus is divided into shards. Picklable, like `Blocks`.
     """
 
-    def __init__(self, blocks: Blocks, length: int, table: Table, start: int, end: int) -> None:
+    def __init__(self, blocks: Blocks, length: int, table: ChunkTable, start: int, end: int) -> None:
         """Describe the chunks of a part with this `chunk_table`, between the ids of BOS and EOS; open nothing yet."""
         self.blocks, self.block_length, self.table, self.start, self.end = blocks, length, table, start, end
         self._ends = list(accumulate(table.rows))
@@ -77,7 +77,7 @@ class Chunks:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __reduce__(self) -> tuple[type[Chunks], tuple[Blocks, int, Table, int, int]]:
+    def __reduce__(self) -> tuple[type[Chunks], tuple[Blocks, int, ChunkTable, int, int]]:
         """Pickle the description, not the data."""
         return Chunks, (self.blocks, self.block_length, self.table, self.start, self.end)
 
@@ -122,14 +122,14 @@ class Chunks:
         return known
 
 
-def chunk_table(blocks: Blocks, length: int, end: int) -> Table:
+def chunk_table(blocks: Blocks, length: int, end: int) -> ChunkTable:
     """Count the chunks of a corpus part, or read what was counted before; a file beside the shards keeps it."""
     file = f"chunks-{Path(blocks.shards[0].file).stem}-{length}.json"
     found = blocks.shelf.read(file)
     if found is not None:
         where = blocks.shelf.where(file)
         value = parse_sealed(found, where, f"Delete {where}: it is made again.")
-        return Table(tuple(value["rows"]), tuple(value["offsets"]), value["tokens"])
+        return ChunkTable(tuple(value["rows"]), tuple(value["offsets"]), value["tokens"])
     rows, offsets, tokens, offset = list[int](), list[int](), 0, 0
     with bars() as report:
         for number in range(len(blocks.shards)):
@@ -140,7 +140,7 @@ def chunk_table(blocks: Blocks, length: int, end: int) -> Table:
             rows.append(len(starts))
             tokens += len(stream) - len(ends) + FRAME * len(starts)
             report("counting chunks of documents", number + 1, len(blocks.shards))
-    table = Table(tuple(rows), tuple(offsets), tokens)
+    table = ChunkTable(tuple(rows), tuple(offsets), tokens)
     blocks.shelf.write_json(file, sealed(table._asdict()))
     return table
 

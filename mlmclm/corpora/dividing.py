@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mlmclm.corpora.chosen_documents import Division, divide, text_bytes
-from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Source
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError

@@ -13,7 +13,7 @@ from lzma import LZMAError
 from pathlib import Path
 from typing import Any, Protocol, Required, TypedDict, Unpack
 
-from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
 from mlmclm.errors import EnvironmentFault, UserError, one_line

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Source
 from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.shard_writer import ShardWriter

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar, Unpack
 
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source
 from mlmclm.corpora.documents import Folders, Source, open_source
 from mlmclm.corpora.mixed_blocks import MixedBlocks

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.chosen_documents import head, held_out, smallest_hashes
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source, no_text, too_little
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Folders, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill

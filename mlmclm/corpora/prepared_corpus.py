@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlmclm.corpora.blocks import Blocks, Shard
-from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.shelf import INDEX, Shelf

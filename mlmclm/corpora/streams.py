@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlmclm.corpora.chosen_documents import held_out, prefix
-from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Piece, Source
 from mlmclm.corpora.shard_writer import Position
 

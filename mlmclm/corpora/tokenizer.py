@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.corpora.config import TokenizerConfig
+from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.models.exported_tokenizer import original_text

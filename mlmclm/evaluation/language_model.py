@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from mlmclm.errors import UserError, one_line, unknown
 from mlmclm.evaluation.generation import generate_causal, generate_masked
 from mlmclm.evaluation.likelihoods import Likelihood, MaskedReading, Observer, causal_likelihoods, masked_likelihoods
-from mlmclm.evaluation.texts import Pair, Texts
+from mlmclm.evaluation.token_ids import ContinuationIds, Texts
 from mlmclm.models.folder import check_finite, check_model_folder, context_of, load_tokenizer, quiet, read_model
 from mlmclm.models.notes import CONTEXT, OBJECTIVE, UNTRAINED, read_notes
 from mlmclm.objectives.mntp import MaskedNextToken
@@ -163,18 +163,18 @@ class LanguageModel:
             raise UserError(
                 f"up to {most} tokens are to be generated, but the model takes {self.longest} in all: lower the task's max_gen_toks."
             )
-        begun = [self._begun(Pair(self.texts.ids(text), [])).context[-room:] for text in contexts]
+        begun = [self._begun(ContinuationIds(self.texts.ids(text), [])).context[-room:] for text in contexts]
         tokenizer = self.texts.tokenizer
         if self.reading is None:
             return generate_causal(self.model, tokenizer, begun, stop=stop, most=most, observe=observe)
         return generate_masked(self.model, tokenizer, begun, self.reading, stop=stop, most=most, observe=observe)
 
-    def _begun(self, pair: Pair) -> Pair:
+    def _begun(self, pair: ContinuationIds) -> ContinuationIds:
         """Return a pair with what stands before its context; `MaskedReading` adds the start of an encoder's text."""
         always = self.texts.start if self.reading is None else []
-        return Pair([*always, *pair.context] or self.start, pair.continuation)
+        return ContinuationIds([*always, *pair.context] or self.start, pair.continuation)
 
-    def _score(self, pairs: Sequence[Pair], score_end: bool, observe: Observer | None) -> list[Likelihood]:
+    def _score(self, pairs: Sequence[ContinuationIds], score_end: bool, observe: Observer | None) -> list[Likelihood]:
         if self.reading is None:
             return causal_likelihoods(self.model, pairs, longest=self.longest, observe=observe)
         return masked_likelihoods(
@@ -182,14 +182,14 @@ class LanguageModel:
         )
 
 
-def windows(tokens: Sequence[int], size: int) -> Iterator[Pair]:
+def windows(tokens: Sequence[int], size: int) -> Iterator[ContinuationIds]:
     """Divide a text into windows that predict each token once.
 
     Args:
         size: most tokens that a window predicts; together with its context it has one more.
     """
     if tokens:
-        yield Pair([], list(tokens[:size]))
+        yield ContinuationIds([], list(tokens[:size]))
     for begin in range(size, len(tokens), size):
         end = min(begin + size, len(tokens))
-        yield Pair(list(tokens[end - size - 1 : begin]), list(tokens[begin:end]))
+        yield ContinuationIds(list(tokens[end - size - 1 : begin]), list(tokens[begin:end]))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mlmclm.errors import UserError
-from mlmclm.evaluation.texts import Pair
+from mlmclm.evaluation.token_ids import ContinuationIds
 
 TOKENS = 2048
 """Tokens that are computed together, unless a single sequence has more."""
@@ -109,7 +109,7 @@ def logits_at(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def causal_likelihoods(
-    model: PreTrainedModel, pairs: Sequence[Pair], *, longest: int, observe: Observer | None = None
+    model: PreTrainedModel, pairs: Sequence[ContinuationIds], *, longest: int, observe: Observer | None = None
 ) -> list[Likelihood]:
     """Score continuations under a causal language model: the sum of log p(token | all tokens before it).
 
@@ -144,7 +144,7 @@ def causal_likelihoods(
 @torch.inference_mode()
 def masked_likelihoods(
     model: PreTrainedModel,
-    pairs: Sequence[Pair],
+    pairs: Sequence[ContinuationIds],
     reading: MaskedReading,
     *,
     longest: int,

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from mlmclm.errors import MlmclmError, one_line
-from mlmclm.evaluation.config import ZeroShot, load_model
 from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask, evaluation_key, find_or_compute
+from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model
 from mlmclm.progress import Bar
 from mlmclm.service.placement import Choice, cell_bundle, check_place
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mlmclm.backends.adamw import Optimizer, Settings
+from mlmclm.backends.adamw import AdamWSettings, Optimizer
 from mlmclm.backends.choice import backend_of
 from mlmclm.finetuning.batching import batches_by_length, training_rows
 from mlmclm.finetuning.early_stopping import BestWeights
@@ -112,7 +112,7 @@ def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol,
     A decoupled weight decay is relative to the peak of the cell's learning rate.
     """
     decay = protocol.optimizer_weight_decay(peak)
-    settings = Settings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
+    settings = AdamWSettings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
     parameters = [*encoder.parameters(), *head.parameters()]
     return backend_of(encoder.device).adamw(parameters, encoder.get_input_embeddings(), settings, steps)
 

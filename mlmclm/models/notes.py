@@ -1,6 +1,6 @@
 """`mlmclm.json` of an exported model folder: facts that transformers' own files have no place for. Needs no torch.
 
-An exported tokenizer adds to a text what the model was trained with (`models/export.py`), so its files are not the
+An exported tokenizer adds to a text what the model was trained with (`models/exported_folder.py`), so its files are not the
 corpus's. The notes say which of the corpus's files each one stands for. Hashes and keys are computed from those, so how
 a model is exported changes neither the keys of its cells nor the key of a model that continues from it.
 """

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, Size, training_flops
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
-from mlmclm.plans.plan import Leg, Plan, Stage, State
+from mlmclm.plans.legs import Leg
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Plan, Stage, State
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.corpora.config import TokenizerConfig
+from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError
 from mlmclm.models.notes import NOTES

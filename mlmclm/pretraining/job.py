@@ -16,8 +16,9 @@ from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks
 from mlmclm.corpora.order import Samples
 from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
-from mlmclm.plans.plan import Stage, State, leg_at, revision_steps, samples_of
+from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Stage, State
 from mlmclm.service.placement import Device
 
 
@@ -64,7 +65,7 @@ class StageJob:
         return leg_at(self.stage.end.legs, step - 1).rate(step - 1, self.recipe)
 
     def samples(self, step: int) -> Samples:
-        """Return the samples of the global batch of a step, counted from 0 (`plans.plan.samples_of`)."""
+        """Return the samples of the global batch of a step, counted from 0 (`plans.legs.samples_of`)."""
         return samples_of(self.stage.end.legs, step, self.whole_recipe)
 
     @property

@@ -14,9 +14,9 @@ from mlmclm.corpora.mixed_blocks import in_turns
 from mlmclm.corpora.order import rows_of
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.models.warm_up import prepare
-from mlmclm.plans.plan import Stage, State
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining import failures, states
+from mlmclm.plans.stages import Stage, State
+from mlmclm.pretraining import stage_errors, states
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.worker_entry import run_in_worker
@@ -70,7 +70,7 @@ def run_stage(
     Needs a Ray session. The workers inherit its runtime environment.
 
     Args:
-        fingerprint: `plans.plan.fingerprint` of the recipe and the corpus.
+        fingerprint: `plans.stages.fingerprint` of the recipe and the corpus.
         device: device of each worker (`placement.choose_device`). Ray Train waits until the cluster has one for each.
 
     Raises:
@@ -158,7 +158,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         raise
     except Exception as error:
         # Ray Train wraps what workers raised in errors of its own; find the one that the user can act on.
-        raise failures.explain(error, title=title, folder=folder, recipe=recipe) from error
+        raise stage_errors.explain(error, title=title, folder=folder, recipe=recipe) from error
     finally:
         if job.notes_path.is_file():
             for line in job.notes_path.read_text(encoding="utf-8").splitlines():
@@ -168,7 +168,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         stopped = read_json(job.stop_path)
         # Batches are functions of the step, so the one at which the stage diverged can be named after the fact.
         blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seed).tolist()
-        raise failures.not_finite(stopped, blocks, title=title, folder=folder, recipe=recipe)
+        raise stage_errors.not_finite(stopped, blocks, title=title, folder=folder, recipe=recipe)
 
 
 def _stop_at_final_failures() -> Any:
@@ -177,7 +177,7 @@ def _stop_at_final_failures() -> Any:
 
     class Stop(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-            failure = failures.final(worker_exceptions)
+            failure = stage_errors.final(worker_exceptions)
             # An error raised here fails the controller and thus the run, whatever restarts `max_failures` allows.
             if failure is not None:
                 raise failure

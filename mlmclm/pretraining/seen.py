@@ -22,9 +22,10 @@ from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.objectives.clm import Causal
+from mlmclm.plans.legs import Leg, leg_at, samples_of
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import Leg, history, leg_at, samples_of
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import history
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.storage.files import whole_file, whole_folder
 

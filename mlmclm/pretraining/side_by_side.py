@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.plans.plan import Stage
+from mlmclm.plans.stages import Stage
 from mlmclm.progress import say
 from mlmclm.service.placement import Cluster, Resources, most_places, places, places_now
 

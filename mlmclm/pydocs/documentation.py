@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError
 from mlmclm.pydocs.documented import distinct
-from mlmclm.pydocs.package_splits import Group, drop_copies, split_groups
+from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
 from mlmclm.pydocs.pin import PYDOCS, documents_folder, pin_file, settled, write_pin
 from mlmclm.storage.checksums import whole_cache, write_checksums
 from mlmclm.storage.claims import Claims
@@ -335,7 +335,7 @@ def _owners(roots: Sequence[Root]) -> dict[str, str]:
     return owners
 
 
-def _groups(docs: list[Docstring], owners: dict[str, str]) -> list[Group]:
+def _groups(docs: list[Docstring], owners: dict[str, str]) -> list[PackageGroup]:
     """Return the size and prevailing docstring style of each distribution (or single module)."""
     sizes = Counter[str]()
     styles = defaultdict[str, Counter[Style]](Counter)
@@ -345,6 +345,6 @@ def _groups(docs: list[Docstring], owners: dict[str, str]) -> list[Group]:
         # A plain docstring shows no convention, so it has no weight.
         styles[name][doc.style] += (doc.style != "plain") * len(doc.text)
     return [
-        Group(name, size, max(sorted(styles[name]), key=styles[name].__getitem__), name == "pydoc_data")
+        PackageGroup(name, size, max(sorted(styles[name]), key=styles[name].__getitem__), name == "pydoc_data")
         for name, size in sizes.items()
     ]

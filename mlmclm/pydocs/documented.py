@@ -33,7 +33,7 @@ class Documented(NamedTuple):
     parsed: Parsed
 
 
-class Table(NamedTuple):
+class TypedRows(NamedTuple):
     """Rows of one Parquet file, and the columns' types, named as in `schema`."""
 
     rows: list[dict[str, Any]]

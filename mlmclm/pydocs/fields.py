@@ -10,7 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mlmclm.pydocs.documented import Documented, Table, distinct, draw, new_entries, normal, select, shortened, words
+from mlmclm.pydocs.documented import (
+    Documented,
+    TypedRows,
+    distinct,
+    draw,
+    new_entries,
+    normal,
+    select,
+    shortened,
+    words,
+)
 from mlmclm.pydocs.sections import Field
 
 LABELS = ["O", "B-PARAM", "B-TYPE", "I-TYPE", "B-EXCEPTION"]
@@ -26,7 +36,7 @@ _NOT_TYPE = re.compile(r"[,;]? *\(?\b(?:optional|defaults?(?: to|:|=)?|required)
 Tagged = list[tuple[str, str]]
 
 
-def make(documents: Sequence[Documented]) -> dict[str, Table]:
+def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
     """Make the tables train, validation and test; columns: tokens, tags (indices into `LABELS`)."""
     tables = {}
     for split, entries in new_entries(documents, lambda field: (field, _description(field)), lambda pair: pair[1]):
@@ -35,7 +45,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
         chosen = select(examples, COUNTS[split], key=lambda e: _text(e[0]), package=lambda e: e[1], salt="fields")
         pairs = (zip(*tagged, strict=True) for tagged, _ in chosen)
         rows = [{"tokens": list(tokens), "tags": list(map(LABELS.index, tags))} for tokens, tags in pairs]
-        tables[split] = Table(rows, COLUMNS)
+        tables[split] = TypedRows(rows, COLUMNS)
     return tables
 
 

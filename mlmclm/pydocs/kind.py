@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mlmclm.pydocs.documented import Documented, Table, distinct, normal, select, shortened, words
+from mlmclm.pydocs.documented import Documented, TypedRows, distinct, normal, select, shortened, words
 
 LABELS = ["summary", "parameter", "return", "exception", "note"]
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
@@ -18,7 +18,7 @@ SHORTEST = 4
 COLUMNS = {"text": "text", "text_pair": "text", "label": "integer"}
 
 
-def make(documents: Sequence[Documented]) -> dict[str, Table]:
+def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
     """Make the tables train, validation and test; columns: text, text_pair (null), label."""
     tables = {}
     taken: set[str] = set()  # An evaluation text must be in no earlier split, not even with another label.
@@ -27,7 +27,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
         pool = [(text, document.package, label) for document in own for text, label in _texts(document)]
         pool = distinct(pool, key=lambda item: normal(item[0]), taken=taken)
         taken |= {normal(text) for text, _, _ in pool}
-        tables[split] = Table(_rows(pool, split), COLUMNS)
+        tables[split] = TypedRows(_rows(pool, split), COLUMNS)
     return tables
 
 

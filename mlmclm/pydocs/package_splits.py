@@ -17,7 +17,7 @@ COPIED_SHARE = 0.5
 """An evaluation text is dropped if at least this share of it is also in training texts."""
 
 
-class Group(NamedTuple):
+class PackageGroup(NamedTuple):
     """Packages that stay together: name, characters, prevailing docstring style, and whether they must be in train."""
 
     name: str
@@ -26,7 +26,7 @@ class Group(NamedTuple):
     training_only: bool = False
 
 
-def split_groups(groups: Sequence[Group]) -> dict[str, str]:
+def split_groups(groups: Sequence[PackageGroup]) -> dict[str, str]:
     """Assign each group to a split, balanced by size within each docstring style so that splits have similar styles.
 
     Groups go, largest first, to the split that lacks most characters. A split that stays empty gets the smallest group

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mlmclm.pydocs.documented import (
     EVALUATION_SPLITS,
     Documented,
-    Table,
+    TypedRows,
     distinct,
     normal,
     select,
@@ -40,7 +40,7 @@ class _Pair(NamedTuple):
     package: str
 
 
-def make(documents: Sequence[Documented]) -> dict[str, Table]:
+def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
     """Make the table train (query, positive), and for each evaluation split queries and corpus (id, text) and qrels."""
     pools: dict[str, list[_Pair]] = {}
     queries: set[str] = set()
@@ -55,7 +55,7 @@ def make(documents: Sequence[Documented]) -> dict[str, Table]:
         bodies |= {normal(pair.body) for pair in pairs}
         pools[split] = pairs
     train = [{"query": pair.query, "positive": pair.body} for pair in _select(pools["train"], TRAIN)]
-    tables = {"train": Table(train, {"query": "text", "positive": "text"})}
+    tables = {"train": TypedRows(train, {"query": "text", "positive": "text"})}
     for split in EVALUATION_SPLITS:
         tables.update(_evaluation(split, _select(pools[split], CORPUS)))
     return tables
@@ -65,7 +65,7 @@ def _select(pairs: list[_Pair], count: int) -> list[_Pair]:
     return select(pairs, count, key=lambda pair: pair.query, package=lambda pair: pair.package, salt="retrieval")
 
 
-def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, Table]:
+def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, TypedRows]:
     """Return the queries, corpus and relevance judgements of a split.
 
     The corpus is sorted by text, so that a text's place says nothing about its query.
@@ -75,9 +75,9 @@ def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, Table]:
     asked = range(min(QUERIES, len(pairs)))
     text = {"id": "text", "text": "text"}
     return {
-        f"{split}_queries": Table([{"id": f"q{number}", "text": pairs[number].query} for number in asked], text),
-        f"{split}_corpus": Table([{"id": place[number], "text": pairs[number].body} for number in order], text),
-        f"{split}_qrels": Table(
+        f"{split}_queries": TypedRows([{"id": f"q{number}", "text": pairs[number].query} for number in asked], text),
+        f"{split}_corpus": TypedRows([{"id": place[number], "text": pairs[number].body} for number in order], text),
+        f"{split}_qrels": TypedRows(
             [{"query_id": f"q{number}", "corpus_id": place[number], "score": 1} for number in asked],
             {"query_id": "text", "corpus_id": "text", "score": "integer"},
         ),

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mlmclm.pydocs.documented import Documented, Table, distinct, draw, new_entries, normal, select, shortened, words
+from mlmclm.pydocs.documented import (
+    Documented,
+    TypedRows,
+    distinct,
+    draw,
+    new_entries,
+    normal,
+    select,
+    shortened,
+    words,
+)
 from mlmclm.pydocs.sections import Field
 
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
@@ -35,14 +45,14 @@ class _Part(NamedTuple):
     description_start: int
 
 
-def make(documents: Sequence[Documented]) -> dict[str, Table]:
+def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
     """Make the tables train, validation and test; columns: id, question, context, answers (text, answer_start)."""
     tables = {}
     for split, entries in new_entries(documents, _part, lambda part: part.description):
         examples = [(row, package) for parts, package in entries for row in _questions(parts)]
         examples = distinct(examples, key=lambda example: normal(example[0]["context"]))
         chosen = select(examples, COUNTS[split], key=lambda e: e[0]["context"], package=lambda e: e[1], salt="qa")
-        tables[split] = Table([{"id": f"{split}-{n}", **row} for n, (row, _) in enumerate(chosen)], COLUMNS)
+        tables[split] = TypedRows([{"id": f"{split}-{n}", **row} for n, (row, _) in enumerate(chosen)], COLUMNS)
     return tables
 
 

@@ -25,7 +25,7 @@ from mlmclm.pydocs import kind as pydocs_kind
 from mlmclm.pydocs import passages as pydocs_retrieval
 from mlmclm.pydocs import questions as pydocs_qa
 from mlmclm.pydocs.documentation import prepare_pydocs, read_group, read_groups
-from mlmclm.pydocs.documented import Documented, Table
+from mlmclm.pydocs.documented import Documented, TypedRows
 from mlmclm.pydocs.pin import settled
 from mlmclm.pydocs.sections import parse
 from mlmclm.storage.checksums import whole_cache, write_checksums
@@ -35,7 +35,7 @@ TASK_VERSION = 1
 """Part of every key: raise it when a change of the code changes the examples of any of the four tasks."""
 
 # By task: the family, the label names, the function that makes the tables, and the description for `meta.json`.
-_MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[str, Table]], str]] = {
+_MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[str, TypedRows]], str]] = {
     "pydocs-kind": ("sequence-classification", pydocs_kind.LABELS, pydocs_kind.make, pydocs_kind.__doc__ or ""),
     "pydocs-fields": ("token-classification", pydocs_fields.LABELS, pydocs_fields.make, pydocs_fields.__doc__ or ""),
     "pydocs-qa": ("question-answering", [], pydocs_qa.make, pydocs_qa.__doc__ or ""),

@@ -7,7 +7,7 @@ import html
 import plotly.graph_objects as go
 
 from mlmclm.plans.costs import Pricing
-from mlmclm.plans.plan import Plan
+from mlmclm.plans.stages import Plan
 from mlmclm.reports.figures import FAINT, GRID, INK, PALETTE
 
 _LANE_PIXELS = 26

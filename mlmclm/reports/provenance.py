@@ -19,7 +19,7 @@ COMMIT_DIGITS = 12
 
 
 @dataclass(frozen=True)
-class Work:
+class ComputedWork:
     """A pretraining stage or a cell, as it was computed."""
 
     began: float  # in seconds since 1970, as `ended`
@@ -32,11 +32,11 @@ class Work:
     commit: str = ""  # mlmclm's
 
 
-def cell_work(result: Mapping[str, Any]) -> Work:
+def cell_work(result: Mapping[str, Any]) -> ComputedWork:
     """Return how a cell was computed, from its result's JSON object."""
     cost = result["cost"]
     ended = datetime.fromisoformat(cost["finished"]).timestamp()
-    return Work(
+    return ComputedWork(
         began=ended - cost["seconds"],
         ended=ended,
         seconds=cost["seconds"],
@@ -47,7 +47,7 @@ def cell_work(result: Mapping[str, Any]) -> Work:
     )
 
 
-def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> Work | None:
+def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> ComputedWork | None:
     """Return how a stage was computed, or None if it has no line of metrics.
 
     Args:
@@ -57,7 +57,7 @@ def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> 
     if not rows:
         return None
     gpus = system.get("gpus") if str(system.get("device", "")).startswith("cuda") else None
-    return Work(
+    return ComputedWork(
         # A line is written at the end of its step.
         began=rows[0]["time"] - rows[0].get("step_seconds", 0.0),
         ended=rows[-1]["time"],
@@ -70,7 +70,7 @@ def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> 
 
 
 def provenance(
-    stages: Sequence[Work], cells: Sequence[Work], *, corpus: str | None, tasks: Mapping[str, str]
+    stages: Sequence[ComputedWork], cells: Sequence[ComputedWork], *, corpus: str | None, tasks: Mapping[str, str]
 ) -> dict[str, str]:
     """Return label to text, in display order.
 
@@ -96,12 +96,12 @@ def _when(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
-def _cost(works: Sequence[Work]) -> str:
+def _cost(works: Sequence[ComputedWork]) -> str:
     seconds = math.fsum(work.seconds * work.workers for work in works)
     return f"{seconds / 3600:,.1f} worker hours" if seconds >= 3600 else f"{seconds / 60:.1f} worker minutes"
 
 
-def _hardware(works: Sequence[Work]) -> str:
+def _hardware(works: Sequence[ComputedWork]) -> str:
     devices = Counter(work.device for work in works)
     parts = [name if len(devices) == 1 else f"{name} ({number:,})" for name, number in sorted(devices.items())]
     hosts = {work.host for work in works}
@@ -110,7 +110,7 @@ def _hardware(works: Sequence[Work]) -> str:
     return f"on {machines}{text.listing(parts)}"
 
 
-def _software(works: Sequence[Work]) -> str:
+def _software(works: Sequence[ComputedWork]) -> str:
     """List each package with all of its versions, and mlmclm's commits."""
     versions: dict[str, set[str]] = defaultdict(set)
     for work in works:

@@ -12,7 +12,7 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS, against
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
-from mlmclm.reports import figures, pairs, text, wording
+from mlmclm.reports import figures, paired_models, text, wording
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.seeds import seed_labels
 
@@ -45,14 +45,14 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
     every = figures.styles([*(model.name for model in models), *extra], analysis.baseline or facts.baseline)
     looks = {model.name: every[model.name] for model in models}
     overall = figures.overall_figure(analysis, looks)
-    paired, pronouns = pairs.pairs(analysis, facts, tasks), pairs.pronoun_figure(facts)
+    paired, pronouns = paired_models.pairs(analysis, facts, tasks), paired_models.pronoun_figure(facts)
     groups = {
         "overall": [overall] if overall else [],
         "rates": figures.rate_figures(analysis, tasks, looks),
         "deviations": figures.deviation_figures(analysis, tasks, looks),
         "gains": figures.gain_figures(analysis, tasks, looks),
         "losses": figures.loss_figures(facts.models, every),
-        "pairs": pairs.pair_figures(paired),
+        "pairs": paired_models.pair_figures(paired),
         "pronouns": [pronouns] if pronouns else [],
     }
     headline, grid = wording.headline(analysis), analysis.grid
@@ -79,9 +79,9 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "sensitivity": _sensitivity(analysis, models, tasks),
         "stability": _stability(analysis, models, tasks),
         "claims": _claims(analysis, models),
-        "zero_shot": pairs.zero_shot_tables(facts),
+        "zero_shot": paired_models.zero_shot_tables(facts),
         "pairs": paired,
-        "made": pairs.MADE,
+        "made": paired_models.MADE,
         "one_recipe": all(model.kind in ("pretrained", "untrained") for model in facts.models),
         "settings": _settings(facts),
         "rule": analysis.rule,

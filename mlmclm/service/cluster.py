@@ -15,7 +15,16 @@ import psutil
 import yaml
 
 from mlmclm.progress import repeated, say
-from mlmclm.service.placement import HEAD, Cluster, Group, Growth, NodeType, Resources, places_now, waiting_line
+from mlmclm.service.placement import (
+    HEAD,
+    Cluster,
+    Growth,
+    NodeType,
+    PlacementGroup,
+    Resources,
+    places_now,
+    waiting_line,
+)
 
 SECONDS_BETWEEN_LOOKS = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 10.0
@@ -80,14 +89,14 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
     remove_placement_group(group)
 
 
-def _groups() -> list[Group]:
+def _groups() -> list[PlacementGroup]:
     """Return the placement groups of this job, whose ids end with the job's id."""
     import ray
     from ray.util import placement_group_table
 
     job = ray.get_runtime_context().get_job_id()
     return [
-        Group(group["state"] != "CREATED", tuple(group["bundles"].values()))
+        PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values()))
         for key, group in placement_group_table().items()
         if key.endswith(job) and group["state"] != "REMOVED"
     ]

@@ -190,7 +190,7 @@ def no_gpu(node: str) -> str:
 
 
 @dataclass(frozen=True)
-class Group:
+class PlacementGroup:
     """A placement group: bundles that are reserved together or not at all."""
 
     waiting: bool
@@ -198,7 +198,7 @@ class Group:
 
 
 def waiting_line(
-    groups: Sequence[Group], cluster: Cluster, starting: Mapping[str, int], *, all_of_them: bool
+    groups: Sequence[PlacementGroup], cluster: Cluster, starting: Mapping[str, int], *, all_of_them: bool
 ) -> str | None:
     """Describe what a driver's work waits for and what there is, or return None if it doesn't wait.
 

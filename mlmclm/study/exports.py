@@ -16,8 +16,8 @@ from mlmclm.errors import UserError
 from mlmclm.models.notes import UNTRAINED
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import State, history
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import State, history
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
 from mlmclm.progress import say
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundState:
     """A state that a model passes through in its training, as found in a store."""
 
     name: ModelName
@@ -52,12 +52,14 @@ def sizes_in(store: Path) -> list[str]:
     return [*SIZES, *sorted(own - SIZES.keys())]
 
 
-def find_state(store: Path, name: ModelName, *, step: int | None = None, of: tuple[State, str] | None = None) -> Found:
+def find_state(
+    store: Path, name: ModelName, *, step: int | None = None, of: tuple[State, str] | None = None
+) -> FoundState:
     """Return a model's state at a step, or the furthest one; a damaged state is reported and skipped.
 
     Args:
         step: optimiser steps; None for the furthest state up to the model's last step.
-        of: the study's state that the model is, and its fingerprint (`plans.plan.fingerprint`); None for the only study
+        of: the study's state that the model is, and its fingerprint (`plans.stages.fingerprint`); None for the only study
             in the store that has the model.
 
     Raises:
@@ -98,7 +100,7 @@ def _described(store: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield folder, description
 
 
-def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
+def _on_the_way(store: Path, name: ModelName) -> Iterator[FoundState]:
     """Yield the states whose history is a prefix of the model's; saved states come first."""
     for folder, description in _described(store):
         try:
@@ -115,13 +117,13 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[Found]:
         except UserError:
             continue  # its recipe has no such model
         if description["legs"] == [leg.identity() for leg in state.legs]:
-            yield Found(at, state, folder, recipe, description["corpus"], description["fingerprint"])
+            yield FoundState(at, state, folder, recipe, description["corpus"], description["fingerprint"])
 
 
 class Opened:
     """A found state with what the store has of its corpus, its training and the model that it continues from."""
 
-    def __init__(self, found: Found, store: Path) -> None:
+    def __init__(self, found: FoundState, store: Path) -> None:
         self.found = found
         self.corpus, self.made_from = open_stored(store, found.corpus)
         self.curve = states.folder_curve(store, found.folder)
@@ -154,7 +156,7 @@ def write_state(
     decoder: bool,
     key: str | None = None,
 ) -> None:
-    """Write a state as a Hugging Face folder (`models.export.export_folder`).
+    """Write a state as a Hugging Face folder (`models.exported_folder.export_folder`).
 
     Args:
         recipe: the study's.
@@ -163,7 +165,7 @@ def write_state(
     """
     from mlmclm.models.architectures import weights_of
     from mlmclm.models.build import build
-    from mlmclm.models.export import export_folder
+    from mlmclm.models.exported_folder import export_folder
 
     settled = state.settled(recipe)
     config = first_config(state.size, initial, tokenizer, settled)
@@ -181,7 +183,7 @@ def write_state(
     )
 
 
-def export_state(found: Found, store: Path, target: Path, about: Mapping[str, Any] | None = None) -> None:
+def export_state(found: FoundState, store: Path, target: Path, about: Mapping[str, Any] | None = None) -> None:
     """Write a state as a Hugging Face folder with a model card; add the decoder if the last step was causal.
 
     Args:

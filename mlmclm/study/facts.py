@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mlmclm.analysis.results import records
 from mlmclm.corpora.chunks import Chunks, rows_of_length
-from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.mixed_blocks import in_turns
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources
 from mlmclm.corpora.mixes import words
@@ -24,13 +24,14 @@ from mlmclm.corpora.segments import document_lengths, row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.plans.costs import leg_flops
+from mlmclm.plans.legs import samples_by_source
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import CARRIED
-from mlmclm.plans.plan import State, history, samples_by_source
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import State, history
 from mlmclm.pretraining.initial import InitialModel, shape
-from mlmclm.reports.pairs import made
-from mlmclm.reports.provenance import Work, cell_work, provenance, stage_work
+from mlmclm.reports.paired_models import made
+from mlmclm.reports.provenance import ComputedWork, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
 from mlmclm.study.place import Place
@@ -271,7 +272,7 @@ def sweep_facts(
     task_dirs: Sequence[Path],
     results: Sequence[dict[str, Any]],
     *,
-    stages: Sequence[Work] = (),
+    stages: Sequence[ComputedWork] = (),
     corpus: str | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of `StudyFacts` that tell of the sweep: tasks, grid, protocol and provenance.

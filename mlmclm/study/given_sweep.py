@@ -18,7 +18,7 @@ from mlmclm.storage.files import first_there, places_of
 from mlmclm.study.facts import sweep_facts
 from mlmclm.study.last_grid import grid_of
 from mlmclm.study.place import Place
-from mlmclm.study.sweep import plan_sweep, together
+from mlmclm.study.study_sweep import plan_sweep, together
 from mlmclm.study.sweep_file import SweepFile
 from mlmclm.study.zero_shot import zero_shot_facts
 from mlmclm.sweeps.cells import SweepModel
@@ -60,7 +60,7 @@ class GivenSweep:
     models: tuple[GivenModel, ...]
 
     def plan(self) -> Planned:
-        """Return the cells of all prepared models, and count those that must wait (`study.sweep.plan_sweep`)."""
+        """Return the cells of all prepared models, and count those that must wait (`study.study_sweep.plan_sweep`)."""
         ready = [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
         return together(plan_sweep(each.space, [each.model], dict(each.tasks), self.place) for each in ready)
 

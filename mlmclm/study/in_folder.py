@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator
 
 from mlmclm.configuration import Frozen
-from mlmclm.evaluation.config import ZeroShot
+from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.protocols import Changes
 from mlmclm.sweeps.space import Space, find_space

@@ -13,7 +13,7 @@ from mlmclm.study.place import Place
 from mlmclm.study.prepare import find_prepared
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
-from mlmclm.study.sweep import plan_sweep
+from mlmclm.study.study_sweep import plan_sweep
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space

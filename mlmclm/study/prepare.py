@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 from mlmclm.corpora.chunks import Chunks, rows_of_length
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources, find_sources, prepare_sources
 from mlmclm.corpora.prepare_corpus import Session, find_corpus, prepare_corpus
 from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
-from mlmclm.plans.plan import Plan, Sources, fingerprint, make_plan
+from mlmclm.plans.stages import Plan, Sources, fingerprint, make_plan
 from mlmclm.pretraining.initial import (
     Beginning,
     InitialModel,

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import Plan, Stage, State
+from mlmclm.plans.stages import Plan, Stage, State
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import InitialModel
 from mlmclm.pretraining.run_stage import missing_states

@@ -9,13 +9,13 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from mlmclm.configuration import Frozen, load_config
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName, parse
-from mlmclm.plans.plan import history
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import history
 from mlmclm.service.placement import Choice
 from mlmclm.study.in_folder import InFolder
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import MlmclmError
-from mlmclm.evaluation.config import ZeroShot
 from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask, evaluation_key, named
 from mlmclm.evaluation.on_ray import evaluate_missing
+from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.progress import say
 from mlmclm.reports.study_facts import ZeroShotFacts
 from mlmclm.storage.files import canonical_json, read_json, write_atomic

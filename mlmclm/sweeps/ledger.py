@@ -27,7 +27,7 @@ from mlmclm.storage.claims import Claims, Holder
 from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
-from mlmclm.sweeps.failures import forget
+from mlmclm.sweeps.failure_notes import forget
 from mlmclm.sweeps.ledger_place import ledger_root
 
 SCHEMA = 1

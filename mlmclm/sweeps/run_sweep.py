@@ -26,7 +26,7 @@ from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, ch
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.failures import record
+from mlmclm.sweeps.failure_notes import record
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.retries import Retries

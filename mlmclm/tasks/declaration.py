@@ -41,7 +41,7 @@ Inside = BeforeValidator(_inside)
 places below `--data`. That folder is the user's own, and links in it are followed."""
 
 
-class Part(Frozen):
+class SourceTable(Frozen):
     """A table that a split name alone cannot identify: its data set, configuration or revision is not the task's."""
 
     split: Annotated[str, Inside]
@@ -58,9 +58,9 @@ class Part(Frozen):
 class Judged(Frozen):
     """The three tables of a retrieval set (BEIR's layout), each by file name or split name."""
 
-    queries: Annotated[str | Part, Inside] = "queries"
-    corpus: Annotated[str | Part, Inside] = "corpus"
-    qrels: Annotated[str | Part, Inside] = "qrels"
+    queries: Annotated[str | SourceTable, Inside] = "queries"
+    corpus: Annotated[str | SourceTable, Inside] = "corpus"
+    qrels: Annotated[str | SourceTable, Inside] = "qrels"
 
 
 class Splits(Frozen):
@@ -70,16 +70,16 @@ class Splits(Frozen):
     test, and 5 % of train, drawn with seed 42, as validation.
     """
 
-    train: Annotated[str | Part | Judged, Inside] = "train"
+    train: Annotated[str | SourceTable | Judged, Inside] = "train"
     """Judged queries and documents become pairs, one for each document judged relevant."""
-    validation: Annotated[str | Part | Judged | None, Inside] = None
+    validation: Annotated[str | SourceTable | Judged | None, Inside] = None
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
     validation_from: Literal["train", "test"] = "train"
     """The split that loses this fraction to validation. Retrieval loses queries of test, and both search all documents."""
     validation_seed: int = 42
     validation_group: str | None = None
     """A canonical column whose equal values stay in one split: questions on one passage, queries of one document."""
-    test: Annotated[str | Part | Judged, Inside]
+    test: Annotated[str | SourceTable | Judged, Inside]
 
     @model_validator(mode="after")
     def _one_validation(self) -> Splits:

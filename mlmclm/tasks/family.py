@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from mlmclm.backends.packing import Packing
     from mlmclm.results.examples import KeptExamples
-    from mlmclm.tasks.declaration import Judged, Part, Task
+    from mlmclm.tasks.declaration import Judged, SourceTable, Task
     from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.prepared_task import PreparedTask
     from mlmclm.tasks.settings import TaskSettings
@@ -44,7 +44,7 @@ Array = np.ndarray[Any, Any]
 Linear = Callable[[int, int], "nn.Linear"]
 """Returns a newly initialised layer, given its number of inputs and of outputs."""
 Read = Callable[[Any], "Raw"]
-"""Reads the table of a declared split (a string or `Part`), unchanged from its source."""
+"""Reads the table of a declared split (a string or `SourceTable`), unchanged from its source."""
 SPLITS = ("train", "validation", "test")
 Examples = dict[str, Array]
 """Per-example results of a split: columns with one value per example.
@@ -133,7 +133,9 @@ class Family(ABC):
         return read(task.splits.train)
 
     @classmethod
-    def evaluation(cls, task: Task, split: str, source: str | Part | Judged, read: Read, names: tuple[str, ...]) -> Any:
+    def evaluation(
+        cls, task: Task, split: str, source: str | SourceTable | Judged, read: Read, names: tuple[str, ...]
+    ) -> Any:
         """Read and check an evaluation split: one table, or an object of the family's own that `tables` takes apart."""
         return cls.table(Columns(task, split, read(source)), names)
 

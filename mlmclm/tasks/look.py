@@ -36,7 +36,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Look:
+class TaskPreview:
     """A preview of a task's checked data, tokenised; rows, labels and lengths by table."""
 
     task: str
@@ -48,7 +48,9 @@ class Look:
     """The model's input and the expected output of each."""
 
 
-def look(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings, *, examples: int = 3) -> Look:
+def look(
+    data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings, *, examples: int = 3
+) -> TaskPreview:
     """Tokenise a sample of a task as fine-tuning would, and show a fixed random choice of training examples.
 
     The settings' limits on the number of examples are ignored. Raises UserError if the tokenizer has no token to end a
@@ -77,7 +79,7 @@ def look(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSetti
     rows = {"train": data.train.num_rows}
     for name in ("validation", "test"):
         rows |= {f"{name} {part}".rstrip(): table.num_rows for part, table in family.tables(splits[name]).items()}
-    return Look(data.task.name, rows, labels, lengths, shown)
+    return TaskPreview(data.task.name, rows, labels, lengths, shown)
 
 
 def _limited(settings: TaskSettings, rows: int) -> TaskSettings:

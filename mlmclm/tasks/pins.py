@@ -16,7 +16,7 @@ from pathlib import Path
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import stable_hash
-from mlmclm.tasks.declaration import Judged, Part, Task
+from mlmclm.tasks.declaration import Judged, SourceTable, Task
 
 LOCATES = {
     "source", "config_name", "revision", "data_dir", "columns", "splits", "label_names", "pair_template", "unanswerable",
@@ -52,7 +52,7 @@ def _revisions(task: Task) -> Iterator[str]:
     splits = task.splits
     for split in (splits.train, splits.validation, splits.test):
         for part in (split.queries, split.corpus, split.qrels) if isinstance(split, Judged) else (split,):
-            if isinstance(part, Part):
+            if isinstance(part, SourceTable):
                 yield part.revision or (task.revision if part.source is None else None) or "main"
             elif part is not None:
                 yield task.revision or "main"

@@ -30,7 +30,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Found:
+class BestDocuments:
     """The best documents of each query, best first."""
 
     documents: Array
@@ -54,7 +54,7 @@ def search(
     *,
     queries_at_once: int = QUERIES_AT_ONCE,
     documents_at_once: int = DOCUMENTS_AT_ONCE,
-) -> list[Found]:
+) -> list[BestDocuments]:
     """Find the first `count` documents of each query by each ranking, or all that it searches if they are fewer.
 
     Queries and documents are finite vectors [width]. One pass over the score matrix serves all rankings, a tile at a
@@ -68,7 +68,7 @@ def search(
             scores = asked[rows] @ part  # [Q', D]
             for each in best:
                 each.add(rows, columns, scores)
-    return [Found(each.documents, each.scores.numpy()) for each in best]
+    return [BestDocuments(each.documents, each.scores.numpy()) for each in best]
 
 
 def _parts(length: int, most: int) -> Iterator[slice]:

@@ -14,7 +14,7 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.data_files import TABLES, files_of, names_in, read_table
 from mlmclm.storage.files import read_json
-from mlmclm.tasks.declaration import Part, Task
+from mlmclm.tasks.declaration import SourceTable, Task
 from mlmclm.tasks.generator import find_generator
 
 
@@ -33,7 +33,7 @@ class Raw:
 
 def reader(
     task: Task, store: Path, data_root: Path | None, progress: Progress | None
-) -> tuple[Callable[[str | Part], Raw], bool]:
+) -> tuple[Callable[[str | SourceTable], Raw], bool]:
     """Return a function that reads one split of this task from its source, and whether that is the Hub.
 
     Raises UserError if a local task's folder is missing.
@@ -53,9 +53,9 @@ def reader(
     return partial(_read_hub, task, folder), True
 
 
-def _read_local(task: Task, folder: Path, part: str | Part) -> Raw:
+def _read_local(task: Task, folder: Path, part: str | SourceTable) -> Raw:
     """Read a split from a folder: from one file, or from the parts and subfolders of a download from the Hub."""
-    part = Part(split=part) if isinstance(part, str) else part
+    part = SourceTable(split=part) if isinstance(part, str) else part
     split = part.file or part.split
     names = [split]
     if split.startswith("validation"):  # GLUE's `dev` and `dev_matched`, for example
@@ -105,7 +105,7 @@ def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]
     return found
 
 
-def _read_hub(task: Task, folder: Path | None, part: str | Part) -> Raw:
+def _read_hub(task: Task, folder: Path | None, part: str | SourceTable) -> Raw:
     """Read one split of a Hub data set, without running its code; a copy in `folder` could stand in for it.
 
     Raises:
@@ -114,7 +114,7 @@ def _read_hub(task: Task, folder: Path | None, part: str | Part) -> Raw:
     """
     import datasets
 
-    part = Part(split=part) if isinstance(part, str) else part
+    part = SourceTable(split=part) if isinstance(part, str) else part
     split, source, config_name, revision, data_dir = part.split, part.source, part.config_name, part.revision, None
     if not source:
         source, data_dir = task.source, task.data_dir

@@ -42,7 +42,7 @@ LONGEST_PARAM, LONGEST_TAG = 6000, 5000
 
 
 @dataclass(frozen=True)
-class Part:
+class Experiment:
     """One of a study's two experiments, with the index of its runs."""
 
     experiment_id: str
@@ -85,11 +85,11 @@ class Connection:
             self._main = self._open(experiment, view_tags(cells=False), verify)
             self._cells = self._open(cells_experiment(experiment), view_tags(cells=True), verify)
 
-    def part(self, record: RunRecord) -> Part:
+    def part(self, record: RunRecord) -> Experiment:
         """Return the experiment of a record's run."""
         return self._cells if record.bulk else self._main
 
-    def _open(self, name: str, view: Mapping[str, str], verify: bool) -> Part:
+    def _open(self, name: str, view: Mapping[str, str], verify: bool) -> Experiment:
         """Find or create an experiment with a shared view, and take up runs of ours that its index lacks."""
         found = self._client.get_experiment_by_name(name)
         if found is not None and found.lifecycle_stage == "deleted":
@@ -112,7 +112,7 @@ class Connection:
             # Experiment ids repeat from database to database; a random tag tells the experiments apart.
             identity = uuid.uuid4().hex
             self._client.set_experiment_tag(number, IDENTITY_TAG, identity)
-        part = Part(number, Index(self._folder / "index.jsonl", identity))
+        part = Experiment(number, Index(self._folder / "index.jsonl", identity))
         if found is not None:
             # With an empty index (lost, or the experiment is another store's) every run is looked up. Otherwise only
             # runs still marked RUNNING can be ones whose creator was killed before it could index them.
@@ -226,7 +226,7 @@ class Connection:
             raise
         return bool(run.info.lifecycle_stage == "deleted")
 
-    def _adopt(self, part: Part, condition: str) -> set[str]:
+    def _adopt(self, part: Experiment, condition: str) -> set[str]:
         """Index runs of ours that the index lacks: it was lost, or their creator was killed before it could index them.
 
         `condition` is a filter of MLflow's run search, empty for all runs. Returns the ids of all runs that were found.

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from mlmclm.progress import say
 from mlmclm.tracking.records import RunRecord
-from mlmclm.tracking.summaries import Group, Summaries
+from mlmclm.tracking.summaries import CellGroup, Summaries
 from mlmclm.tracking.tracker import ExportReport, Tracker
 from mlmclm.tracking.views import cell_record
 
@@ -71,7 +71,7 @@ class TrackingProcess:
         """Queue a record, as `Tracker.put` does."""
         self._messages.put(("record", record))
 
-    def groups(self, groups: Mapping[tuple[str, str], Group], rule: str) -> None:
+    def groups(self, groups: Mapping[tuple[str, str], CellGroup], rule: str) -> None:
         """Announce the sweep that the next results belong to; the arguments are those of `Summaries`."""
         self._messages.put(("groups", (groups, rule)))
 

@@ -13,7 +13,7 @@ from mlmclm.tracking.views import group_record
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """The summary that a (model, task) gets: its parameters (`group_record`'s `about`), and its number of cells."""
 
     about: Mapping[str, str]
@@ -29,7 +29,7 @@ class Summaries:
         rule: how the best learning rate is chosen (`analysis.selection`).
     """
 
-    def __init__(self, study: str, groups: Mapping[tuple[str, str], Group], rule: str) -> None:
+    def __init__(self, study: str, groups: Mapping[tuple[str, str], CellGroup], rule: str) -> None:
         self._study, self._groups, self._rule = study, groups, rule
         self._results: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mlmclm.analysis.pairs import Pair, compare, mcnemar
+from mlmclm.analysis.pairs import PairedComparison, compare, mcnemar
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
 
@@ -196,7 +196,7 @@ def test_a_model_does_not_differ_from_itself() -> None:
 def test_the_sides_turned_round_give_the_opposite_difference_and_the_same_cells_the_same_numbers() -> None:
     first, second = pair_of(2, 300, np.random.default_rng(7))
 
-    def numbers(pair: Pair) -> tuple[float, ...]:
+    def numbers(pair: PairedComparison) -> tuple[float, ...]:
         return pair.difference, pair.low, pair.high, pair.p
 
     ours = compare(first, second, metric="accuracy", resamples=500)

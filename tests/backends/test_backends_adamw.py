@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlmclm.backends.adamw import Settings, TorchAdamW
+from mlmclm.backends.adamw import AdamWSettings, TorchAdamW
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
 from mlmclm.finetuning.loop import clipping, optimizer_for
 from mlmclm.finetuning.protocol import Protocol
@@ -20,9 +20,9 @@ ROWS, WIDTH, STEPS = 50, 24, 30
 SETTINGS = Protocol(adam_epsilon=1e-8, weight_decay=0.3, clip_norm=2.0)
 
 
-def settings_of(protocol: Protocol, peak: float = 1e-3) -> Settings:
+def settings_of(protocol: Protocol, peak: float = 1e-3) -> AdamWSettings:
     decay = protocol.optimizer_weight_decay(peak)
-    return Settings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
+    return AdamWSettings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
 
 
 class Small(nn.Module):

@@ -22,7 +22,7 @@ from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import load_study
-from mlmclm.study.sweep import analyse_sweep, plan_sweep, prepare_tasks, study_space
+from mlmclm.study.study_sweep import analyse_sweep, plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
 from small_models import write_two
 from small_study import write_study

@@ -215,7 +215,7 @@ def test_a_corpus_of_fewer_tokens_than_one_step_is_refused_with_both_numbers(
 def test_a_mask_token_that_is_the_eos_token_is_refused_for_a_masked_model_and_fine_for_a_causal_one(
     template: Path, tmp_path: Path, run: Run
 ) -> None:
-    from mlmclm.corpora.config import TokenizerConfig
+    from mlmclm.corpora.corpus_config import TokenizerConfig
     from mlmclm.corpora.tokenizer import prepare_tokenizer
 
     text = (template.parent / "data" / "prose" / "train.txt").read_text()

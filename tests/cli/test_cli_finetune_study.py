@@ -17,7 +17,7 @@ from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import load_study
-from mlmclm.study.sweep import plan_sweep, prepare_tasks, study_space
+from mlmclm.study.study_sweep import plan_sweep, prepare_tasks, study_space
 from small_models import save_small_decoder
 from small_study import write_study
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 

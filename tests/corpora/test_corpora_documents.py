@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from mlmclm.corpora import documents
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.documents import LONGEST_DOCUMENT, FileSource, open_source
 from mlmclm.errors import UserError
 from mlmclm.storage.files import hash_file, stable_hash

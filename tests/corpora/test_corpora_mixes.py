@@ -17,9 +17,10 @@ from mlmclm.corpora.mixed_blocks import MixedBlocks, in_turns
 from mlmclm.corpora.mixes import MixedSamples, counts, words
 from mlmclm.corpora.order import rows_of, sample_rows
 from mlmclm.corpora.shelf import Shelf
+from mlmclm.plans.legs import leg_at, samples_by_source, samples_of
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import fingerprint, history, leg_at, samples_by_source, samples_of
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import fingerprint, history
 from mlmclm.pretraining.worker import _micro_batches
 
 ETTIN = {

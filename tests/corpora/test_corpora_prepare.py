@@ -18,7 +18,7 @@ from small_corpora import BPE, LIMITS, build, stream
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora import prepare_corpus as prepare
 from mlmclm.corpora.chosen_documents import divide, held_out, share
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.hashing import text_hash
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, describe

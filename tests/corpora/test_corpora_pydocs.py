@@ -14,7 +14,7 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
 from mlmclm.pydocs.documentation import Root, docstrings, fingerprint, prepare_pydocs, read_group, topics
-from mlmclm.pydocs.package_splits import Group, drop_copies, split_groups
+from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
 
 SOURCE = b'''"""The module's own text."""
 import nothing_of_this_name
@@ -182,12 +182,12 @@ def test_packages_of_one_distribution_stay_together(
     assert {row["split"] for row in found} == {"train"}
 
 
-def groups(count: int, style: str, size: int = 100) -> list[Group]:
-    return [Group(f"{style}{number}", size, style) for number in range(count)]
+def groups(count: int, style: str, size: int = 100) -> list[PackageGroup]:
+    return [PackageGroup(f"{style}{number}", size, style) for number in range(count)]
 
 
 def test_splits_are_balanced_within_each_style() -> None:
-    members = [*groups(30, "google"), *groups(20, "numpydoc", 50), Group("huge", 20_000, "google")]
+    members = [*groups(30, "google"), *groups(20, "numpydoc", 50), PackageGroup("huge", 20_000, "google")]
     splits = split_groups(members)
     for style in ("google", "numpydoc"):
         assert {splits[group.name] for group in members if group.style == style} == set(pydocs_splits())
@@ -203,7 +203,9 @@ def test_splits_do_not_depend_on_the_order_of_the_list() -> None:
 
 
 def test_three_groups_are_enough_for_three_splits_and_topics_stay_in_train() -> None:
-    splits = split_groups([Group("a", 3, "plain"), Group("b", 2, "plain"), Group("topics", 900, "plain", True)])
+    splits = split_groups(
+        [PackageGroup("a", 3, "plain"), PackageGroup("b", 2, "plain"), PackageGroup("topics", 900, "plain", True)]
+    )
     assert splits == {"a": "train", "b": "validation", "topics": "train"}
     assert set(split_groups(groups(3, "plain")).values()) == set(pydocs_splits())
 

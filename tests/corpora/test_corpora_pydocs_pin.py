@@ -12,7 +12,7 @@ import pytest
 from small_corpora import BPE, SMALL, build
 
 from mlmclm.corpora import tokenising
-from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs

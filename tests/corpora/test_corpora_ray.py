@@ -14,7 +14,7 @@ import small_corpora
 from small_corpora import BPE, LIMITS, SMALL
 
 from mlmclm.corpora import ray_tokenising, tokenising
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import UserError

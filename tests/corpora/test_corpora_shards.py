@@ -22,7 +22,7 @@ import pytest
 from small_corpora import BPE, LIMITS, SMALL, build, stream
 
 from mlmclm.corpora import filling, tokenising
-from mlmclm.corpora.config import CorpusConfig
+from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, open_corpus, verify
 from mlmclm.errors import EnvironmentFault, UserError
@@ -140,7 +140,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from mlmclm.corpora import tokenising
-from mlmclm.corpora.config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 
 tokenising.BATCH_CHARACTERS = 2000

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlmclm.corpora import tokenizer as module
-from mlmclm.corpora.config import TokenizerConfig
+from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.tokenizer import load_text_tokenizer, prepare_tokenizer, special_ids, vocabulary
 from mlmclm.errors import EnvironmentFault, UserError
 
@@ -39,7 +39,7 @@ def test_training_gives_the_same_bytes_in_another_process_with_other_threads(tex
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     code = (
         "import json, sys, pathlib\nfrom mlmclm.corpora.tokenizer import prepare_tokenizer\n"
-        "from mlmclm.corpora.config import TokenizerConfig\n"
+        "from mlmclm.corpora.corpus_config import TokenizerConfig\n"
         "texts = json.load(open(sys.argv[1] + '/texts.json'))\n"
         "print(prepare_tokenizer(TokenizerConfig(train_vocab_size=400), store=pathlib.Path(sys.argv[2]), "
         "corpus_key='x', texts=texts))"

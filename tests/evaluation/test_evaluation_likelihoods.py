@@ -14,8 +14,8 @@ from mlmclm.errors import UserError
 from mlmclm.evaluation.generation import cut
 from mlmclm.evaluation.language_model import LanguageModel, windows
 from mlmclm.evaluation.likelihoods import MaskedReading, batches, causal_likelihoods, masked_likelihoods
-from mlmclm.evaluation.texts import Pair
-from mlmclm.models.export import export_folder
+from mlmclm.evaluation.token_ids import ContinuationIds
+from mlmclm.models.exported_folder import export_folder
 from small_models import save_framed_model, save_small_decoder, save_small_model
 
 PAIRS = [
@@ -124,9 +124,11 @@ def test_the_likeliest_continuation_is_greedy_and_no_other(decoder: Path, encode
         first = int(masked.model(torch.tensor([[*context, 3, 3, 3, 2]])).logits[0, len(context)].argmax())
     assert masked.reading is not None
     for other in (0, 1):
-        found = causal_likelihoods(causal.model, [Pair(context, [best + other])], longest=causal.longest)
+        found = causal_likelihoods(causal.model, [ContinuationIds(context, [best + other])], longest=causal.longest)
         assert found[0].greedy == (other == 0)
-        found = masked_likelihoods(masked.model, [Pair(context, [first + other])], masked.reading, longest=40)
+        found = masked_likelihoods(
+            masked.model, [ContinuationIds(context, [first + other])], masked.reading, longest=40
+        )
         assert found[0].greedy == (other == 0), "the end token behind a continuation doesn't count"
 
 
@@ -135,15 +137,15 @@ def test_a_context_that_is_too_long_loses_its_beginning(decoder: Path, encoder: 
     causal = LanguageModel.load(decoder, "causal")
     assert causal.longest == 64
     plain = plain_causal(AutoModelForCausalLM.from_pretrained(decoder).eval(), ids[-63:], tail)
-    found = causal_likelihoods(causal.model, [Pair(ids, tail)], longest=64)
+    found = causal_likelihoods(causal.model, [ContinuationIds(ids, tail)], longest=64)
     assert found[0].total == pytest.approx(plain[0], abs=1e-4)
     masked = LanguageModel.load(encoder, "masked")
     assert masked.reading is not None
     # 40 positions: 34 of context, 2 of continuation, 3 masks, 1 end.
-    alike = [masked_likelihoods(masked.model, [Pair(part, tail)], masked.reading, longest=40) for part in (ids, ids[-34:])]  # fmt: skip
+    alike = [masked_likelihoods(masked.model, [ContinuationIds(part, tail)], masked.reading, longest=40) for part in (ids, ids[-34:])]  # fmt: skip
     assert alike[0] == alike[1]
     with pytest.raises(UserError, match="a continuation has 70 tokens"):
-        causal_likelihoods(causal.model, [Pair([5], ids[:70])], longest=64)
+        causal_likelihoods(causal.model, [ContinuationIds([5], ids[:70])], longest=64)
 
 
 def test_rolling_predicts_each_token_once_with_all_the_context_that_fits(decoder: Path) -> None:

@@ -175,6 +175,6 @@ def test_mistakes_are_said(tmp_path: Path, evaluate: Callable[..., Any], monkeyp
     ):
         code, _, errors = evaluate(folder, "--mteb", name)
         assert code == 2 and message in errors, errors
-    monkeypatch.setattr("mlmclm.evaluation.config.find_spec", lambda name: None)
+    monkeypatch.setattr("mlmclm.evaluation.zero_shot_config.find_spec", lambda name: None)
     code, _, errors = evaluate(folder, "--mteb", "SciFact")
     assert code == 2 and "--mteb needs mteb and sentence_transformers: pip install 'mlmclm[evaluation]'" in errors

@@ -19,7 +19,7 @@ from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import Subject
 from mlmclm.evaluation.language_model import LanguageModel, scoring_of
-from mlmclm.models.export import export_folder
+from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.notes import add_notes, read_notes
 from small_models import save_small_decoder, save_small_model, write_table
 
@@ -267,7 +267,7 @@ def test_an_unknown_task_has_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_the_harness_the_extra_is_named(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlmclm.evaluation.config.find_spec", lambda name: None)
+    monkeypatch.setattr("mlmclm.evaluation.zero_shot_config.find_spec", lambda name: None)
     code, _, errors = run(place / "decoder", "--task", place / "cities.yaml")
     assert code == 2
     assert "pip install 'mlmclm[evaluation]'" in errors

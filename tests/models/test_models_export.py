@@ -17,7 +17,7 @@ from transformers import (
 from mlmclm.models.architectures import final_states, weights_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import build, model_config
-from mlmclm.models.export import export_folder
+from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.sizes import SIZES, Size
 from small_models import small_tokenizer

@@ -14,13 +14,13 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from mlmclm.backends.packing import Packing
-from mlmclm.corpora.config import TokenizerConfig
+from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.tokenizer import SpecialTokens, prepare_tokenizer, save, special_ids, tokenizer_key
 from mlmclm.models import exported_tokenizer
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import build, load_prepared_tokenizer, model_config
 from mlmclm.models.encoder import encode, pack_ids, pool
-from mlmclm.models.export import export_folder
+from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.exported_tokenizer import mend_tokenizer, write_tokenizer
 from mlmclm.models.folder import load_encoder, tokenizer_hash, weights_hash
 from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning

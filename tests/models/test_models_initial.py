@@ -44,7 +44,7 @@ from mlmclm.models.architectures import before_head, final_states, layers_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.export import export_folder
+from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.folder import check_length, load_encoder
 from mlmclm.models.given import Initial, read_initial, size_of
 from mlmclm.models.sizes import parameters, training_flops

@@ -10,8 +10,8 @@ from mlmclm.models.sizes import SIZES
 from mlmclm.plans.costs import Pricing, leg_flops
 from mlmclm.plans.devices import DEVICES, HERE, Device
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import Plan, make_plan
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Plan, make_plan
 
 RECIPE = Recipe(block_length=16, batch=4, warmup_steps=1, decay_steps=10)
 VOCABULARY = 1000

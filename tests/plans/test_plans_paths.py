@@ -14,7 +14,7 @@ from mlmclm.study.place import Place
 from mlmclm.study.prepare import find_prepared, prepare
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile, load_study
-from mlmclm.study.sweep import study_space
+from mlmclm.study.study_sweep import study_space
 from mlmclm.sweeps.space import find_space
 from small_models import save_small_decoder
 from small_study import write_study

@@ -16,10 +16,11 @@ from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.costs import Pricing
 from mlmclm.plans.devices import DEVICES
+from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.names import parse
 from mlmclm.plans.phases import BatchWarmup, TrainingPhase, samples_in, steps_of
-from mlmclm.plans.plan import fingerprint, history, leg_at, make_plan, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import fingerprint, history, make_plan
 
 ETTIN: tuple[dict[str, Any], ...] = (
     {"name": "pretrain", "steps": 100, "warmup_steps": 10, "batch_warmup": {"steps": 30, "first": 4}, "rope_base": 1e4},

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from mlmclm.errors import UserError
+from mlmclm.plans.legs import Leg
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import Leg, Plan, State, fingerprint, history, make_plan
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.schedules import learning_rate
+from mlmclm.plans.stages import Plan, State, fingerprint, history, make_plan
 from mlmclm.study.prepare import _padded_with_eos
 from small_models import small_tokenizer
 

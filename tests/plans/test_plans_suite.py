@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
-from mlmclm.plans.plan import leg_at, make_plan
+from mlmclm.plans.legs import leg_at
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import make_plan
 from mlmclm.plans.suite import FOLDER, find_suite, suite_names
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "mlm-vs-clm.md"

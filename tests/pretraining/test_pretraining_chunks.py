@@ -21,7 +21,7 @@ from mlmclm.corpora.mixes import Mix
 from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
-from mlmclm.evaluation.texts import Texts
+from mlmclm.evaluation.token_ids import Texts
 from mlmclm.models.build import build
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import parse
@@ -35,10 +35,10 @@ from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain import pretrain
+from mlmclm.study.pretrain_models import pretrain
 from mlmclm.study.study_file import load_study
-from mlmclm.study.sweep import prepare_tasks
-from mlmclm.study.tracking import model_facts
+from mlmclm.study.study_sweep import prepare_tasks
+from mlmclm.study.study_tracking import model_facts
 from small_study import write_mixed
 
 PHASES = [

@@ -15,8 +15,8 @@ import pytest
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import Plan, Stage, make_plan
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Plan, Stage, make_plan
 from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
 from mlmclm.pretraining.job import StageJob

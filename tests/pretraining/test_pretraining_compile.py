@@ -134,7 +134,7 @@ def test_a_stage_on_ray_train_has_the_same_curve_compiled(tmp_path: Path, monkey
     from mlmclm.service.ray_cluster import ray_session
     from mlmclm.study.place import Place
     from mlmclm.study.prepare import prepare
-    from mlmclm.study.pretrain import pretrain
+    from mlmclm.study.pretrain_models import pretrain
     from mlmclm.study.study_file import load_study
     from small_study import write_study
 

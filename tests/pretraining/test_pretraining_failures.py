@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining import failures, states
 from mlmclm.pretraining import run_stage as launch
+from mlmclm.pretraining import stage_errors, states
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain import pretrain
+from mlmclm.study.pretrain_models import pretrain
 from mlmclm.study.study_file import load_study
 from small_study import write_study
 
@@ -222,8 +222,8 @@ def test_memory_and_disk_are_recognised_in_what_any_of_the_workers_raised(error:
 
     wrapped = WorkerGroupError("cut short", {0: RuntimeError("Connection closed by peer"), 1: error})
     recipe = Recipe(batch=64, workers=4, zero_stage=2, block_length=512)
-    assert failures.final(wrapped.worker_failures) is not None, "tried again it would fail again"
-    found = failures.explain(wrapped, title="2m clm 0-600", folder=Path("runs/x"), recipe=recipe)
+    assert stage_errors.final(wrapped.worker_failures) is not None, "tried again it would fail again"
+    found = stage_errors.explain(wrapped, title="2m clm 0-600", folder=Path("runs/x"), recipe=recipe)
     assert "runs/x; the same command goes on from them" in str(found)
     if error in DISK:
         assert "the disk is full" in str(found)
@@ -235,13 +235,13 @@ def test_memory_and_disk_are_recognised_in_what_any_of_the_workers_raised(error:
 def test_any_other_failure_is_its_last_cause_s_last_line() -> None:
     error = RuntimeError("outer")
     error.__cause__ = ValueError("Traceback\nmissing key 7\n")
-    found = failures.explain(error, title="2m clm 0-600", folder=Path("runs/x"), recipe=Recipe())
+    found = stage_errors.explain(error, title="2m clm 0-600", folder=Path("runs/x"), recipe=Recipe())
     assert "stage '2m clm 0-600' failed: ValueError: missing key 7. Its checkpoints" in str(found)
 
 
 def test_a_large_batch_is_not_listed_to_the_last_block() -> None:
     stopped = {"step": 7, "what": "gradient", "learning_rate": 5e-4}
     blocks = np.arange(2304).tolist()
-    found = str(failures.not_finite(stopped, blocks, title="x", folder=Path("y"), recipe=Recipe()))
+    found = str(stage_errors.not_finite(stopped, blocks, title="x", folder=Path("y"), recipe=Recipe()))
     assert "the gradient is not finite at step 7" in found
     assert "30, 31 and 2,272 more of the training corpus" in found

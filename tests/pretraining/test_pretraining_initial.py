@@ -34,8 +34,8 @@ from mlmclm.models.architectures import final_states, load_weights, weights_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.sizes import parameters
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import ENGINE_VERSION, history, make_plan
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import ENGINE_VERSION, history, make_plan
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen
@@ -46,7 +46,7 @@ from mlmclm.study.place import Place
 from mlmclm.study.prepare import find_prepared, prepare
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import load_study
-from mlmclm.study.sweep import study_space
+from mlmclm.study.study_sweep import study_space
 from small_models import save_small_decoder, save_small_model
 from small_study import run, write_study
 

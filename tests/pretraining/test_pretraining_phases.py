@@ -19,8 +19,8 @@ from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import set_rope
 from mlmclm.models.build import build
+from mlmclm.plans.legs import revision_steps
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import revision_steps
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
@@ -28,13 +28,13 @@ from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import VALIDATION_STEP
+from mlmclm.study.export_revisions import export_revisions
 from mlmclm.study.exports import find_state
 from mlmclm.study.model_folders import export_models
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain import pretrain
-from mlmclm.study.revisions import export_revisions
+from mlmclm.study.pretrain_models import pretrain
 from mlmclm.study.study_file import load_study
 from small_models import save_small_model
 from small_study import write_mixed, write_study

@@ -20,7 +20,7 @@ from mlmclm.pretraining.checkpoints import read_weights
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain import pretrain
+from mlmclm.study.pretrain_models import pretrain
 from mlmclm.study.study_file import load_study
 from small_study import write_study
 

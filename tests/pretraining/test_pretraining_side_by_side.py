@@ -10,8 +10,8 @@ import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import Plan, Stage, State, make_plan
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Plan, Stage, State, make_plan
 from mlmclm.pretraining.side_by_side import room, run_stages
 from mlmclm.service.placement import HEAD, Cluster, Growth, NodeType
 

@@ -22,8 +22,8 @@ from report_study import MODELS, facts
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import Grid
 from mlmclm.errors import EnvironmentFault
-from mlmclm.reports.report import render_report, write_report
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
+from mlmclm.reports.write_report import render_report, write_report
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -294,7 +294,7 @@ sys.path[:0] = sys.argv[2:]
 from analysis_study import synthetic_results
 from report_study import MODELS, facts
 from mlmclm.analysis.analyse import analyse
-from mlmclm.reports.report import write_report
+from mlmclm.reports.write_report import write_report
 paths = write_report(analyse(synthetic_results(MODELS), "2m-untrained"), facts(), pathlib.Path(sys.argv[1]))
 for name, path in sorted(paths.items()):
     print(name, hashlib.sha256(path.read_bytes()).hexdigest())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlmclm.reports.provenance import Work, cell_work, provenance, stage_work
+from mlmclm.reports.provenance import ComputedWork, cell_work, provenance, stage_work
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -50,7 +50,7 @@ def test_dates_cost_hardware_and_software_are_those_of_the_results() -> None:
 def test_a_gpu_is_named_and_what_earlier_versions_did_not_record_is_said() -> None:
     system = {"processor": "A processor", "host": "two", "device": "cuda:0", "workers": 8, "gpus": ["A GPU"] * 8}
     stage = stage_work([{"step": 1, "time": 10.0, "step_seconds": 1.0}], system)
-    assert stage == Work(9.0, 10.0, 1.0, workers=8, device="A GPU")
+    assert stage == ComputedWork(9.0, 10.0, 1.0, workers=8, device="A GPU")
     found = provenance([], [cell_work(cell()), cell_work(cell(device="A GPU"))], corpus="c", tasks={})
     assert found["Fine-tuning"] == "2 cells, 1.0 worker minutes, on 1 machine: A GPU (1) and unrecorded hardware (1)"
     assert found["Software"] == "versions were not recorded"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mlmclm.errors import UserError
-from mlmclm.service import up
+from mlmclm.service import run_service
+from mlmclm.service.run_service import end, look
 from mlmclm.service.state import Member, ServiceState, read_state, start_of, write_state
-from mlmclm.service.up import end, look
 from mlmclm.storage.files import machine
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -83,7 +83,7 @@ def test_after_another_boot_nothing_is_alive_and_another_machine_s_service_is_le
 def test_down_ends_the_service_s_processes_with_their_children_and_no_other(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up, "SECONDS_A_SIGNAL", 0.5)
+    monkeypatch.setattr(run_service, "SECONDS_A_SIGNAL", 0.5)
     parent, deaf, other = start(PARENT), start(DEAF), start(SLEEP)
     assert parent.stdout is not None and deaf.stdout is not None
     child = int(parent.stdout.readline())

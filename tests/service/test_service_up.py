@@ -20,10 +20,8 @@ import pytest
 from mlmclm.cli.up import NOT_RUNNING
 from mlmclm.errors import UserError
 from mlmclm.service.ray_cluster import token_path
-from mlmclm.service.service_token import new_token, read_token
-from mlmclm.service.state import ServiceState, members_of, read_state, start_of, write_state
-from mlmclm.service.up import (
-    Settings,
+from mlmclm.service.run_service import (
+    ServiceSettings,
     command,
     jobs_environment,
     look,
@@ -31,6 +29,8 @@ from mlmclm.service.up import (
     start,
     submit_command,
 )
+from mlmclm.service.service_token import new_token, read_token
+from mlmclm.service.state import ServiceState, members_of, read_state, start_of, write_state
 from mlmclm.storage.files import machine
 from small_models import save_small_model, write_sentiment
 
@@ -43,7 +43,7 @@ def write_token(path: Path, text: str = "t0\n", mode: int = 0o600) -> Path:
 
 
 def test_the_background_s_command_line_has_all_that_was_asked_for(tmp_path: Path) -> None:
-    words = command(Settings(tmp_path, {"dashboard": 1234, "mlflow": 5000}, cpus=3))
+    words = command(ServiceSettings(tmp_path, {"dashboard": 1234, "mlflow": 5000}, cpus=3))
     assert words[:5] == [sys.executable, "-m", "mlmclm", "up", "--foreground"]
     assert words[5:] == [
         "--store", str(tmp_path), "--dashboard-port", "1234", "--mlflow-port", "5000", "--cpus", "3",
@@ -109,15 +109,15 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monk
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"Port {port} cannot be used.*Choose another with --dashboard-port"):
-            start(Settings(tmp_path / "store", {"dashboard": port}))
+            start(ServiceSettings(tmp_path / "store", {"dashboard": port}))
     with pytest.raises(UserError, match="no `prometheus` on the PATH"):
-        start(Settings(tmp_path / "store", {"prometheus": port}))
+        start(ServiceSettings(tmp_path / "store", {"prometheus": port}))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/service: cannot write .*--store"):
-        start(Settings(tmp_path / "file"))
+        start(ServiceSettings(tmp_path / "file"))
     write_token(token_path(tmp_path / "store"), mode=0o640)
     with pytest.raises(UserError, match="chmod 600"):
-        start(Settings(tmp_path / "store"))
+        start(ServiceSettings(tmp_path / "store"))
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -159,7 +159,7 @@ def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(tmp_path: Path, d
         {"CPU": (1, 2)},
         ["s1"],
     )
-    assert start(Settings(tmp_path)) == (state, False), "and it is left as it is"
+    assert start(ServiceSettings(tmp_path)) == (state, False), "and it is left as it is"
     write_token(token, "t1\n")
     with pytest.raises(UserError, match="doesn't accept this token"):
         look(tmp_path)
@@ -168,7 +168,7 @@ def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(tmp_path: Path, d
         gone = f"http://127.0.0.1:{free.getsockname()[1]}"
     write_state(tmp_path, ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard, "mlflow": gone}, me))
     with pytest.raises(UserError, match=f"not whole: MLflow doesn't answer at {gone}.*mlmclm down"):
-        start(Settings(tmp_path))
+        start(ServiceSettings(tmp_path))
 
 
 def test_the_command_to_submit_with_survives_spaces(tmp_path: Path) -> None:

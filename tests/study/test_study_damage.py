@@ -28,7 +28,7 @@ from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import load_study
-from mlmclm.study.sweep import plan_sweep, prepare_tasks, study_space
+from mlmclm.study.study_sweep import plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
 from small_models import save_small_decoder

@@ -21,8 +21,8 @@ from mlmclm.corpora.order import rows_of
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
 from mlmclm.plans.costs import leg_flops
+from mlmclm.plans.legs import samples_of
 from mlmclm.plans.names import parse
-from mlmclm.plans.plan import samples_of
 from mlmclm.pretraining.initial import shape
 from mlmclm.reports.model_card import model_card
 from mlmclm.study.facts import flops, state_facts

@@ -6,7 +6,7 @@ import pytest
 
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
-from mlmclm.study.tracking import model_facts
+from mlmclm.study.study_tracking import model_facts
 
 
 @pytest.mark.parametrize(

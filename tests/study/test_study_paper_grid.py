@@ -13,7 +13,7 @@ from mlmclm.cli.main import main
 from mlmclm.plans.suite import find_suite
 from mlmclm.seeds import Seeds
 from mlmclm.study.study_file import load_study
-from mlmclm.study.sweep import study_space
+from mlmclm.study.study_sweep import study_space
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.space import Space, find_space
 

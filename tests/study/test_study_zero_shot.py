@@ -13,8 +13,8 @@ import yaml
 from mlmclm.cli.main import main
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.evaluation.config import ZeroShot, read_tasks
 from mlmclm.evaluation.evaluations import main_metric
+from mlmclm.evaluation.zero_shot_config import ZeroShot, read_tasks
 from mlmclm.study.place import Place
 from mlmclm.study.sweep_file import load_sweep
 from mlmclm.study.zero_shot import zero_shot_results
@@ -143,7 +143,7 @@ def test_files_are_looked_up_beside_the_study_and_named_where_they_are_not_there
 
 
 def test_a_missing_harness_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlmclm.evaluation.config.find_spec", lambda name: None)
+    monkeypatch.setattr("mlmclm.evaluation.zero_shot_config.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'mlmclm\[evaluation\]'"):
         read_tasks(["lambada_openai"])
 

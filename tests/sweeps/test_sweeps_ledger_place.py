@@ -16,11 +16,11 @@ from sweep_cells import make_cell, make_cells, make_result
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.sweeps.failures import failures, record
-from mlmclm.sweeps.layers import KeptWeights
+from mlmclm.sweeps.failure_notes import failures, record
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
+from mlmclm.sweeps.run_layers import KeptWeights
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
 from object_stores import address  # noqa: F401

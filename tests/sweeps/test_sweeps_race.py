@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from sweep_cells import make_cell, make_result
 
-import mlmclm.sweeps.layers
+import mlmclm.sweeps.run_layers
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.race import standing
 from mlmclm.analysis.results import Grid
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.sweeps.layers import run_layers
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.starts import Planned
 
 RATES, SEEDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3), (0, 1, 2, 3, 4)
@@ -54,7 +54,7 @@ def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Cell]]:
             ledger.write(result)
         return SweepOutcome(ledger.results(cells), computed=len(missing), reused=len(cells) - len(missing))
 
-    monkeypatch.setattr(mlmclm.sweeps.layers, "run_sweep", run_here)
+    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)
     return asked
 
 
@@ -106,14 +106,14 @@ def test_a_race_goes_on_where_it_was_and_computes_nothing_again(
 def test_a_failed_cell_ends_the_race_of_its_model_and_task_only(
     cells: list[Cell], rounds: list[list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = mlmclm.sweeps.layers.run_sweep
+    whole = mlmclm.sweeps.run_layers.run_sweep
 
     def fail(cells: list[Cell], **options: Any) -> SweepOutcome:
         failed = [cell for cell in cells if (cell.task, cell.learning_rate) == ("rte", 1e-3)]
         outcome = whole([cell for cell in cells if cell not in failed], **options)
         return replace(outcome, failed=[(cell, RuntimeError("broke")) for cell in failed])
 
-    monkeypatch.setattr(mlmclm.sweeps.layers, "run_sweep", fail)
+    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", fail)
     outcome = run_layers(lambda: Planned(cells), store=tmp_path, race=0.05)
     assert [cell.seed for cell, _ in outcome.failed] == [0]
     assert len(rounds) > 2 and {cell.task for cell in rounds[1]} == {"sst2"}

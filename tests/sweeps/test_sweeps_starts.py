@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 from sweep_cells import make_cell, make_result
 
-import mlmclm.sweeps.layers
+import mlmclm.sweeps.run_layers
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, kept_folder
@@ -27,9 +27,9 @@ from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.layers import run_layers
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
 from mlmclm.sweeps.trainable import KeepingWorker
@@ -278,7 +278,7 @@ def layers(
             results.append(named(found, cell))
         return SweepOutcome(results, computed=count, reused=len(cells) - count)
 
-    monkeypatch.setattr(mlmclm.sweeps.layers, "run_sweep", run_here)
+    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)
     space = space_of(tmp_path)
     ready = plan_of(place, tmp_path / "store", space)
 
@@ -359,7 +359,7 @@ def test_a_failed_source_leaves_its_models_cells_waiting_and_stays_failed(
             file_result(tmp_path, cell, 0.5)
         return SweepOutcome([], computed=len(cells) - 1, failed=[(cells[0], broken)])
 
-    monkeypatch.setattr(mlmclm.sweeps.layers, "run_sweep", run)
+    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run)
     outcome = run_layers(lambda: plan(tmp_path, space_of(tmp_path), "a"), store=tmp_path)
     assert [(cell.task, error) for cell, error in outcome.failed] == [("sst2", broken)]
     assert outcome.computed == 3

@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.study.place import Place
 from mlmclm.study.study_file import StudyFile
-from mlmclm.study.tracking import StudyTracking
+from mlmclm.study.study_tracking import StudyTracking
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 from mlmclm.tracking.connection import Connection
 

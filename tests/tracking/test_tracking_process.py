@@ -14,7 +14,7 @@ import psutil
 
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.process import TrackingProcess
-from mlmclm.tracking.summaries import Group
+from mlmclm.tracking.summaries import CellGroup
 from mlmclm.tracking.tracker import ExportReport
 from mlmclm.tracking.views import group_record
 from small_results import make_result
@@ -56,7 +56,7 @@ def test_a_model_and_task_is_summarised_once_its_cells_are_there(tmp_path: Path)
     with tracking(tmp_path) as tracker:
         for model in ("a", "b"):
             tracker.put(group_record("study", model, "sst2", about=about, status="RUNNING"))
-        tracker.groups({(model, "sst2"): Group(about, 3) for model in ("a", "b")}, "mean")
+        tracker.groups({(model, "sst2"): CellGroup(about, 3) for model in ("a", "b")}, "mean")
         for result in results:
             tracker.cell(result)
     whole, running = sorted(runs(tmp_path, "study"), key=lambda run: str(run.data.params["model"]))

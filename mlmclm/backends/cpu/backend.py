@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from mlmclm.backends.adamw import Optimizer, Settings
+from mlmclm.backends.adamw import AdamWSettings, Optimizer
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cpu import block, kernels, packed_attention, ready, tile_attention, tile_instructions, tiles
 from mlmclm.backends.cpu.host import Host
@@ -110,7 +110,7 @@ class Cpu(Reference):
         tiles.add_weight_gradient(left, right, out, first=first)
 
     def adamw(
-        self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: Settings, steps: int
+        self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: AdamWSettings, steps: int
     ) -> Optimizer:
         """Return an AdamW that skips unread rows of the embedding if all weights are fp32, otherwise torch's."""
         if isinstance(embedding, nn.Embedding) and all(parameter.dtype == torch.float32 for parameter in parameters):

@@ -20,9 +20,9 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from mlmclm.backends.attention_settings import AttentionSettings
+from mlmclm.backends.call_layer import call_layer
 from mlmclm.backends.cpu import kernels, tiles
 from mlmclm.backends.cpu.packed_attention import Heads, Kept, attend, attend_backward, compute_type
-from mlmclm.backends.layers import call_layer
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
@@ -54,7 +54,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """Arguments of a layer's block in one forward pass."""
 
     packing: Packing
@@ -98,13 +98,13 @@ def run_blocks(
     with torch.autocast("cpu", enabled=False):
         for number, layer in enumerate(model.layers, start=1):
             last = chosen if number == len(model.layers) else None
-            run = Run(packing, causal, cos, sin, dtype, last)
+            run = BlockRun(packing, causal, cos, sin, dtype, last)
             hidden = call_layer(layer, hidden, partial(_block, layer, run))
         final: Tensor = model.norm(hidden)
     return final if chosen is None else final[: chosen.number]
 
 
-def _block(layer: Any, run: Run, hidden: Tensor) -> Tensor:
+def _block(layer: Any, run: BlockRun, hidden: Tensor) -> Tensor:
     """Compute a layer's block."""
     attention, mlp = layer.self_attn, layer.mlp
     shape = Shape(
@@ -151,7 +151,7 @@ class _Block(torch.autograd.Function):
         gate_weight: Tensor,
         up_weight: Tensor,
         down_weight: Tensor,
-        run: Run,
+        run: BlockRun,
         shape: Shape,
     ) -> Tensor:
         dtype, chosen = run.dtype, run.chosen

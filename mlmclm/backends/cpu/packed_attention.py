@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from mlmclm.backends import wide_products
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cpu import kernels, tile_attention
-from mlmclm.backends.packing import Chosen, Group, Packing
+from mlmclm.backends.packing import Chosen, Packing, PaddedGroup
 
 TILE = 128
 """Queries of causal attention that are processed together."""
@@ -96,8 +96,8 @@ class Tile(NamedTuple):
 class Block:
     """A group of sequences, and the part of its queries that is computed."""
 
-    group: Group
-    asked: Group
+    group: PaddedGroup
+    asked: PaddedGroup
     heads: int
     key_heads: int
 

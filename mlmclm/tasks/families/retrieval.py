@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mlmclm.results.examples import KeptExamples
     from mlmclm.tasks.declaration import Task
     from mlmclm.tasks.load import TaskData
-    from mlmclm.tasks.search import Found, Ranking
+    from mlmclm.tasks.search import BestDocuments, Ranking
     from mlmclm.tasks.settings import TaskSettings
 
 DEPTH = 10
@@ -58,7 +58,7 @@ def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[
 
 
 def ndcg_at_10(
-    query_ids: Sequence[str], document_ids: Sequence[str], found: Found, qrels: dict[str, dict[str, int]]
+    query_ids: Sequence[str], document_ids: Sequence[str], found: BestDocuments, qrels: dict[str, dict[str, int]]
 ) -> Array:
     """Compute NDCG@10 of each query from the ten best of all documents, with pytrec_eval.
 
@@ -81,7 +81,7 @@ def ndcg_at_10(
 
 
 def study_ndcg_at_10(
-    query_ids: Sequence[str], document_ids: Sequence[str], found: Found, qrels: dict[str, dict[str, int]]
+    query_ids: Sequence[str], document_ids: Sequence[str], found: BestDocuments, qrels: dict[str, dict[str, int]]
 ) -> Array:
     """Compute the study's NDCG@10 (arXiv 2507.00994) of each query from the ten best of the judged documents.
 

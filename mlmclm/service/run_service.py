@@ -55,7 +55,7 @@ SECONDS_TO_CLOSE = 60.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """A service to start: its store, the ports of `SERVERS` that are not free ones, and Ray's CPUs (None: all)."""
 
     store: Path
@@ -64,7 +64,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Look:
+class ServiceStatus:
     """A running service as it is found: faults are sentences, and resources are (used, total) by Ray's names."""
 
     state: ServiceState
@@ -73,7 +73,7 @@ class Look:
     jobs: list[dict[str, Any]] = field(default_factory=list)
 
 
-def start(settings: Settings) -> tuple[ServiceState, bool]:
+def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
     """Start a store's service in the background and wait until all of it answers.
 
     Returns:
@@ -117,14 +117,14 @@ def start(settings: Settings) -> tuple[ServiceState, bool]:
     raise kind(text.rpartition("mlmclm: ")[2] or f"The service ended by itself with exit code {process.returncode}.")
 
 
-def command(settings: Settings) -> list[str]:
+def command(settings: ServiceSettings) -> list[str]:
     """Return the command line of the process that runs a service."""
     ports = [word for name, port in settings.ports.items() for word in (f"--{name}-port", str(port))]
     cpus = [] if settings.cpus is None else ["--cpus", str(settings.cpus)]
     return [sys.executable, "-m", "mlmclm", "up", "--foreground", "--store", str(settings.store), *ports, *cpus]
 
 
-def check(settings: Settings) -> str:
+def check(settings: ServiceSettings) -> str:
     """Check what can be wrong before anything is started; return the token.
 
     Raises:
@@ -147,7 +147,7 @@ def submit_command(state: ServiceState, store: Path) -> str:
     )
 
 
-def run(settings: Settings, on_ready: Callable[[ServiceState], None]) -> None:
+def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> None:
     """Run a store's service until this process is interrupted.
 
     Raises:
@@ -228,7 +228,7 @@ def jobs_environment(store: Path, mlflow: str) -> dict[str, str]:
     return {"MLMCLM_STORE": str(store.resolve()), VARIABLE: mlflow, "PATH": path}
 
 
-def look(store: Path) -> Look | None:
+def look(store: Path) -> ServiceStatus | None:
     """Return a store's service as it is now, or None if none of it runs.
 
     Raises:
@@ -240,9 +240,9 @@ def look(store: Path) -> Look | None:
         return None
     if state.members[0] not in alive:
         names = ", ".join(sorted({member.name for member in alive}))
-        return Look(state, [f"The process that started it has ended, and something still runs ({names})."])
+        return ServiceStatus(state, [f"The process that started it has ended, and something still runs ({names})."])
     if not state.ready:
-        return Look(state, ["It is still starting."])
+        return ServiceStatus(state, ["It is still starting."])
     token = read_token(token_path(store))
     faults, resources, jobs = [], {}, []
     for name, path in (("mlflow", "/health"), ("prometheus", "/-/ready")):
@@ -265,7 +265,7 @@ def look(store: Path) -> Look | None:
             ) from error
         faults.append(f"{SERVERS['dashboard']} doesn't answer at {dashboard} ({error}).")
     # The service's own process is a driver too, which nobody submitted.
-    return Look(state, faults, resources, [job for job in jobs if job["submission_id"]])
+    return ServiceStatus(state, faults, resources, [job for job in jobs if job["submission_id"]])
 
 
 def end(store: Path) -> list[str]:
@@ -335,7 +335,7 @@ def prometheus_command(program: str, folder: Path, port: int) -> list[str]:
 
 
 @contextmanager
-def _prometheus(program: str, folder: Path, settings: Settings) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def _prometheus(program: str, folder: Path, settings: ServiceSettings) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run Prometheus for the duration of the block; yield its address and its process."""
     port = _port(settings, "prometheus")
     text = Path(__file__).with_name("prometheus.yml").read_text(encoding="utf-8")
@@ -349,7 +349,7 @@ def _prometheus(program: str, folder: Path, settings: Settings) -> Iterator[tupl
         yield address, process
 
 
-def _port(settings: Settings, name: str) -> int:
+def _port(settings: ServiceSettings, name: str) -> int:
     return port_for(settings.ports.get(name), f"--{name}-port")
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.reports.pairs import pair_frame, pairs, zero_shot_frame
+from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.view import ordered_tasks, page
 from mlmclm.storage.files import canonical_json, write_atomic

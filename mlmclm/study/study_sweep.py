@@ -157,7 +157,7 @@ def run_plan(
     Raises:
         MlmclmError: some cells failed; the results of all others are kept.
     """
-    from mlmclm.sweeps.layers import run_layers
+    from mlmclm.sweeps.run_layers import run_layers
 
     def listed(planned: Planned) -> Planned:
         write_manifest(place.study_folder(file), file.name, planned)

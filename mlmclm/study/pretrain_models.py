@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlmclm.plans.plan import Stage
+from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.pretraining.run_stage import run_stage, set_aside_damaged, stage_claims
 from mlmclm.pretraining.side_by_side import room, run_stages

@@ -109,7 +109,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedModels:
     """The models of one size by how they were made, and their scores on every task."""
 
     size: str
@@ -117,7 +117,7 @@ class Pair:
     rows: tuple[Row, ...]
 
 
-def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> list[Pair]:
+def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> list[PairedModels]:
     """Return the comparison for each size that has an encoder and a decoder.
 
     Of several models of a size that were made alike, the first that has seen the most tokens counts. There is none in a
@@ -132,7 +132,7 @@ def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> 
             compared = against(analysis.comparisons, models[DECODER])
             rows = [_fine_tuned(task, models, best, compared) for task in tasks]
             rows += [_zero_shot(task, models, zero_shot) for task in dict.fromkeys(task for _, task in zero_shot)]
-            found.append(Pair(size, models, tuple(row for row in rows if row.scores)))
+            found.append(PairedModels(size, models, tuple(row for row in rows if row.scores)))
     return found
 
 
@@ -177,7 +177,7 @@ def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str,
     return Row(task, "zero-shot", main, scores, difference)
 
 
-def pair_frame(found: Sequence[Pair]) -> pd.DataFrame:
+def pair_frame(found: Sequence[PairedModels]) -> pd.DataFrame:
     """Return the table `pairs.csv`: a row for each size, task and model."""
     rows = [
         (pair.size, row.title, row.kind, row.metric, way, pair.models[way], score.value, score.low, score.high)
@@ -188,7 +188,7 @@ def pair_frame(found: Sequence[Pair]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=("size", "task", "kind", "metric", "made", "model", "score", "low", "high"))
 
 
-def pair_figures(found: Sequence[Pair]) -> list[Figure]:
+def pair_figures(found: Sequence[PairedModels]) -> list[Figure]:
     """Draw each size's models on all tasks whose scores are shares."""
     drawn = []
     for number, pair in enumerate(found):

@@ -10,12 +10,12 @@ from typing import Any, cast
 from mlmclm.errors import UserError
 from mlmclm.models.hub_cache import CachedRepository
 from mlmclm.models.notes import STATE, read_notes
-from mlmclm.plans.plan import State
+from mlmclm.plans.stages import State
 from mlmclm.pretraining import states
 from mlmclm.progress import say
 from mlmclm.reports.model_card import model_card
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.study.exports import Found, Opened
+from mlmclm.study.exports import FoundState, Opened
 
 MAIN = "main"
 
@@ -50,7 +50,7 @@ class Exported:
 
 
 def export_revisions(
-    found: Found, store: Path, cache: Path, repository: str, steps: Sequence[int], about: Mapping[str, Any]
+    found: FoundState, store: Path, cache: Path, repository: str, steps: Sequence[int], about: Mapping[str, Any]
 ) -> Exported:
     """Write a trained model's revisions as a repository in the layout of the Hub's cache; what is there stays.
 
@@ -60,7 +60,7 @@ def export_revisions(
     Args:
         found: the model's last state.
         cache: the folder that `from_pretrained` takes as `cache_dir`.
-        steps: those of its revisions (`plans.plan.revision_steps`); none if the recipe asks for none.
+        steps: those of its revisions (`plans.legs.revision_steps`); none if the recipe asks for none.
         about: facts for the cards beside those that the store has (`facts.study_card`).
 
     Raises:
@@ -93,7 +93,7 @@ class _Writer:
     """Writes a model's revisions into its repositories, of which the first is the decoder's if there are two."""
 
     def __init__(
-        self, found: Found, store: Path, repositories: Sequence[CachedRepository], about: Mapping[str, Any]
+        self, found: FoundState, store: Path, repositories: Sequence[CachedRepository], about: Mapping[str, Any]
     ) -> None:
         self.found, self.repositories, self.about = found, repositories, about
         self.opened, self.causal = Opened(found, store), len(repositories) > 1

@@ -16,8 +16,8 @@ from mlmclm.analysis.summary import task_metrics
 from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.errors import MlmclmError
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.plan import Stage, history
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Stage, history
 from mlmclm.progress import say
 from mlmclm.study.facts import tokens_by_source
 from mlmclm.study.place import Place
@@ -30,7 +30,7 @@ from mlmclm.tasks.registry import get_task
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 from mlmclm.tracking.process import TrackingProcess
 from mlmclm.tracking.records import DataSet, RunRecord
-from mlmclm.tracking.summaries import Group
+from mlmclm.tracking.summaries import CellGroup
 from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
 
 SECONDS_TO_FINISH = (120.0, 120.0)
@@ -120,7 +120,7 @@ class StudyTracking:
         self._tracker.put(self._sweep(space, running=True))
         for (model, task), about in self._about.items():
             self._tracker.put(group_record(self.study.name, model, task, about=about, status="RUNNING"))
-        groups = {(model, task): Group(about, space.cells_of(task)) for (model, task), about in self._about.items()}
+        groups = {(model, task): CellGroup(about, space.cells_of(task)) for (model, task), about in self._about.items()}
         self._tracker.groups(groups, space.rule)
 
     def evaluated(self, results: Iterable[dict[str, Any]]) -> None:

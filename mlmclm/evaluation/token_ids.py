@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-class Pair(NamedTuple):
+class ContinuationIds(NamedTuple):
     """Token ids of a context and of the continuation to score."""
 
     context: list[int]
@@ -39,7 +39,7 @@ class Texts:
         found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return found
 
-    def pair(self, context: str, continuation: str) -> Pair:
+    def pair(self, context: str, continuation: str) -> ContinuationIds:
         """Tokenise context and continuation as one text, and divide it where the context alone ends.
 
         Spaces at the end of the context count as the continuation's, because most tokenizers join a space to the word
@@ -55,4 +55,4 @@ class Texts:
             raise UserError(
                 f"the continuation {continuation[:80]!r} has no token of its own behind {context[-80:]!r}; begin it with a space."
             )
-        return Pair(begin, whole[len(begin) :])
+        return ContinuationIds(begin, whole[len(begin) :])

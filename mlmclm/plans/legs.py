@@ -1,0 +1,201 @@
+"""Histories as legs: consecutive steps under one objective and one part of the learning-rate schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlmclm.corpora.mixes import Mix, MixedSamples, counts
+from mlmclm.errors import UserError
+from mlmclm.objectives.objective import Objective
+from mlmclm.plans.names import ModelName
+from mlmclm.plans.phases import SettledPhase
+from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.schedules import learning_rate
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Consecutive steps under one objective and one part of the learning-rate schedule."""
+
+    objective: Objective
+    start: int
+    stop: int
+    origin: int
+    """Step from which the warm-up is counted: 0, or the end of a decayed phase."""
+    decay_end: int | None = None
+    """Step at which the decay ends, even if the leg is cut before it; None while the rate is stable."""
+    warmup: int | None = None
+    """Steps of warm-up from `origin` on; None takes the recipe's `warmup_steps`."""
+    phase: SettledPhase | None = None
+    """The recipe's phase in which it lies; `origin` is then its start."""
+
+    def rate(self, step: int, recipe: Recipe) -> float:
+        """Return the learning rate of one of this leg's steps, counted from 0."""
+        own = self.phase or recipe
+        return learning_rate(
+            step,
+            peak=own.peak_learning_rate,
+            warmup=own.warmup_steps if self.warmup is None else self.warmup,
+            origin=self.origin,
+            decay=own.decay_steps,
+            decay_end=self.decay_end,
+            law=own.decay,
+            final_share=0.0 if self.phase is None else self.phase.final_share,
+        )
+
+    def identity(self) -> list[Any]:
+        """Return this leg as plain values for a state's key."""
+        # The recipe's own warm-up is part of the fingerprint already.
+        own = self.warmup if self.phase is None else self.phase.identity()
+        place = [str(self.objective), self.start, self.stop, self.origin, self.decay_end]
+        return place if own is None else [*place, own]
+
+    def batch_at(self, step: int, recipe: Recipe) -> int:
+        """Return the sequences of one of this leg's steps, counted from 0."""
+        return recipe.batch if self.phase is None else self.phase.batch_at(step)
+
+    def samples(self, stop: int, recipe: Recipe) -> int:
+        """Return the sequences that its steps before `stop` see."""
+        stop = min(stop, self.stop)
+        if stop <= self.start:
+            return 0
+        if self.phase is None:
+            return (stop - self.start) * recipe.batch
+        return self.phase.samples(stop) - self.phase.samples(self.start)
+
+    def tokens(self, stop: int, recipe: Recipe) -> int:
+        """Return the tokens that its steps before `stop` see."""
+        return self.samples(stop, recipe) * recipe.during(self.phase).block_length
+
+
+def leg_at(legs: Sequence[Leg], step: int) -> Leg:
+    """Return the leg that contains a step, counted from 0."""
+    return next(leg for leg in legs if leg.start <= step < leg.stop)
+
+
+def samples_of(legs: Sequence[Leg], step: int, recipe: Recipe) -> range | MixedSamples:
+    """Return the samples of a step's global batch, as numbers in the endless sequence of blocks of its length.
+
+    Each length has an order of its own. Phases of the same length go on where the one before stopped, so that none of
+    the text is seen again before all of it has been seen. In a mix, this is true of each of its sources.
+
+    Args:
+        legs: the history that contains the step.
+        step: the step, counted from 0.
+    """
+    here = leg_at(legs, step)
+    own = recipe.during(here.phase)
+    seen = {mix: count for (length, mix), count in _seen(legs, step, recipe).items() if length == own.block_length}
+    first = seen.pop(own.mix)
+    numbers = range(first, first + here.batch_at(step, recipe))
+    if own.mix is None:
+        return numbers
+    before = Counter[str]()
+    for mix, count in seen.items():
+        before.update(counts(mix or (), count))
+    return MixedSamples(numbers, own.mix, tuple(sorted(before.items())))
+
+
+def revision_steps(legs: Sequence[Leg], recipe: Recipe) -> list[int]:
+    """Return the steps whose weights are kept as revisions, 0 included; none if the recipe asks for none."""
+    last = legs[-1].stop if legs else 0
+    if recipe.revisions_every is not None:
+        return list(range(0, last + 1, recipe.revisions_every))
+    if recipe.revisions_every_tokens is None:
+        return []
+    found, seen = [0], 0
+    for leg in legs:
+        length = recipe.during(leg.phase).block_length
+        for step in range(leg.start, leg.stop):
+            before, seen = seen, seen + leg.batch_at(step, recipe) * length
+            # A step may pass several multiples.
+            if seen // recipe.revisions_every_tokens > before // recipe.revisions_every_tokens:
+                found.append(step + 1)
+    return found
+
+
+def samples_by_source(legs: Sequence[Leg], recipe: Recipe) -> dict[tuple[str, int], int]:
+    """Return the samples that training sees by the name of their source and their length; without mixes the name is ""."""
+    found = Counter[tuple[str, int]]()
+    for (length, mix), samples in _seen(legs, legs[-1].stop if legs else 0, recipe).items():
+        parts = {"": samples} if mix is None else counts(mix, samples)
+        found.update({(name, length): count for name, count in parts.items()})
+    return dict(found)
+
+
+def _seen(legs: Sequence[Leg], step: int, recipe: Recipe) -> Counter[tuple[int, Mix | None]]:
+    """Return the samples before a step, by their length and mix."""
+    found = Counter[tuple[int, Mix | None]]()
+    for leg in legs:
+        own = recipe.during(leg.phase)
+        found[own.block_length, own.mix] += leg.samples(step, recipe)
+    return found
+
+
+def legs_of(name: ModelName, recipe: Recipe) -> list[Leg]:
+    """Return the legs of a whole run under a recipe without phases."""
+    legs: list[Leg] = []
+    start = origin = 0
+    warmup: int | None = None
+    for index, phase in enumerate(name.phases):
+        # Only the last phase and `dec` phases decay. All others hand over at the stable rate.
+        decays = phase.decayed or index == len(name.phases) - 1
+        stable_until = phase.until - recipe.decay_steps if decays else phase.until
+        if stable_until < start:
+            raise UserError(
+                f"model {str(name)!r}: its phase of {phase.objective} takes {phase.until - start} steps, fewer than the recipe's "
+                f"decay_steps {recipe.decay_steps}; use more steps or a shorter decay."
+            )
+        if decays:
+            _check_peak(name, phase.until, origin, recipe.warmup_steps if warmup is None else warmup, recipe)
+        if stable_until > start:
+            legs.append(Leg(phase.objective, start, stable_until, origin, warmup=warmup))
+        if phase.until > stable_until:
+            legs.append(Leg(phase.objective, stable_until, phase.until, origin, phase.until, warmup))
+        start = phase.until
+        if phase.decayed:
+            # A decayed phase ends a schedule. The next phase starts a new one, with its warm-up counted from here.
+            origin = phase.until
+            warmup = None if recipe.rewarmup_steps == recipe.warmup_steps else recipe.rewarmup_steps
+    return legs
+
+
+def legs_in_phases(name: ModelName, phases: Sequence[SettledPhase]) -> list[Leg]:
+    """Return the legs of a whole run under a recipe with phases."""
+    total = name.phases[-1].until
+    if any(part.decayed for part in name.phases):
+        raise UserError(f"model {str(name)!r}: with phases, they say where the learning rate decays; leave out 'dec'.")
+    if total not in [phase.stop for phase in phases]:
+        raise UserError(
+            f"model {str(name)!r}: it ends at step {total:,}, but the recipe's phases end at "
+            f"{', '.join(f'{phase.stop:,} ({phase.name})' for phase in phases)}. End it at one of these steps."
+        )
+    legs, start = list[Leg](), 0
+    for part in name.phases:
+        for phase in phases:
+            stop = min(part.until, phase.stop)
+            if phase.start <= start < stop:
+                end = phase.stop if phase.decay_steps else None
+                legs.append(Leg(part.objective, start, stop, phase.start, end, phase=phase))
+                start = stop
+    return legs
+
+
+def _check_peak(name: ModelName, until: int, origin: int, warmup: int, recipe: Recipe) -> None:
+    """Raise a `UserError` if the learning rate never reaches its peak between steps `origin` and `until`."""
+    # The first step of the decay still has the peak rate, hence the - 1.
+    if warmup <= until - max(recipe.decay_steps - 1, 0) - origin:
+        return
+    field, remedy = "warmup_steps", "shorten warmup_steps or decay_steps"
+    if origin > 0 and recipe.rewarmup_steps is not None:
+        field, remedy = "rewarmup_steps", "shorten rewarmup_steps or decay_steps"
+    elif origin > 0:
+        remedy += ", or set rewarmup_steps, the warm-up of phases that start from a decayed state"
+    raise UserError(
+        f"model {str(name)!r}: the {until - origin:,} steps from {origin:,} to {until:,} are fewer than the recipe's {field} {warmup:,} and "
+        f"decay_steps {recipe.decay_steps:,} together, so the learning rate would never reach its peak. End at step "
+        f"{origin + warmup + recipe.decay_steps:,} or later, or {remedy} in the recipe."
+    )
