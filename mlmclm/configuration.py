@@ -118,8 +118,8 @@ def load_config(model: type[Config], path: Path, *, context: dict[str, Any] | No
 
 def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     """Return one line for one pydantic error."""
-    # pydantic adds the names of validator functions to the location, which mean nothing to the user.
-    location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    # pydantic adds the names of validator functions and a union's tags to the location, which mean nothing to the user.
+    location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(("function-", "<")))]
     key = ".".join(str(part) for part in location)
     if item["type"] == "extra_forbidden":
         return str(unknown("key", key, _keys_at(model, location[:-1]), where=where))
@@ -135,16 +135,17 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
 
 def _keys_at(model: type[BaseModel], location: list[Any]) -> list[str]:
     """Return the allowed keys of the nested model at `location`, with their full dotted names."""
-    current = model
+    current = [model]
     for part in location:
-        field = current.model_fields.get(str(part))
-        if field is None:
-            break
-        # An optional or union field holds its model class among the arguments of its annotation.
-        candidates = [field.annotation, *get_args(field.annotation)]
-        nested = [item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)]
-        if not nested:
-            break
-        current = nested[0]
+        fields = [each.model_fields[part] for each in current if part in each.model_fields]
+        # In a union, the keys of every alternative are allowed.
+        current = [nested for field in fields for nested in _models_in(field.annotation)] or current
     prefix = "".join(f"{part}." for part in location)
-    return [f"{prefix}{name}" for name in current.model_fields]
+    return list(dict.fromkeys(f"{prefix}{name}" for each in current for name in each.model_fields))
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that a type names, as itself or among its arguments."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in _models_in(argument)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from mlmclm.configuration import Frozen
 from mlmclm.errors import UserError, unknown
@@ -55,12 +55,37 @@ class SourceTable(Frozen):
     """Name of the local file without its extension; the split's name by default."""
 
 
-class Judged(Frozen):
-    """The three tables of a retrieval set (BEIR's layout), each by file name or split name."""
+def _form(value: Any) -> str:
+    """Return which form of a split is meant, so that an error is about this form only.
 
-    queries: Annotated[str | SourceTable, Inside] = "queries"
-    corpus: Annotated[str | SourceTable, Inside] = "corpus"
-    qrels: Annotated[str | SourceTable, Inside] = "qrels"
+    `configuration.parse` leaves tags in angle brackets out of its messages.
+    """
+    if isinstance(value, str):
+        return "<name>"
+    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", {})
+    return "<judged>" if Judged.model_fields.keys() & set(keys) else "<table>"
+
+
+AnyTable = Annotated[
+    Annotated[str, Tag("<name>")] | Annotated[SourceTable, Tag("<table>")], Discriminator(_form), Inside
+]
+"""A table, by its file name or split name alone or with all that identifies it."""
+
+
+class Judged(Frozen):
+    """The three tables of a retrieval set (BEIR's layout)."""
+
+    queries: AnyTable = "queries"
+    corpus: AnyTable = "corpus"
+    qrels: AnyTable = "qrels"
+
+
+AnySplit = Annotated[
+    Annotated[str, Tag("<name>")] | Annotated[SourceTable, Tag("<table>")] | Annotated[Judged, Tag("<judged>")],
+    Discriminator(_form),
+    Inside,
+]
+"""A split: a table, or a retrieval set."""
 
 
 class Splits(Frozen):
@@ -70,16 +95,16 @@ class Splits(Frozen):
     test, and 5 % of train, drawn with seed 42, as validation.
     """
 
-    train: Annotated[str | SourceTable | Judged, Inside] = "train"
+    train: AnySplit = "train"
     """Judged queries and documents become pairs, one for each document judged relevant."""
-    validation: Annotated[str | SourceTable | Judged | None, Inside] = None
+    validation: AnySplit | None = None
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
     validation_from: Literal["train", "test"] = "train"
     """The split that loses this fraction to validation. Retrieval loses queries of test, and both search all documents."""
     validation_seed: int = 42
     validation_group: str | None = None
     """A canonical column whose equal values stay in one split: questions on one passage, queries of one document."""
-    test: Annotated[str | SourceTable | Judged, Inside]
+    test: AnySplit
 
     @model_validator(mode="after")
     def _one_validation(self) -> Splits:

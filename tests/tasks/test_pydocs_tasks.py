@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mlmclm.errors import UserError
-from mlmclm.pydocs import built_tasks as module
 from mlmclm.pydocs import documentation
+from mlmclm.pydocs import tasks as module
 from mlmclm.pydocs.documentation import Root
 from mlmclm.pydocs.documented import normal, select, shortened, words
 from mlmclm.pydocs.tasks import PYDOCS_TASKS, build

@@ -83,8 +83,8 @@ def test_a_broken_file_takes_its_own_task_away_and_no_other(tmp_path: Path) -> N
         ("source: stanfordnlp/sst2", "source: ~/elsewhere", "source", "~/elsewhere"),
         ("folder: sst2", "data_dir: ../elsewhere", "data_dir", "../elsewhere"),
         ("test: validation", "test: in/../../elsewhere", "splits.test", "in/../../elsewhere"),
-        ("test: validation", "test: {qrels: ../elsewhere}", "splits.test.Judged.qrels", "../elsewhere"),
-        ("test: validation", "test: {split: validation, file: ../elsewhere}", "splits.test.Part.file", "../elsewhere"),
+        ("test: validation", "test: {qrels: ../elsewhere}", "splits.test.qrels", "../elsewhere"),
+        ("test: validation", "test: {split: validation, file: ../elsewhere}", "splits.test.file", "../elsewhere"),
     ],
 )
 def test_a_declaration_cannot_name_a_place_outside_the_data_folder(
@@ -98,6 +98,17 @@ def test_a_declaration_cannot_name_a_place_outside_the_data_folder(
         get_task("own", [folder])
     assert "own" not in find_tasks([folder])
     assert f"(got {value!r})" in str(raised.value)
+    assert "\n" not in str(raised.value), "one message for one mistake"
+
+
+def test_an_unknown_key_of_a_split_names_the_nearest(tmp_path: Path) -> None:
+    folder = declare(tmp_path / "a")
+    text = (folder / "own.yaml").read_text()
+    for wrong, near in (("{split: validation, fille: x}", "file"), ("{qrels: {split: x, sourc: y}}", "qrels.source")):
+        (folder / "own.yaml").write_text(text.replace("test: validation", f"test: {wrong}"))
+        with pytest.raises(UserError, match=rf"unknown key 'splits.test.*Did you mean 'splits.test.{near}'") as raised:
+            get_task("own", [folder])
+        assert "\n" not in str(raised.value), "one message for one mistake"
 
 
 def test_links_in_the_users_own_data_folder_are_followed(tmp_path: Path) -> None:
