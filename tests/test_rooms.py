@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 cli = pytest.importorskip("importlinter.cli", reason="import-linter is not installed: make .venv/.installed-dev")
+grimp = pytest.importorskip("grimp")  # import-linter's own graph
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -21,6 +23,21 @@ def test_every_room_is_in_the_architecture_s_table() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = {path.name for path in (ROOT / "mlmclm").iterdir() if (path / "__init__.py").is_file()}
     assert {room for room in rooms if f"| `{room}/` |" not in page} == set()
+
+
+def test_the_architecture_s_picture_shows_the_imports() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = {room: set(to.split(" & ")) for room, to in re.findall(r"^    (\w+) --> (.+)$", page, re.MULTILINE)}
+    implied = {room: set(to) for room, to in drawn.items()}
+    for _ in drawn:
+        implied = {room: to.union(*(implied.get(below, ()) for below in to)) for room, to in implied.items()}
+    graph = grimp.build_graph("mlmclm", cache_dir=None)
+    rooms = {path.parent.name for path in (ROOT / "mlmclm").glob("*/__init__.py")}
+    for room in rooms:
+        imports = {
+            below for below in rooms - {room} if graph.direct_import_exists(importer=f"mlmclm.{room}", imported=f"mlmclm.{below}", as_packages=True)
+        }  # fmt: skip
+        assert drawn.get(room, set()) <= imports <= implied.get(room, set()), room
 
 
 def test_names_are_given_once() -> None:
