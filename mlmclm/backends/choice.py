@@ -14,11 +14,30 @@ from mlmclm.backends.wide_products import WideProducts
 from mlmclm.errors import unknown
 from mlmclm.service.worker_environment import BACKEND
 
+PROCESS_GROUPS = {"cpu": "gloo", "cuda": "nccl"}
+"""What the workers on each kind of device exchange messages through."""
+
 _MODULES = {"cpu": "mlmclm.backends.cpu.backend", "cuda": "mlmclm.backends.cuda"}
 # A plain dictionary, because torch.compile traces into `backend_of`, and would look past a cache of functools.
 _chosen: dict[tuple[str, str], Reference] = {}
 _given_up: set[str] = set()
 """Kinds of device that compute with torch's operations from now on; see `give_up`."""
+
+
+def visible(device: torch.device | str) -> bool:
+    """Return whether torch sees a device of this kind here."""
+    return bool(torch.get_device_module(device).is_available())
+
+
+def best_device() -> torch.device:
+    """Return this machine's GPU if torch sees one, else its CPU."""
+    return torch.device("cuda" if visible("cuda") else "cpu")
+
+
+def device_of_workers() -> torch.device:
+    """Return the kind of device that this process group's workers compute on."""
+    group = torch.distributed.get_backend()
+    return torch.device(next(kind for kind, own in PROCESS_GROUPS.items() if own == group))
 
 
 def backend_of(device: torch.device | str) -> Reference:
@@ -85,3 +104,14 @@ def give_up(device: torch.device | str) -> None:
     """Fall back on torch's operations for this kind of device, for the rest of this process."""
     _given_up.add(torch.device(device).type)
     _chosen.clear()
+
+
+def agree_on_backend(device: torch.device) -> None:
+    """Use torch's operations on all workers of the process group if one of them does; collective.
+
+    A backend decides which collectives a worker takes part in, so workers with different ones would wait for each other.
+    """
+    reference = torch.tensor(int(backend_of(device).name == Reference.name), device=device)
+    torch.distributed.all_reduce(reference, torch.distributed.ReduceOp.MAX)
+    if reference:
+        give_up(device)

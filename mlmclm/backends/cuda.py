@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class CudaReference(Reference):
     """torch's operations on the current GPU, with its clock, memory and random generator."""
 
+    in_host_memory = False
+
     def has_bf16(self) -> bool:
         """Return True: GPUs of the last years multiply bfloat16 faster."""
         return True

@@ -28,6 +28,8 @@ class Reference:
     """Interface of all backends, implemented with torch's operations."""
 
     name = "reference"
+    in_host_memory = True
+    """Whether the device computes in the host's memory, where a message to another worker is a copy."""
 
     def has_bf16(self) -> bool:
         """Return whether the device multiplies bfloat16 matrices faster than those of float32.

@@ -140,11 +140,13 @@ def make_ready(cell: Cell) -> None:
     """
     import torch
 
+    from mlmclm.backends.choice import backend_of, best_device
     from mlmclm.finetuning.run import shapes_of
 
     torch.set_num_threads(CELL_THREADS)
-    if not torch.cuda.is_available():
-        prepare(shapes_of([cell]), say_once)
+    prepare(shapes_of([cell]), say_once)
+    backend = backend_of(best_device()).described(cell.protocol.precision)
+    say_once(f"fine-tuning computes with the backend {backend}")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from mlmclm.cli.options import Assumed
 from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import UserError
 from mlmclm.progress import say
-from mlmclm.service.ray_cluster import cluster_address
+from mlmclm.service.ray_cluster import check_cluster, cluster_address, ray_session
 from mlmclm.storage.files import only_one, write_atomic
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.study.last_grid import check_last, remember
@@ -200,8 +200,6 @@ def one_session(place: Place, address: str | None) -> Iterator[Session]:
 
     A cluster's address is checked (`check_cluster`) at once.
     """
-    from mlmclm.service.ray_cluster import check_cluster
-
     # The running cluster that `--ray`, the surrounding Ray job or RAY_ADDRESS names, if any.
     running = cluster_address(address)
     if running is not None:
@@ -222,7 +220,6 @@ def one_session(place: Place, address: str | None) -> Iterator[Session]:
 
 def _open_session(stack: ExitStack, place: Place, address: str | None) -> None:
     from mlmclm.pretraining.run_stage import prepare_environment
-    from mlmclm.service.ray_cluster import ray_session
 
     prepare_environment()
     found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))

@@ -20,7 +20,7 @@ from scipy import stats
 from mlmclm.analysis.intervals import mean, student, within
 from mlmclm.errors import UserError
 from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
-from mlmclm.progress import say
+from mlmclm.progress import say, say_once
 from mlmclm.storage.files import hash_file, read_json, stable_hash
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tracking.system import software
@@ -170,6 +170,7 @@ def compute(
             "worker": f"{socket.gethostname()}/{os.getpid()}",
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": backend.title(),
+            "backend": backend.name,
             **software(),
         },
     }
@@ -193,7 +194,8 @@ def find_or_compute(
             except UserError as error:
                 raise UserError(f"{title}: {error}") from error
             result = ledger.find(key)
-    assert result is not None
+            assert result is not None
+            say_once(f"zero-shot evaluation computes with the backend {result['cost']['backend']}")
     return named(result, subject.name, task.name), computed
 
 

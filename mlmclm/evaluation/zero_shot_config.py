@@ -112,9 +112,9 @@ def read_tasks(
 
 def load_model(subject: Subject) -> LanguageModel | SentenceModel:
     """Load the model that is evaluated, on a GPU if there is one."""
-    import torch
+    from mlmclm.backends.choice import best_device
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(best_device())
     if subject.scoring == "embedding":
         from mlmclm.evaluation.mteb_tasks import SentenceModel
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mlmclm.backends.choice import backend_of
+from mlmclm.backends.choice import backend_of, best_device
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
@@ -94,7 +94,7 @@ def run_training(
     began = time.perf_counter()
     cache = {} if cache is None else cache
     torch.set_flush_denormal(True)  # arithmetic on denormal numbers is many times slower on the CPU
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = torch.device(device or best_device())
     cell, families = cells[0], [_family(each, store, data_root, cache) for each in cells]
     family = families[0]
     streams = streams_of(cell.seed)

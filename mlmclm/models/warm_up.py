@@ -10,22 +10,31 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.models.sizes import Size
+
+if TYPE_CHECKING:
+    import torch
 
 FUSED = ("eurobert", "llama")
 """Model types whose blocks a backend may fuse."""
 
 
-def prepare(shapes: Iterable[ModelShape | None], announce: Callable[[str], None]) -> None:
-    """Make the CPU backend compile what models of these shapes need (see `Reference.prepare`)."""
+def prepare(
+    shapes: Iterable[ModelShape | None], announce: Callable[[str], None], device: torch.device | str | None = None
+) -> None:
+    """Make a device's backend compile what models of these shapes need (see `Reference.prepare`).
+
+    `device` is None for the GPU if torch sees one, else the CPU.
+    """
     wanted = sorted({shape for shape in shapes if shape is not None}, key=str)
     if wanted:
         # torch is slow to import, and not needed where there is nothing to compile.
-        from mlmclm.backends.choice import backend_of
+        from mlmclm.backends.choice import backend_of, best_device
 
-        backend_of("cpu").prepare(wanted, announce, compile_all)
+        backend_of(device or best_device()).prepare(wanted, announce, compile_all)
 
 
 def shape_of_size(size: Size, precision: str, *, fused: bool) -> ModelShape:

@@ -25,7 +25,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
-from mlmclm.backends.choice import backend_of
+from mlmclm.backends.choice import backend_of, device_of_workers
 from mlmclm.backends.packing import Packing
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.errors import UserError
@@ -149,8 +149,7 @@ class Engine:
         self.world = distributed.get_world_size()
         self.rank = distributed.get_rank()
         self.stage = effective_stage(recipe, self.world)
-        on_cpu = distributed.get_backend() == "gloo"
-        self.backend = backend_of("cpu" if on_cpu else "cuda")
+        self.backend = backend_of(device_of_workers())
         # On the CPUs of one machine, workers share one copy of weights and moments instead of exchanging messages.
         in_common = (
             self.world > 1
@@ -163,8 +162,8 @@ class Engine:
             # `host` now partitions the optimiser state as ZeRO 1 would, so DeepSpeed itself has nothing to partition.
             self.stage = 0
         # Without ZeRO on a CPU this class sums the gradients. DeepSpeed would copy all of them into a buffer and back.
-        self.sums_itself = self.stage == 0 and on_cpu
-        if on_cpu:
+        self.sums_itself = self.stage == 0 and self.backend.in_host_memory
+        if self.backend.in_host_memory:
             send_partitions()
             if self.stage == 3:
                 # ZeRO 3 gathers and frees each weight twice per step. If the allocator kept the freed blocks, they

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.corpora.blocks import Blocks
@@ -86,6 +87,20 @@ class StageJob:
     def key_at(self, step: int) -> str:
         """Return the key of the state after a step of the stage or before it."""
         return self.stage.end.at(step).key(self.fingerprint)
+
+    def description(self, step: int) -> dict[str, Any]:
+        """Describe how the state after a step is made, for `state.json`."""
+        state = self.stage.end.at(step)
+        return {
+            "size": state.size,
+            "legs": [leg.identity() for leg in state.legs],
+            "parent": self.start_key,
+            **({} if state.initial is None else {"initial": state.initial}),
+            "fingerprint": self.fingerprint,
+            "sources": dict(state.sources),
+            "recipe": self.whole_recipe.model_dump(mode="json"),
+            "corpus": self.corpus,
+        }
 
     def model_shape(self) -> ModelShape:
         """Return the model shape that kernels are compiled for."""

@@ -125,23 +125,23 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     # Importing these takes long, and a study without missing states needs none of them.
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
-    from mlmclm.backends.choice import backend_of
+    from mlmclm.backends.choice import PROCESS_GROUPS, backend_of
     from mlmclm.pretraining.rendezvous import closed
     from mlmclm.pretraining.trainer import Trainer
 
     title, recipe, device = job.stage.title, job.recipe, job.device
-    backend_of(device)  # refuses an unknown name here, before workers start
-    if device == "cpu" and computes_here():
+    backend = backend_of(device)  # refuses an unknown name here, before workers start
+    if computes_here():
         # Compile kernels before the workers start: all of them would wait, and the driver can tell the user why.
-        prepare([job.model_shape()], say_once)
-        say_once(f"pretraining computes with the backend {backend_of(device).described(recipe.precision)}")
+        prepare([job.model_shape()], say_once, device)
+        say_once(f"pretraining computes with the backend {backend.described(recipe.precision)}")
     # Left by an earlier run that diverged; it would be taken for this run's.
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
     trainer = Trainer(
         run_in_worker,
         train_loop_config={"job": job},
-        torch_config=closed("nccl" if device == "cuda" else "gloo", folder / "rendezvous"),
+        torch_config=closed(PROCESS_GROUPS[device], folder / "rendezvous"),
         scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=device == "cuda", resources_per_worker=dict(worker_bundle(device))),
         run_config=RunConfig(
             name=_attempt(folder, title),

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from mlmclm.backends.choice import backend_of
+from mlmclm.backends.choice import backend_of, best_device
 from mlmclm.plans.devices import Device
 
 ROUNDS = 5
@@ -41,10 +41,10 @@ def this_machine(*, bf16: bool) -> Device:
     Args:
         bf16: as in `matrix_peak`.
     """
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    device, backend = torch.device(kind), backend_of(kind)
+    device = best_device()
+    backend = backend_of(device)
     title, bf16 = backend.title(), bf16 and backend.has_bf16()
-    if kind == "cpu":
+    if backend.in_host_memory:
         title += f", {torch.get_num_threads()} cores"
     peak = matrix_peak(device, bf16=bf16)
     return Device(title, peak, f"measured now on this machine, in {'bf16' if bf16 else 'fp32'}")

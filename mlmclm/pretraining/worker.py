@@ -20,7 +20,7 @@ from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mlmclm.backends.choice import backend_of, give_up
+from mlmclm.backends.choice import agree_on_backend, device_of_workers
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import Chunks, without_filling
 from mlmclm.corpora.mixed_blocks import InTurns
@@ -51,10 +51,10 @@ VALIDATION_STEP = 2**31
 def train_stage(job: StageJob) -> None:
     """Run one worker's whole share of a stage; collective."""
     recipe = job.recipe
-    # Gloo means CPU workers, whose kernels are compiled once per machine. Do it before anything is timed.
-    if distributed.get_backend() == "gloo":
-        prepare([job.model_shape()], job.note)
-        _agree_on_backend()
+    # Kernels are compiled once per machine. Do it before anything is timed.
+    device = device_of_workers()
+    prepare([job.model_shape()], job.note, device)
+    agree_on_backend(device)
     model, state = _begin(job, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
     pretraining_model = PretrainingModel(
         model,
@@ -66,17 +66,6 @@ def train_stage(job: StageJob) -> None:
     stage = RunningStage(job, engine, start=0 if state is None else state.step)
     callbacks = callbacks_of(stage)
     train(stage, StepMeter(job, engine, model.config.vocab_size), callbacks)
-
-
-def _agree_on_backend() -> None:
-    """Give up the CPU's backend on all workers if one of them had to; collective.
-
-    A backend decides which collectives a worker takes part in, so workers with different ones would wait for each other.
-    """
-    reference = torch.tensor(int(backend_of("cpu").name == "reference"))
-    distributed.all_reduce(reference, distributed.ReduceOp.MAX)
-    if reference:
-        give_up("cpu")
 
 
 def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:

@@ -114,6 +114,11 @@ def worker_bundle(device: Device) -> Resources:
     return {"GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
 
 
+def device_of(bundle: Resources) -> Device:
+    """Return the device on which whoever reserves these resources computes."""
+    return "cuda" if bundle.get("GPU") else "cpu"
+
+
 def cell_bundle(cpus: float, gpus: float | None, choice: Choice, cluster: Cluster) -> Resources:
     """Return the resources that a cell of a sweep reserves.
 

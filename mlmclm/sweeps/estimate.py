@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from mlmclm.analysis.intervals import contrast
-from mlmclm.backends.choice import backend_of
+from mlmclm.backends.choice import backend_of, best_device, visible
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
 from mlmclm.finetuning.run import run_cell, shapes_of
@@ -71,7 +71,7 @@ class SweepEstimate:
 def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: Path | None) -> int:
     """Return how many of these cells this machine computes at once, which is measured if they share GPUs."""
     gpus = None if space.gpus_per_cell == "shared" else space.gpus_per_cell
-    if space.gpus_per_cell == "shared" and torch.cuda.is_available():
+    if space.gpus_per_cell == "shared" and visible("cuda"):
         gpus = share_here(cells, store=store, data_root=data_root)
     node = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
     here = Cluster(nodes=(node,), free=node)
@@ -89,7 +89,7 @@ def estimate(
     Raises:
         UserError: a model or its data cannot be read.
     """
-    backend = backend_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    backend = backend_of(best_device())
     ledger, work = Ledger(store), defaultdict[str, float](float)
     absent = {cell_key(cell): cell for cell in missing}
     trainings = trainings_of(absent)
@@ -147,8 +147,7 @@ def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> l
     if kept.is_file():
         return [float(value) for value in read_json(kept)["seconds"]]
     say(f"measuring {cell.model} on {device}")
-    if not torch.cuda.is_available():
-        prepare(shapes_of([cell]), say_once)
+    prepare(shapes_of([cell]), say_once)
     ends: list[float] = []
 
     def on_step(step: int, steps: int, loss: float) -> None:

@@ -22,7 +22,7 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.progress import say_once
-from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device
+from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device, device_of
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name
@@ -170,7 +170,7 @@ def _run_trials(
     Returns:
         The errors of the cells that failed, by key, and the number of cells computed here.
     """
-    # Imported here, so that a run without missing cells doesn't wait for Ray and PyTorch.
+    # Imported here, so that a run without missing cells doesn't wait for Ray Tune.
     import ray
     from ray import tune
 
@@ -185,9 +185,9 @@ def _run_trials(
     resources = bundle(view())
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
-    # Compile the CPU kernels once now, rather than in the workers that will start on this machine.
-    if not resources.get("GPU") and computes_here():
-        prepare(shapes_of(missing.values()), say_once)
+    # Compile kernels once now, rather than in the workers that will start on this machine.
+    if computes_here():
+        prepare(shapes_of(missing.values()), say_once, device_of(resources))
     errors, computed, rounds = dict[str, Exception](), 0, 0
     numbers = itertools.count(1)
     left = dict(missing)

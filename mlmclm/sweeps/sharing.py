@@ -124,13 +124,11 @@ def share_here(cells: Iterable[Cell], *, store: Path, data_root: Path | None) ->
     Raises:
         EnvironmentFault: torch sees no GPU, or the cell cannot be trained.
     """
-    import torch
+    from mlmclm.backends.choice import backend_of, visible
 
-    from mlmclm.backends.choice import backend_of
-
-    if not torch.cuda.is_available():
+    if not visible("cuda"):
         raise EnvironmentFault(no_gpu(platform.node()))
-    device = backend_of(torch.device("cuda")).title()
+    device = backend_of("cuda").title()
     count = cells_beside_each_other(heaviest(cells), store=store, data_root=data_root, device=device)
     # Ray counts in ten-thousandths, and shares that were rounded up would not fit.
     return math.floor(10_000 / count) / 10_000

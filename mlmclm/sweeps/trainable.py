@@ -13,12 +13,12 @@ import torch
 from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
-from mlmclm.backends.choice import backend_of
+from mlmclm.backends.choice import backend_of, visible
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
 from mlmclm.models.warm_up import prepare
-from mlmclm.service.placement import Device, no_gpu
+from mlmclm.service.placement import device_of, no_gpu
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training
@@ -64,7 +64,7 @@ class SweepWorker(tune.Trainable):
         self._ledger = Ledger(store)
         self._cache: dict[Any, Any] = {}
         self._weights = ""
-        self._device: Device = "cuda" if config["resources"].get("GPU") else "cpu"
+        self._device = device_of(config["resources"])
         self._prepared = False
         self._report: dict[str, Any] = {}
         self._crash: Exception | None = None
@@ -117,11 +117,11 @@ class SweepWorker(tune.Trainable):
                 "nodes of the cluster share. Give such a folder with --store."
             )
         # A GPU that torch cannot see would fail every cell here, so this stops the sweep instead of causing retries.
-        if self._device == "cuda" and not torch.cuda.is_available():
+        if not visible(self._device):
             raise EnvironmentFault(no_gpu(platform.node()))
         # Compile kernels before any cell is timed; the driver has done so only for its own machine.
-        if self._device == "cpu" and not self._prepared:
-            prepare(shapes_of(self._cells.values()), print)
+        if not self._prepared:
+            prepare(shapes_of(self._cells.values()), print, self._device)
         self._prepared = True
 
     def _run(self, training: Training) -> dict[str, str]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mlmclm
-from mlmclm.backends.choice import backend_of
+from mlmclm.backends.choice import backend_of, best_device, device_of_workers, visible
 from mlmclm.errors import UserError
 
 PACKAGE = Path(mlmclm.__file__).parent
@@ -106,3 +106,17 @@ def test_the_name_of_another_device_s_backend_changes_nothing(monkeypatch: pytes
     assert backend_of("cpu").name == own
     monkeypatch.setenv("MLMCLM_BACKEND", "cpu")
     assert [backend_of("cpu").name, backend_of("cuda").name] == ["cpu", "cuda"]
+
+
+def test_a_gpu_is_the_best_device_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (best_device(), visible("cuda"), visible("cpu")) == (torch.device("cpu"), False, True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (best_device(), visible("cuda")) == (torch.device("cuda"), True)
+
+
+@pytest.mark.parametrize(("group", "device"), [("gloo", "cpu"), ("nccl", "cuda")])
+def test_the_process_group_tells_the_workers_device(monkeypatch: pytest.MonkeyPatch, group: str, device: str) -> None:
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: group)
+    assert device_of_workers().type == device
+    assert backend_of(device_of_workers()).in_host_memory == (device == "cpu")

@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from winogender_files import STATISTICS, TEMPLATES
 
+from mlmclm.backends.choice import backend_of
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import Subject
@@ -108,6 +109,7 @@ def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(place:
         assert metric["score"] == pytest.approx(sum(right) / 5)
         assert metric["low"] <= metric["score"] <= metric["high"]
         assert each["cost"]["seconds"] > 0
+        assert each["cost"]["backend"] == backend_of("cpu").name
         assert each["cost"]["versions"]["lm-eval"]
     again = results(run(*words)[1])
     assert [each.pop("computed") for each in again] == [False, False]

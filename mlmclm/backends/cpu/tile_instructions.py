@@ -15,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from mlmclm.backends.cpu.loops import target_features
+from mlmclm.service.worker_environment import BACKEND
 
 SIDE = 32
 """Rows and columns of the block of sums that is held in registers, and number of values that are multiplied at once."""
@@ -31,7 +32,7 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 def available() -> bool:
     """Return whether this process uses tiles: it may, and the user has not chosen the backend without them."""
     # Read at each call, as in `backend_of`: only the permission is cached.
-    return os.environ.get("MLMCLM_BACKEND") != "cpu" and _permitted()
+    return os.environ.get(BACKEND) != "cpu" and _permitted()
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import ray.train
 from ray.train import CheckpointUploadMode
@@ -54,7 +53,14 @@ class StateWriter(Callback):
             # Only rank 0 gets the state, but `report` is a barrier that every worker must join.
             ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
             return
-        description = self._description(step)
+        engine = self.stage.engine
+        description = job.description(step)
+        description["system"] = {
+            **system_facts(),
+            "workers": engine.world,
+            "device": str(engine.device),
+            "backend": engine.backend.described(job.recipe.precision),
+        }
         # Writing straight into Ray Train's storage saves the copy that it would make of a finished checkpoint.
         folder = Path(ray.train.get_context().get_storage().experiment_fs_path)
         writing: Future[None] = Future()
@@ -84,19 +90,3 @@ class StateWriter(Callback):
             # The "local checkpoint" is the whole run folder.
             delete_local_checkpoint_after_upload=False,
         )
-
-    def _description(self, step: int) -> dict[str, Any]:
-        """Describe how this state was made, for `state.json`."""
-        job, engine = self.stage.job, self.stage.engine
-        state = job.stage.end.at(step)
-        return {
-            "size": state.size,
-            "legs": [leg.identity() for leg in state.legs],
-            "parent": job.start_key,
-            **({} if state.initial is None else {"initial": state.initial}),
-            "fingerprint": job.fingerprint,
-            "sources": dict(state.sources),
-            "recipe": job.whole_recipe.model_dump(mode="json"),
-            "corpus": job.corpus,
-            "system": {**system_facts(), "workers": engine.world, "device": str(engine.device), "backend": engine.backend.described(job.recipe.precision)},
-        }  # fmt: skip
