@@ -16,7 +16,6 @@ from mlmclm.evaluation.likelihoods import Likelihood, MaskedReading, Observer, c
 from mlmclm.evaluation.token_ids import ContinuationIds, Texts
 from mlmclm.models.folder import check_finite, check_model_folder, context_of, load_tokenizer, quiet, read_model
 from mlmclm.models.notes import CONTEXT, OBJECTIVE, UNTRAINED, read_notes
-from mlmclm.objectives.mntp import MaskedNextToken
 from mlmclm.objectives.objective import parse_objective
 from mlmclm.progress import say
 
@@ -45,7 +44,7 @@ def scoring_of(folder: Path, wanted: str | None = None) -> tuple[Path, Scoring]:
         scoring = "causal"
     elif scoring == "masked" and noted not in (None, UNTRAINED):
         objective = parse_objective(str(noted), where=str(folder / "mlmclm.json"))
-        scoring = "causal" if objective.causal else "mntp" if isinstance(objective, MaskedNextToken) else "masked"
+        scoring = "causal" if objective.causal else "mntp" if objective.predicts_one_earlier else "masked"
     elif scoring == "masked" and noted is None and CONTEXT in notes and wanted is None:
         say(
             f"{folder}: exported by an earlier version, which noted no objective; scored at the masks. If it was trained by MNTP, say "

@@ -15,13 +15,23 @@ _FATE, _REPLACEMENT = 1, 2
 """Numbers of a position's further draws. The draw that decides whether it is hidden has none."""
 
 
-def mask_tokens(ids: NDArray[np.int64], draw: Draw, ratio: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose each token for prediction with probability `ratio`, and hide it. Special tokens are never chosen.
+def draws(draw: Draw, positions: NDArray[np.int64], *purpose: int) -> NDArray[np.float64]:
+    """Return uniform numbers in [0, 1), one for each row and position: float64 [b, positions].
 
-    By default every chosen position becomes [MASK], with no random and no kept tokens, as in the study (EuroBERT's
-    pretraining code). BERT uses random 0.1 and keep 0.1 (arXiv 1810.04805, section 3.1). A random token is drawn
-    uniformly from the ordinary ones, and may be the original token. The choice of positions does not depend on the
-    corruption, nor on how the batch is split over ranks and micro-batches.
+    Args:
+        positions: int64 [positions], of any range.
+        purpose: tells apart the numbers that an objective draws at one position.
+    """
+    # Counter-based random numbers: each draw is a hash of its counters, so no generator state needs saving to resume.
+    rows = draw.rows.astype(np.uint64)[:, None]
+    return unit_interval(fold(_PURPOSE, draw.seed, draw.step, rows, positions.astype(np.uint64)[None, :], *purpose))
+
+
+def mask_tokens(ids: NDArray[np.int64], draw: Draw, ratio: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Choose each token for prediction with probability `ratio`, and hide it (`hide`).
+
+    The choice of positions does not depend on the corruption, nor on how the batch is split over ranks and
+    micro-batches.
 
     Args:
         ids: tokens, int64 [b, T].
@@ -33,25 +43,42 @@ def mask_tokens(ids: NDArray[np.int64], draw: Draw, ratio: float) -> tuple[NDArr
     Raises:
         ValueError: if the shapes do not match, `ratio` is outside (0, 1), or there is no token to replace others with.
     """
-    rows, random, keep = draw.rows, draw.corruption.random, draw.corruption.keep
-    if ids.ndim != 2 or rows.shape != (ids.shape[0],):
-        raise ValueError(f"need ids [b, T] and rows [b], got {ids.shape} and {rows.shape}")
+    if ids.ndim != 2 or draw.rows.shape != (ids.shape[0],):
+        raise ValueError(f"need ids [b, T] and rows [b], got {ids.shape} and {draw.rows.shape}")
     if not 0.0 < ratio < 1.0:
         raise ValueError(f"the mask ratio must be between 0 and 1, got {ratio}")
-    # Counter-based random numbers: each draw is a hash of its counters, so no generator state needs saving to resume.
-    positions = np.arange(ids.shape[1], dtype=np.uint64)[None, :]
-    counters = (_PURPOSE, draw.seed, draw.step, rows.astype(np.uint64)[:, None], positions)
-    draws = unit_interval(fold(*counters))  # [b, T]
-    chosen = (draws < ratio) & ~np.isin(ids, draw.vocabulary.special)
+    return hide(ids, draw, draws(draw, np.arange(ids.shape[1])) < ratio)
+
+
+def hide(ids: NDArray[np.int64], draw: Draw, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Hide the chosen tokens, except special ones, and label them with what they were.
+
+    By default every chosen position becomes [MASK], with no random and no kept tokens, as in the study (EuroBERT's
+    pretraining code). BERT uses random 0.1 and keep 0.1 (arXiv 1810.04805, section 3.1). A random token is drawn
+    uniformly from the ordinary ones, and may be the original token.
+
+    Args:
+        ids: tokens, int64 [b, T].
+        chosen: bool [b, T].
+
+    Returns:
+        (input_ids, labels), as `mask_tokens`.
+
+    Raises:
+        ValueError: there is no token to replace others with.
+    """
+    random, keep = draw.corruption.random, draw.corruption.keep
+    chosen = chosen & ~np.isin(ids, draw.vocabulary.special)
     inputs = np.where(chosen, np.int64(draw.vocabulary.mask), ids)
     if random or keep:
-        fates = unit_interval(fold(*counters, _FATE))  # [b, T]
+        positions = np.arange(ids.shape[1])
+        fates = draws(draw, positions, _FATE)  # [b, T]
         kept = chosen & (fates < keep)
         inputs[kept] = ids[kept]
         replaced = chosen & ~kept & (fates < keep + random)
         ordinary = draw.vocabulary.ordinary
         if random and not len(ordinary):
             raise ValueError("random replacement needs tokens to choose from")
-        which = unit_interval(fold(*counters, _REPLACEMENT)[replaced]) * len(ordinary)
+        which = draws(draw, positions, _REPLACEMENT)[replaced] * len(ordinary)
         inputs[replaced] = ordinary[which.astype(np.int64)]
     return inputs, np.where(chosen, ids, np.int64(UNLABELLED))

@@ -20,7 +20,7 @@ class Masked(Objective):
     mask_percent: int
     """Share of the tokens that are hidden, in per cent."""
 
-    kind: ClassVar[str] = "mlm"
+    kind = "mlm"
     causal = False
     masks = True
     loss_weight = "mlm"
@@ -43,8 +43,12 @@ class Masked(Objective):
     def words(self) -> str:
         return f"masked at {self.mask_percent} % (MLM)"
 
+    @property
+    def hidden_share(self) -> float:
+        return self.mask_percent / 100
+
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return mask_tokens(tokens, draw, self.mask_percent / 100)
+        return mask_tokens(tokens, draw, self.hidden_share)
 
     def labelled_share(self, length: int, documents: int) -> float:
-        return self.mask_percent / 100
+        return self.hidden_share

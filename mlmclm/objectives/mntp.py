@@ -20,6 +20,7 @@ class MaskedNextToken(Masked):
     """`mntp15`: 15 % of the tokens are hidden, and the token at position i is predicted at position i - 1."""
 
     kind = "mntp"
+    predicts_one_earlier = True
     examples = ("mntp15",)
 
     @property

@@ -2,6 +2,9 @@
 
 An objective is one class in its own file in this folder; nothing else needs to name it. It defines its spelling in
 model names, which tokens a step predicts and from what, and whether attention is causal or bidirectional.
+
+The prediction is the LM head's, over the vocabulary. An objective with a head or a second model of its own, such as
+ELECTRA's generator, does not fit this interface.
 """
 
 from __future__ import annotations
@@ -66,15 +69,19 @@ class Objective(ABC):
     """Rule for which tokens a step predicts, and from what. Objectives with equal names are equal.
 
     Class attributes:
+        kind: the letters that its names begin with: `mlm` of `mlm40`.
         causal: whether a position attends to earlier positions only.
+        predicts_one_earlier: whether a hidden token is predicted at the position before it.
         masks: whether the tokenizer needs a mask token.
-        loss_weight: the field of `recipe.loss_weights` that multiplies its gradient.
+        loss_weight: the field of `recipe.loss_weights` that multiplies its gradient; None for no such factor.
         examples: names to suggest when an unknown one is asked for.
     """
 
+    kind: ClassVar[str]
     causal: ClassVar[bool]
+    predicts_one_earlier: ClassVar[bool] = False
     masks: ClassVar[bool]
-    loss_weight: ClassVar[Literal["clm", "mlm"]]
+    loss_weight: ClassVar[Literal["clm", "mlm"] | None] = None
     examples: ClassVar[tuple[str, ...]]
 
     @classmethod
@@ -94,6 +101,11 @@ class Objective(ABC):
     @abstractmethod
     def words(self) -> str:
         """The name used in reports and model cards."""
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Expected share of tokens that are hidden; None if the objective hides none."""
+        return None
 
     @abstractmethod
     def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -126,8 +138,8 @@ def objectives() -> tuple[type[Objective], ...]:
 
 
 def stems() -> frozenset[str]:
-    """The letters that the names of objectives begin with: `mlm` of `mlm40`."""
-    return frozenset(example.rstrip("0123456789") for kind in objectives() for example in kind.examples)
+    """Return the letters that the names of objectives begin with."""
+    return frozenset(each.kind for each in objectives())
 
 
 def parse_objective(text: str, *, where: str) -> Objective:

@@ -75,7 +75,7 @@ class TrainingPhase(Frozen):
         if not self.decays and (self.decay_steps is not None or self.final_share):
             raise ValueError(
                 f"phase {self.name!r}: decay_steps and final_share belong to a decay, and there is none; give decay: "
-                f"{', '.join(law for law in LAWS if law != 'constant')}"
+                f"{', '.join(law for law, shape in LAWS.items() if shape.decays)}"
             )
         decay_steps = self.decay_steps or (1 if self.decays else 0)
         if self.steps is not None and self.warmup_steps + decay_steps > self.steps:
@@ -87,7 +87,7 @@ class TrainingPhase(Frozen):
     @property
     def decays(self) -> bool:
         """Whether the learning rate decays."""
-        return self.decay != "constant"
+        return LAWS[self.decay].decays
 
 
 class SettledPhase(Frozen):
@@ -127,7 +127,7 @@ class SettledPhase(Frozen):
 
         A phase without decay doesn't depend on its own length, so models that stay in it longer share its states.
         """
-        left_out = {"name", "start", "stop"} | (set() if self.decay != "constant" else {"decay_steps", "final_share"})
+        left_out = {"name", "start", "stop"} | (set() if LAWS[self.decay].decays else {"decay_steps", "final_share"})
         return self.model_dump(mode="json", exclude=left_out, exclude_none=True)
 
 

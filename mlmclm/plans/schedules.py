@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator
 
@@ -16,6 +16,9 @@ from mlmclm.errors import unknown
 
 class Decay(ABC):
     """The shape of the learning-rate decay at the end of a phase."""
+
+    decays: ClassVar[bool] = True
+    """False if the rate stays as it is; settings of a decay then don't apply."""
 
     @abstractmethod
     def factor(self, left: float) -> float:
@@ -49,6 +52,8 @@ class Cosine(Decay):
 
 class Constant(Decay):
     """No decay: the rate stays at its peak."""
+
+    decays = False
 
     def factor(self, left: float) -> float:
         return 1.0

@@ -235,7 +235,9 @@ class Engine:
         # Losses are sums over labelled tokens, and the gradient must be that of the global sum over the global count.
         # DeepSpeed divides by the number of micro-batches and of workers, so multiply by both. The maximum guards a
         # step that has no labelled token.
-        weight: float = getattr(self.recipe.loss_weights, objective.loss_weight)
+        weight = 1.0
+        if objective.loss_weight is not None:
+            weight = getattr(self.recipe.loss_weights, objective.loss_weight)
         scale = weight * self.accumulation / max(1, int(labelled))
         if not self.sums_itself:
             scale *= self.world  # sums that this class makes are not averaged over workers

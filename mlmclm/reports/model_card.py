@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from mlmclm.objectives.objective import parse_objective
 from mlmclm.reports import text
 
 FAMILIES = {
@@ -169,16 +170,20 @@ def _load_revision(facts: Mapping[str, Any], unmasked: bool) -> str:
             "print(tokenizer.decode(output[0]))",
         ]
     else:
-        mntp = str(facts.get("objective")).startswith("mntp")
         masked = bool(facts.get("objective")) and not facts.get("causal") and not unmasked
         kind = "AutoModelForMaskedLM" if masked else "AutoModel"
         note = f"Attention is bidirectional. The tokenizer {_adds(facts)}, as in training."
         if masked:
+            objective = parse_objective(str(facts["objective"]), where="objective")
             use = [
                 'inputs = tokenizer(f"The {tokenizer.mask_token} is here.", return_tensors="pt", return_token_type_ids=False)',
                 "logits = model(**inputs).logits  # [1, tokens, vocabulary]",
                 'hidden = inputs["input_ids"] == tokenizer.mask_token_id',
-                *(["hidden = hidden.roll(-1)  # MNTP predicts a token one position earlier"] if mntp else []),
+                *(
+                    ["hidden = hidden.roll(-1)  # MNTP predicts a token one position earlier"]
+                    if objective.predicts_one_earlier
+                    else []
+                ),
                 "print(tokenizer.decode(logits[hidden].argmax(-1)))",
             ]
         else:

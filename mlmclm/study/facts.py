@@ -28,6 +28,7 @@ from mlmclm.plans.legs import samples_by_source
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import CARRIED
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.schedules import LAWS
 from mlmclm.plans.stages import State, history
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.reports.paired_models import made
@@ -152,7 +153,7 @@ def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
     if recipe.phases_of(name.size):
         yield from _phase_texts(name, recipe)
         return
-    start, decay_steps = 0, 0 if recipe.decay == "constant" else recipe.decay_steps
+    start, decay_steps = 0, recipe.decay_steps if LAWS[recipe.decay].decays else 0
     for index, phase in enumerate(name.phases):
         stop = min(phase.until, name.steps)
         if start >= stop:

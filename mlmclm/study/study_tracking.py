@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -221,7 +220,7 @@ def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None
     """
     starts = (0, *(phase.until for phase in name.phases))
     begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
-    objectives = [str(phase.objective) for phase in begun]
+    objectives = [phase.objective for phase in begun]
     tokens: int | str
     if recipe.rows == "chunks":
         tokens = "" if corpus is None else sum(tokens_by_source(history(name, recipe), recipe, corpus).values())
@@ -229,10 +228,10 @@ def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None
         tokens = history(name, recipe).tokens(recipe)
     else:  # a name alone says its steps, whatever the recipe's schedule
         tokens = name.steps * recipe.batch * recipe.block_length
-    ratios = [ratio for text in objectives if (ratio := re.sub(r"\D", "", text))]
+    ratios = [share for each in objectives if (share := each.hidden_share) is not None]
     return {
-        "objective": "+".join(dict.fromkeys(re.sub(r"\d", "", text) for text in objectives)),
+        "objective": "+".join(dict.fromkeys(each.kind for each in objectives)),
         "size": name.size,
-        "mask_ratio": f"{int(ratios[-1]) / 100:g}" if ratios else "",
+        "mask_ratio": f"{ratios[-1]:g}" if ratios else "",
         "tokens": str(tokens),
     }

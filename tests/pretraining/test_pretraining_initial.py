@@ -249,6 +249,7 @@ def test_a_study_s_names_are_spelled_once_whatever_the_file_says(tmp_path: Path)
         ({"initial": {"my-model": "x"}}, "the name of a model to continue from is letters, digits"),
         ({"initial": {"1m": "x"}}, "'1m' means something else in models' names"),
         ({"initial": {"mlm40": "x"}}, "'mlm40' means something else in models' names"),
+        ({"initial": {"mntp15": "x"}}, "'mntp15' means something else in models' names"),
         (
             {"initial": {}, "models": ["1m-clm-20"]},
             "tokenizer: it is missing; only models to continue from bring their own",
