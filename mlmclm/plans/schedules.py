@@ -43,6 +43,13 @@ class OneMinusSqrt(Decay):
         return 1 - math.sqrt(1 - left)
 
 
+class OneMinusSquare(Decay):
+    """Decay by 1 - share done squared, slow at first (arXiv 2405.18392)."""
+
+    def factor(self, left: float) -> float:
+        return 1 - (1 - left) ** 2
+
+
 class Cosine(Decay):
     """Half a cosine wave, which falls slowly at the start and at the end."""
 
@@ -62,6 +69,7 @@ class Constant(Decay):
 LAWS: dict[str, Decay] = {
     "linear": Linear(),
     "1-sqrt": OneMinusSqrt(),
+    "1-square": OneMinusSquare(),
     "cosine": Cosine(),
     "constant": Constant(),
 }

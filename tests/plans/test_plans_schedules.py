@@ -26,6 +26,7 @@ def rates(law: str) -> list[float]:
 CLOSED = {
     "linear": lambda over: 1 - over,
     "1-sqrt": lambda over: 1 - math.sqrt(over),
+    "1-square": lambda over: 1 - over**2,
     "cosine": lambda over: (1 + math.cos(math.pi * over)) / 2,
     "constant": lambda over: 1.0,
 }
