@@ -1,4 +1,4 @@
-"""A retrieval cell's encoder as a folder of sentence-transformers, with pooling, prompts and longest sequence.
+"""The encoder of a cell that embeds texts, as a folder of sentence-transformers with pooling, prompts and longest length.
 
 Cells keep no weights, so the cell is trained again: the same cell ends at the same weights on the same hardware.
 """
@@ -25,7 +25,7 @@ from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.exported_tokenizer import post_processor
 from mlmclm.models.folder import load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
-from mlmclm.tasks.family import ending
+from mlmclm.tasks.family import ending, titles
 
 POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 """Pooling of a protocol -> its name in sentence-transformers' `1_Pooling/config.json`."""
@@ -35,18 +35,19 @@ def check_target(cell: Cell, target: Path) -> None:
     """Refuse what can't be exported before the cell is trained.
 
     Raises:
-        UserError: the task is not retrieval, or there is something at the target.
+        UserError: the task's family does not embed texts, or there is something at the target.
     """
-    if cell.declared.family != "retrieval":
+    if not cell.declared.kind.embeds:
         raise UserError(
-            f"task {cell.task} is {cell.declared.family}: only a retrieval cell is an encoder of sentence-transformers."
+            f"task {cell.task} is {cell.declared.family}: only a {titles(lambda kind: kind.embeds)} cell is an encoder of "
+            "sentence-transformers."
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
 
 
 def export_sentence_encoder(cell: Cell, target: Path, **options: Any) -> dict[str, Any]:
-    """Train a retrieval cell, write its encoder as a folder of sentence-transformers, and return its result.
+    """Train a cell that embeds texts, write its encoder as a folder of sentence-transformers, and return its result.
 
     The options are those of `run_cell`.
 

@@ -9,6 +9,7 @@ import yaml
 
 from mlmclm.objectives.objective import parse_objective
 from mlmclm.reports import text
+from mlmclm.tasks.family import families
 
 FAMILIES = {
     "eurobert": ("EuroBERT", "Llama"),
@@ -24,9 +25,6 @@ UNMASKED = ("qwen2", "qwen3")
 
 Their encoder is the causal model with `is_causal` set to false.
 """
-
-HUB_TASKS = {"sequence-classification": "text-classification", "sequence-regression": "sentence-similarity"}
-"""The Hub's names of task families, where they differ from ours."""
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
@@ -246,7 +244,7 @@ def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
     results = [
         EvalResult(
-            task_type=HUB_TASKS.get(row["family"], row["family"]),
+            task_type=_hub_task(row["family"]),
             dataset_type=row["task"],
             dataset_name=row["task"],
             dataset_split="test",
@@ -257,6 +255,11 @@ def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str,
         for row in rows
     ]
     return eval_results_to_model_index(name, results)
+
+
+def _hub_task(family: str) -> str:
+    """Return the Hub's name of a task family."""
+    return (family in families() and families()[family].hub_task) or family
 
 
 def _losses(facts: Mapping[str, Any]) -> dict[str, str]:

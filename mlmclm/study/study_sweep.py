@@ -26,6 +26,7 @@ from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned, plan_cells
 from mlmclm.sweeps.trainings import with_trainings
+from mlmclm.tasks.family import titles
 from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.registry import get_task
 
@@ -78,7 +79,7 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
     if bare and prepared.study.recipe.rows == "chunks":
         say(
             f"{', '.join(bare)}: the models have seen BOS before each chunk, and the protocol (special_tokens: end) puts none before a text; "
-            "special_tokens: tokenizer does, in classification, regression and retrieval"
+            f"special_tokens: tokenizer does, in {titles(lambda family: family.framed)}"
         )
     with bars() as progress:
 

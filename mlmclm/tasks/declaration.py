@@ -157,6 +157,8 @@ class Task(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Task:
+        from mlmclm.tasks.family import titles
+
         family = self.kind
         known = (*family.columns, *family.more_columns)
         for canonical in self.columns:
@@ -173,9 +175,9 @@ class Task(Frozen):
         if self.pair_template and any(self.pair_template.count(name) != 1 for name in ("{text}", "{text_pair}")):
             raise ValueError("pair_template must contain {text} and {text_pair}, each once")
         if self.unanswerable and not family.unanswerable:
-            raise ValueError("only question answering has 'unanswerable' questions")
+            raise ValueError(f"only {titles(lambda kind: kind.unanswerable)} has 'unanswerable' questions")
         if self.negatives is not None and "negative" not in known:
-            raise ValueError("only retrieval has 'negatives'")
+            raise ValueError(f"only {titles(lambda kind: 'negative' in kind.more_columns)} has 'negatives'")
         if "negative" in self.columns and self.negatives is not None:
             raise ValueError("give either the column 'negative' or 'negatives', which mines them")
         if "negative" in self.columns and isinstance(self.splits.train, Judged):
@@ -185,10 +187,12 @@ class Task(Frozen):
         if self.source == "local" and not self.folder:
             raise ValueError("a task whose source is 'local' needs a 'folder'")
         if isinstance(self.splits.train, Judged) and not family.judged:
-            raise ValueError("splits.train can be {queries, corpus, qrels} of a retrieval task only")
+            names = titles(lambda kind: kind.judged)
+            raise ValueError(f"splits.train can be {{queries, corpus, qrels}} of a {names} task only")
         judged = isinstance(self.splits.test, Judged)
         if judged != family.judged:
-            raise ValueError("splits.test of a retrieval task, and only of one, is {queries, corpus, qrels}")
+            names = titles(lambda kind: kind.judged)
+            raise ValueError(f"splits.test of a {names} task, and only of one, is {{queries, corpus, qrels}}")
         if self.splits.validation is not None and isinstance(self.splits.validation, Judged) != judged:
             raise ValueError("splits.validation must have the form of splits.test")
         return self

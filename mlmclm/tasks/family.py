@@ -116,6 +116,10 @@ class Family(ABC):
     unanswerable: ClassVar[bool] = False
     framed: ClassVar[bool] = False
     """True if `encode` supports `special_tokens: tokenizer`."""
+    embeds: ClassVar[bool] = False
+    """True if the fine-tuned encoder, with its pooling and prefixes, is one of sentence-transformers."""
+    hub_task: ClassVar[str | None] = None
+    """The Hub's name of the family, in model cards; None if it is the same as `name`."""
     token_columns: ClassVar[tuple[str, ...]] = ("input_ids",)
     overlong_words: ClassVar[str] = "cut"
     """How a sequence longer than `max_length` is made to fit, in words."""
@@ -305,6 +309,12 @@ def get_family(name: str) -> type[Family]:
     if name not in families():
         raise unknown("family", name, families())
     return families()[name]
+
+
+def titles(has: Callable[[type[Family]], bool]) -> str:
+    """Return the titles of the families for which `has` is true, as "a, b or c" in lower case."""
+    *others, last = [family.title.lower() for family in families().values() if has(family)]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def fresh_layers(generator: torch.Generator, deviation: float = 0.02) -> Linear:

@@ -121,6 +121,7 @@ class Retrieval(Family):
     study_metric = "study.ndcg@10"
     judged = True
     framed = True
+    embeds = True
     token_columns = ("input_ids", "query", "positive", "negative")
     in_chunks = True
 

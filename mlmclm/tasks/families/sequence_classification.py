@@ -55,6 +55,7 @@ class SequenceClassification(Family):
     labels: ClassVar[str | None] = "label"
     metrics: ClassVar = {"accuracy": "accuracy", "f1_macro": "f1 macro", "f1": "F1", "matthews": "Matthews correlation"}
     study_metric: ClassVar[str | None] = "accuracy"
+    hub_task = "text-classification"
     framed = True
 
     @classmethod

@@ -42,6 +42,7 @@ class SequenceRegression(SequenceClassification):
     labels = None
     metrics: ClassVar = {"spearman": "Spearman correlation", "pearson": "Pearson correlation"}
     study_metric = None
+    hub_task = "sentence-similarity"
     outputs = 1
 
     @classmethod
