@@ -9,7 +9,16 @@ import pandas as pd
 
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.race import mark_cut
-from mlmclm.analysis.results import Grid, Record, coverage_table, observed_grid, records, results_table
+from mlmclm.analysis.results import (
+    NO_RANGES,
+    Grid,
+    Ranges,
+    Record,
+    coverage_table,
+    observed_grid,
+    records,
+    results_table,
+)
 from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, settled
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
@@ -63,6 +72,7 @@ def analyse(
     *,
     grid: Grid | None = None,
     rule: str = "mean",
+    ranges: Ranges = NO_RANGES,
     confidence: float = 0.95,
 ) -> Analysis:
     """Compute all tables of a study from its cells' results; the order of `results` does not matter.
@@ -72,6 +82,7 @@ def analyse(
         baseline: the untrained model that the others must beat; None if the study has none.
         grid: the requested cells, against which missing ones are counted; by default `observed_grid`.
         rule: how the best learning rate is chosen; see `selection`.
+        ranges: the ranges of the tasks' main scores, which no interval of a mean leaves.
         confidence: of all intervals, in (0, 1).
 
     Raises:
@@ -105,11 +116,11 @@ def analyse(
     return Analysis(
         cells=cells,
         coverage=coverage_table(cells, asked),
-        curves=curve_table(own, asked, confidence=confidence),
+        curves=curve_table(own, asked, ranges=ranges, confidence=confidence),
         chosen=chosen,
-        best=best_table(own, asked, rule=chosen_rule, confidence=confidence),
+        best=best_table(own, asked, rule=chosen_rule, ranges=ranges, confidence=confidence),
         stability=stability_table(own, chosen, baseline=baseline, confidence=confidence),
-        overall=overall_table(chosen, models, families, confidence=confidence),
+        overall=overall_table(chosen, models, families, ranges=ranges, confidence=confidence),
         comparisons=comparisons,
         claims=claim_table(comparisons, models if baseline is not None else [], baseline or ""),
         grid=asked,

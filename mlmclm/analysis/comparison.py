@@ -21,8 +21,7 @@ from dataclasses import asdict
 import pandas as pd
 
 from mlmclm.analysis.intervals import contrast, holm, within
-from mlmclm.analysis.results import Record, chosen_scores, columns, records, table
-from mlmclm.results.metrics import score_range
+from mlmclm.analysis.results import ANY_SCORE, NO_RANGES, Ranges, Record, chosen_scores, columns, records, table
 
 ALL_TASKS = "all tasks"
 
@@ -59,7 +58,12 @@ def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
 
 
 def overall_table(
-    chosen: pd.DataFrame, models: Sequence[str], families: dict[str, str], *, confidence: float = 0.95
+    chosen: pd.DataFrame,
+    models: Sequence[str],
+    families: dict[str, str],
+    *,
+    ranges: Ranges = NO_RANGES,
+    confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compute every model's mean over all tasks (kind "all") and over every family with several tasks (kind "family").
 
@@ -67,16 +71,15 @@ def overall_table(
     of the scope has no mean there (NaN), because a mean over fewer tasks would not be comparable.
     """
     scores = chosen_scores(chosen)
-    metrics = {row["task"]: row["metric"] for row in records(chosen)}
     rows = []
     for kind, scope, tasks in scopes(families):
         if kind == "task":
             continue
         for model in sorted(models):
             groups = [scores.get((model, task), []) for task in tasks]
-            ranges = [score_range(metrics.get(task, "")) for task in tasks]
+            limits = [ranges.get(task, ANY_SCORE) for task in tasks]
             # The mean of scores with different ranges ranges between the means of their limits.
-            lowest, highest = (sum(ends) / len(tasks) for ends in zip(*ranges, strict=True))
+            lowest, highest = (sum(ends) / len(tasks) for ends in zip(*limits, strict=True))
             estimate = within(contrast(groups, [1 / len(tasks)] * len(tasks), confidence=confidence), lowest, highest)
             rows.append(
                 {

@@ -14,13 +14,13 @@ that exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-from mlmclm.analysis.measures import Array, Measure, measure, outcome, weighted_mean
+from mlmclm.analysis.measures import Array, Measure, Measures, WeightedMean, measure
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
 
@@ -28,8 +28,6 @@ RESAMPLES = 9_999
 BATCH_VALUES = 1 << 21
 """Number of resampling weights computed at once: 16 MiB."""
 TIE = 1e-12
-GOLD = ("gold", "words", "entities_gold")
-"""Columns that depend on the test data alone, not on the model."""
 TESTED_ON = ("max_evaluation_examples", "max_evaluation_documents")
 """Protocol settings that determine the test examples."""
 
@@ -63,6 +61,8 @@ def compare(
     second: Sequence[KeptExamples],
     *,
     metric: str,
+    measures: Measures,
+    gold: Sequence[str],
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
     observer: Callable[[int], None] = lambda _: None,
@@ -71,6 +71,8 @@ def compare(
 
     Args:
         first, second: the cells of each side, one per seed; cells at the same position have the same seed.
+        measures: the scores that the cells' family computes from columns (`Family.measures`).
+        gold: the columns that depend on the test data alone (`Family.gold_columns`).
         confidence: of the interval, in (0, 1).
         resamples: the number of bootstrap resamples, and the maximum number of permutations.
         observer: called with the number of resamples just computed; at most twice `resamples` in total.
@@ -79,7 +81,7 @@ def compare(
         UserError: the cells were not tested on the same examples, or have no such score.
     """
     for cell in (*first[1:], *second):
-        check_same_examples(first[0], cell)
+        check_same_examples(first[0], cell, gold)
     rows = first[0].rows
     if rows < 2:
         raise UserError(f"result {first[0].result['key']}: one test example is too little to compare on.")
@@ -88,7 +90,10 @@ def compare(
         for a, b in zip(first, second, strict=True)
     ]
     classes = len(first[0].label_names)
-    one, other = (mean_over_seeds(metric, [cell.columns for cell in side], classes) for side in (first, second))
+    sides = [cell.columns for cell in first], [cell.columns for cell in second], joined
+    one, other, exchanged = (
+        mean_over_seeds([measure(metric, measures(columns, classes)) for columns in seeds]) for seeds in sides
+    )
 
     # Halved because the permutation test has two weights per example, one for each side.
     batch = max(1, BATCH_VALUES // (2 * rows))
@@ -101,7 +106,7 @@ def compare(
         observer=observer,
     )
     scores = [float(side(np.ones((1, rows)))[0]) for side in (one, other)]
-    discordant = _discordant(joined, metric)
+    discordant = _discordant(exchanged) if len(joined) == 1 else None
     only_first, only_second = discordant or (None, None)
     return PairedComparison(
         metric=metric,
@@ -113,9 +118,7 @@ def compare(
         low=low,
         high=high,
         confidence=confidence,
-        p=mcnemar(*discordant)
-        if discordant
-        else permuted(mean_over_seeds(metric, joined, classes), rows, resamples, batch, observer),
+        p=mcnemar(*discordant) if discordant else permuted(exchanged, rows, resamples, batch, observer),
         test="mcnemar" if discordant else "permutation",
         only_first=only_first,
         only_second=only_second,
@@ -159,7 +162,7 @@ def resampled_interval(
     return float(found.low), float(found.high)
 
 
-def check_same_examples(one: KeptExamples, other: KeptExamples) -> None:
+def check_same_examples(one: KeptExamples, other: KeptExamples, gold: Sequence[str]) -> None:
     """Raise a `UserError` that names what differs, unless two cells were tested on the same examples."""
     told = {"family": "families", "task_data": "task data"}
     differing = [what for name, what in told.items() if one.result[name] != other.result[name]]
@@ -167,11 +170,7 @@ def check_same_examples(one: KeptExamples, other: KeptExamples) -> None:
     if not differing and one.rows != other.rows:
         differing = ["numbers of examples"]
     if not differing:
-        differing = [
-            f"column {name}"
-            for name in GOLD
-            if name in one.columns and (one.columns[name] != other.columns[name]).any()
-        ]
+        differing = [f"column {name}" for name in gold if (one.columns[name] != other.columns[name]).any()]
     if differing:
         raise UserError(
             f"results {one.result['key']} ({one.result['task']}) and {other.result['key']} ({other.result['task']}) cannot be "
@@ -226,25 +225,24 @@ def counts(chosen: Array, rows: int) -> Array:
     return np.bincount(places.ravel(), minlength=len(chosen) * rows).reshape(len(chosen), rows).astype(np.float64)
 
 
-def mean_over_seeds(metric: str, seeds: Sequence[Mapping[str, Array]], classes: int) -> Measure:
-    """Return the mean of a score over seeds, given the columns of each seed's cell."""
-    name = outcome(metric, seeds[0])
-    if name is not None:
+def mean_over_seeds(seeds: Sequence[Measure]) -> Measure:
+    """Return the mean of a score over seeds, given the score of each seed's cell."""
+    means = [score.values for score in seeds if isinstance(score, WeightedMean)]
+    if len(means) == len(seeds):
         # If the score is a mean over examples, averaging each example over seeds first gives the same in one pass.
-        return weighted_mean(np.mean([columns[name] for columns in seeds], axis=0))
-    values = [measure(metric, columns, classes) for columns in seeds]
-    return lambda weights: np.mean([value(weights) for value in values], axis=0)
+        return WeightedMean(np.mean(means, axis=0))
+    return lambda weights: np.mean([score(weights) for score in seeds], axis=0)
 
 
-def _discordant(joined: Sequence[dict[str, Array]], metric: str) -> tuple[int, int] | None:
-    """Count the examples that only one side has right.
+def _discordant(score: Measure) -> tuple[int, int] | None:
+    """Count the examples that only one side has right; None if they aren't right or wrong.
 
-    None for several seeds, and for outcomes that aren't right or wrong.
+    Args:
+        score: of the first side's examples and then of the second's.
     """
-    name = outcome(metric, joined[0])
-    if len(joined) > 1 or name is None:
+    if not isinstance(score, WeightedMean):
         return None
-    sides = np.split(joined[0][name].astype(np.float64), 2)
+    sides = np.split(score.values, 2)
     first, second = (side[~np.isnan(sides[0])] for side in sides)
     if not np.isin((first, second), (0, 1)).all():
         return None

@@ -33,6 +33,13 @@ CELL_COLUMNS = {
 }
 
 
+Ranges = Mapping[str, tuple[float, float]]
+"""The lowest and the highest possible main score by task; `ANY_SCORE` for tasks that are absent."""
+NO_RANGES: Ranges = {}
+ANY_SCORE = (-1.0, 1.0)
+"""The range that the scores of every family stay within, see `Family.signed`."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """The cells that a study requests: every model on every task at every learning rate with every seed."""

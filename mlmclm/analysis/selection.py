@@ -37,8 +37,11 @@ import pandas as pd
 
 from mlmclm.analysis.intervals import NAN, deviation, mean, student, within
 from mlmclm.analysis.results import (
+    ANY_SCORE,
+    NO_RANGES,
     SEED_COLUMNS,
     Grid,
+    Ranges,
     Record,
     all_pairs,
     by_rate,
@@ -52,7 +55,7 @@ from mlmclm.analysis.results import (
 )
 from mlmclm.errors import unknown
 from mlmclm.numbers import rate_text
-from mlmclm.results.metrics import Rule, score_range
+from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seeds
 
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -88,21 +91,23 @@ def check_rule(rule: str) -> Rule:
     raise unknown("rule for the best learning rate", rule, RULES)
 
 
-def _statistics(cells: Sequence[Record], metric: str, confidence: float) -> Record:
+def _statistics(cells: Sequence[Record], limits: tuple[float, float], confidence: float) -> Record:
     """Return mean, interval and standard deviation of the cells' scores on both splits, by column.
 
-    The interval stays within the metric's range (`intervals.within`).
+    The interval stays within the score's range, `limits` (`intervals.within`).
     """
     found: Record = {}
     for split in ("validation", "test"):
         scores = [cell[split] for cell in cells]
-        interval = within(student(scores, confidence=confidence), *score_range(metric))
+        interval = within(student(scores, confidence=confidence), *limits)
         found |= {f"{split}_mean": interval.value, f"{split}_low": interval.low, f"{split}_high": interval.high}
         found[f"{split}_sd"] = deviation(scores)
     return found
 
 
-def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) -> pd.DataFrame:
+def curve_table(
+    cells: pd.DataFrame, grid: Grid, *, ranges: Ranges = NO_RANGES, confidence: float = 0.95
+) -> pd.DataFrame:
     """Tabulate score against learning rate, one row per (model, task, learning rate) that has any cell.
 
     `n` is the number of scored seeds; `diverged` and `missing` count the others. `cut` says that a race cut the rate, so
@@ -113,18 +118,17 @@ def curve_table(cells: pd.DataFrame, grid: Grid, *, confidence: float = 0.95) ->
     for (model, task), group in cells_by_pair(cells).items():
         for rate, members in by_rate(group).items():
             good = [cell for cell in members if scored(cell)]
-            metric = members[0]["metric"]
             rows.append(
                 {
                     "model": model,
                     "task": task,
-                    "metric": metric,
+                    "metric": members[0]["metric"],
                     "learning_rate": rate,
                     "n": len(good),
                     "diverged": sum(cell["status"] == "diverged" for cell in members),
                     "missing": len(wanted_seeds(grid) - {seeds_of(cell) for cell in members}),
                     "cut": members[0]["cut"],
-                    **_statistics(good, metric, confidence),
+                    **_statistics(good, ranges.get(task, ANY_SCORE), confidence),
                 }
             )
     return table(rows, CURVE_COLUMNS)
@@ -191,7 +195,14 @@ def chosen_table(cells: pd.DataFrame, *, rule: Rule = "mean") -> pd.DataFrame:
     return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], seeds_of(cell))), CHOSEN_COLUMNS)
 
 
-def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confidence: float = 0.95) -> pd.DataFrame:
+def best_table(
+    cells: pd.DataFrame,
+    grid: Grid,
+    *,
+    rule: Rule = "mean",
+    ranges: Ranges = NO_RANGES,
+    confidence: float = 0.95,
+) -> pd.DataFrame:
     """Tabulate the best learning rate of every (model, task) of the grid and the test score at it.
 
     Columns: `learning_rate` (NaN if there is none, or if seeds chose different ones), `learning_rates` (the same as
@@ -223,7 +234,7 @@ def best_table(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean", confiden
                 "n": len(picked),
                 "diverged": diverged,
                 "missing": missing,
-                **_statistics(picked, metric, confidence),
+                **_statistics(picked, ranges.get(task, ANY_SCORE), confidence),
                 "note": _note(group, picked),
             }
         )

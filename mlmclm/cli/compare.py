@@ -55,6 +55,7 @@ def compare(
     from mlmclm.analysis.pairs import RESAMPLES
     from mlmclm.analysis.pairs import compare as paired
     from mlmclm.sweeps.ledger import Ledger
+    from mlmclm.tasks.family import family_of
 
     place = options.place(store, data, task_dir)
     ledger = Ledger(place.store)
@@ -70,7 +71,15 @@ def compare(
     with Bar("comparing", 2 * RESAMPLES * len(sides), unit="resamples") as bar:
         for number, (name, (main, ones, others)) in enumerate(sides.items(), 1):
             rates = _rates("first", ones) | _rates("second", others)
-            pair = paired(ones, others, metric=metric or main, observer=lambda count: bar.update(bar.done + count))
+            family = family_of(ones[0].result)
+            pair = paired(
+                ones,
+                others,
+                metric=metric or main,
+                measures=family.measures,
+                gold=family.gold_columns,
+                observer=lambda count: bar.update(bar.done + count),
+            )
             # McNemar's test draws no permutations, so the observer stops short of this task's share.
             bar.update(2 * RESAMPLES * number)
             rows.append({"task": name, **asdict(pair), **rates})

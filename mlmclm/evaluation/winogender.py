@@ -26,7 +26,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import torch
 
-from mlmclm.analysis.measures import Array, correlation, weighted_mean
+from mlmclm.analysis.measures import Array, WeightedMean, correlation
 from mlmclm.analysis.pairs import resampled_interval
 from mlmclm.errors import UserError, unknown
 from mlmclm.evaluation.evaluations import Scores, finite
@@ -122,7 +122,7 @@ class Winogender:
         # An encoder's shares under the published rule are the answers themselves.
         if not (self.rule == "published" and np.isin(shares, (0, 1)).all()):
             columns |= {f"{gender} probability": share[:, column] for column, gender in enumerate(GENDERS)}
-        metrics = {name: _with_interval(weighted_mean(column), len(names)) for name, column in columns.items()}
+        metrics = {name: _with_interval(WeightedMean(column), len(names)) for name, column in columns.items()}
         # Whether the model's preference follows the statistics; a share of the gendered pronouns only.
         lean = share[:, 1] / np.maximum(share[:, 0] + share[:, 1], np.finfo(float).tiny)
         metrics["correlation"] = _with_interval(lambda weights: correlation(weights, women, lean), len(names))

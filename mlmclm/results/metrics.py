@@ -9,18 +9,10 @@ Rule = Literal["mean", "per_seed", "on_test"]
 """Rule for choosing the best learning rate: by the mean over seeds, for each seed separately, or on the reported scores
 (`mlmclm.analysis.selection`)."""
 
-CORRELATIONS = frozenset({"matthews", "spearman", "pearson"})
-
 
 def metric_parts(metric: str) -> list[str]:
     """Return the scores that a metric averages: two for `accuracy+f1`, one for `accuracy`."""
     return metric.split("+")
-
-
-def score_range(metric: str) -> tuple[float, float]:
-    """Return the lowest and the highest possible value of a metric: -1 and 1 for a correlation, else 0 and 1."""
-    lows = [-1.0 if name in CORRELATIONS else 0.0 for name in metric_parts(metric)]
-    return sum(lows) / len(lows), 1.0
 
 
 def value_of(scores: Mapping[str, float], metric: str) -> float:

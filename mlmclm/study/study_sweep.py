@@ -26,7 +26,7 @@ from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned, plan_cells
 from mlmclm.sweeps.trainings import with_trainings
-from mlmclm.tasks.family import titles
+from mlmclm.tasks.family import family_of, titles
 from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.registry import get_task
 
@@ -197,6 +197,7 @@ def analyse_sweep(
     return analyse(
         results,
         baseline,
+        ranges={result["task"]: family_of(result).score_range(result["metric"]) for result in results},
         grid=Grid(
             tuple(models),
             space.tasks,

@@ -108,18 +108,24 @@ class StudyTracking:
 
         Tokens of chunks are counted only if the study is given as `prepared`.
         """
-        families = {task: get_task(task, self._place.task_dirs).family for task in space.tasks}
+        tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
         models = dict.fromkeys(self.study.models, NO_FACTS)
         if isinstance(self.study, StudyFile):
             corpus = None if prepared is None else prepared.corpus
             models = {str(name): model_facts(name, self.study.recipe, corpus) for name in self.study.parsed}
         self._about = {
-            (model, task): {**facts, "family": families[task]} for model, facts in models.items() for task in families
+            (model, name): {**facts, "family": task.family}
+            for model, facts in models.items()
+            for name, task in tasks.items()
         }
         self._tracker.put(self._sweep(space, running=True))
         for (model, task), about in self._about.items():
             self._tracker.put(group_record(self.study.name, model, task, about=about, status="RUNNING"))
-        groups = {(model, task): CellGroup(about, space.cells_of(task)) for (model, task), about in self._about.items()}
+        limits = {name: task.kind.score_range(task.metric) for name, task in tasks.items()}
+        groups = {
+            (model, task): CellGroup(about, space.cells_of(task), limits[task])
+            for (model, task), about in self._about.items()
+        }
         self._tracker.groups(groups, space.rule)
 
     def evaluated(self, results: Iterable[dict[str, Any]]) -> None:

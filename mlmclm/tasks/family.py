@@ -21,9 +21,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from mlmclm.analysis.measures import Measure, WeightedMean
 from mlmclm.discovery import classes_in
 from mlmclm.errors import UserError, unknown
 from mlmclm.plugins import FAMILIES, plugin, plugin_names
+from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.check import check_filled
 from mlmclm.tasks.columns import Columns
 
@@ -107,8 +109,11 @@ class Family(ABC):
     """The column of classes (int64) or tags (list<int64>), numbered by the task's label names, if there is one."""
     metrics: ClassVar[Mapping[str, str]]
     """Label in reports of every score that `scores` can return, by the score's name; the first is the usual main score.
-    Correlations (matthews, spearman, pearson) lie between -1 and 1, all others between 0 and 1; higher is better.
-    `study.` marks the published evaluation's own variants (arXiv 2507.00994)."""
+    Higher is better. `study.` marks the published evaluation's own variants (arXiv 2507.00994)."""
+    signed: ClassVar[tuple[str, ...]] = ()
+    """The scores that lie between -1 and 1, such as correlations; all others lie between 0 and 1."""
+    gold_columns: ClassVar[tuple[str, ...]] = ()
+    """Numeric columns of `examples` that depend on the test data alone. Cells that differ in one are not compared."""
     study_metric: ClassVar[str | None] = None
     """Main score of that study; None if the study has no such tasks."""
     judged: ClassVar[bool] = False
@@ -290,6 +295,24 @@ class Family(ABC):
     def scores(self, examples: Examples) -> dict[str, float]:
         """Compute the `metrics` of a split from all its examples."""
 
+    @classmethod
+    def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
+        """Return `scores` as functions of example weights, with which scores are computed again on resampled examples.
+
+        By default, a score is the mean of the column of its name.
+
+        Args:
+            columns: the numeric columns of `examples`.
+            classes: the number of label names.
+        """
+        return {name: WeightedMean(values) for name, values in columns.items()}
+
+    @classmethod
+    def score_range(cls, metric: str) -> tuple[float, float]:
+        """Return the lowest and the highest possible value of a metric, which may join several scores by `+`."""
+        lows = [-1.0 if name in cls.signed else 0.0 for name in metric_parts(metric)]
+        return sum(lows) / len(lows), 1.0
+
 
 @cache
 def families() -> dict[str, type[Family]]:
@@ -308,6 +331,17 @@ def get_family(name: str) -> type[Family]:
     """Return the family with this name, or raise UserError."""
     if name not in families():
         raise unknown("family", name, families())
+    return families()[name]
+
+
+def family_of(result: Mapping[str, Any]) -> type[Family]:
+    """Return the family of a cell's result; raise UserError if no installed package has it any longer."""
+    name = result["family"]
+    if name not in families():
+        raise UserError(
+            f"result {result['key']} (task {result['task']}): no installed package has its family {name!r}. Install the one that it "
+            "came from."
+        )
     return families()[name]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
 from mlmclm.storage.files import write_atomic
-from mlmclm.tasks.family import get_family
+from mlmclm.tasks.family import family_of
 
 
 def write_predictions(kept: KeptExamples, path: Path) -> None:
@@ -16,7 +16,7 @@ def write_predictions(kept: KeptExamples, path: Path) -> None:
 
     Raises UserError if an earlier version of mlmclm computed the cell and kept no predictions.
     """
-    family = get_family(kept.result["family"])
+    family = family_of(kept.result)
     try:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in family.predictions(kept)]
     except KeyError as error:

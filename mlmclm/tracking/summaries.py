@@ -18,6 +18,8 @@ class CellGroup:
 
     about: Mapping[str, str]
     cells: int
+    limits: tuple[float, float]
+    """The lowest and the highest possible main score."""
 
 
 class Summaries:
@@ -52,7 +54,7 @@ class Summaries:
 
         results = self._results.pop(pair)
         try:
-            analysis = analyse([dict(one) for one in results], rule=self._rule)
+            analysis = analyse([dict(one) for one in results], rule=self._rule, ranges={pair[1]: group.limits})
         except MlmclmError:
             return None  # the analysis of the whole study meets the same error, and the user is told
         (best,) = records(analysis.best)

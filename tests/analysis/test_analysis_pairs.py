@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mlmclm.analysis.pairs import PairedComparison, compare, mcnemar
+from mlmclm.analysis import pairs
+from mlmclm.analysis.pairs import PairedComparison, mcnemar
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
+from mlmclm.tasks.family import family_of
 
 Column = np.ndarray[Any, Any]
 RESULT = {
-    "key": "a", "task": "t", "family": "f", "task_data": "d",
+    "key": "a", "task": "t", "family": "question-answering", "task_data": "d",
     "protocol": {"max_evaluation_examples": None, "max_evaluation_documents": None},
 }  # fmt: skip
 
@@ -25,7 +28,16 @@ def kept(columns: dict[str, Column], classes: int = 0, **changes: Any) -> KeptEx
 
 
 def classified(gold: Column, right: Column) -> KeptExamples:
-    return kept({"gold": gold, "prediction": np.where(right, gold, 1 - gold), "correct": right}, classes=2)
+    return kept(
+        {"gold": gold, "prediction": np.where(right, gold, 1 - gold), "correct": right},
+        2,
+        family="sequence-classification",
+    )
+
+
+def compare(first: list[KeptExamples], second: list[KeptExamples], **options: Any) -> PairedComparison:
+    family = family_of(first[0].result)
+    return pairs.compare(first, second, measures=family.measures, gold=family.gold_columns, **options)
 
 
 def pair_of(seeds: int, rows: int, chance: np.random.Generator, *, skill: float = 0.1) -> tuple[Any, Any]:
@@ -125,6 +137,10 @@ def entities(chance: np.random.Generator, gold: Column, found: float) -> dict[st
     }  # fmt: skip
 
 
+def numbers(gold: Column, noise: Column) -> dict[str, Column]:
+    return {"gold": gold, "prediction": (gold + noise).astype(np.float32)}
+
+
 def micro_f1(columns: dict[str, Column], rows: Column) -> float:
     gold, predicted, correct = (columns[f"entities_{name}"][rows].sum() for name in ("gold", "predicted", "correct"))
     return float(2 * correct / (gold + predicted))
@@ -146,15 +162,18 @@ def test_a_score_that_is_no_mean_is_computed_of_every_resample_and_exchange(metr
     score = {"f1": micro_f1, "matthews": pearson, "spearman": spearman, "pearson": pearson}[metric]
     if metric == "f1":
         gold = chance.integers(0, 4, rows)
-        sides = [[kept(entities(chance, gold, skill)) for _ in range(seeds)] for skill in (0.8, 0.7)]
+        sides = [
+            [kept(entities(chance, gold, skill), family="token-classification") for _ in range(seeds)]
+            for skill in (0.8, 0.7)
+        ]
     elif metric == "matthews":
         sides = list(pair_of(seeds, rows, chance, skill=0.1))
     else:
         gold = chance.integers(0, 11, rows) / 2
         sides = [
-            [kept({"gold": gold, "prediction": (gold + chance.normal(0, noise, rows)).astype(np.float32)}) for _ in range(seeds)]
+            [kept(numbers(gold, chance.normal(0, noise, rows)), family="sequence-regression") for _ in range(seeds)]
             for noise in (1.5, 2.2)
-        ]  # fmt: skip
+        ]
     ours = compare(*sides, metric=metric, resamples=resamples)
 
     def difference(a: list[dict[str, Column]], b: list[dict[str, Column]], chosen: Column) -> float:
@@ -225,10 +244,13 @@ def test_cells_that_were_tested_on_other_examples_are_refused() -> None:
     right = np.array([True, True, False, True])
     one = classified(gold, right)
     limited = {"max_evaluation_examples": 4, "max_evaluation_documents": None}
+    changed = {
+        "task data": {"task_data": "other"},
+        "families": {"family": "retrieval"},
+        "max_evaluation_examples": {"protocol": limited},
+    }
     others = {
-        "task data": kept(one.columns, 2, task_data="other"),
-        "families": kept(one.columns, 2, family="other"),
-        "max_evaluation_examples": kept(one.columns, 2, protocol=limited),
+        **{what: dataclasses.replace(one, result={**one.result, **change}) for what, change in changed.items()},
         "numbers of examples": classified(gold[:3], right[:3]),
         "column gold": classified(1 - gold, right),
     }

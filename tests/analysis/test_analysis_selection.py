@@ -20,6 +20,10 @@ from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records
 from mlmclm.analysis.selection import best_table, chosen_table, curve_table, settled
 from mlmclm.errors import UserError
 from mlmclm.seeds import Seed, Seeds, seed_value
+from mlmclm.study.study_sweep import analyse_sweep
+from mlmclm.sweeps.space import Space
+from mlmclm.tracking.summaries import CellGroup, Summaries
+from small_results import make_result
 
 TASK = "pydocs-kind"
 Scores = dict[float, list[tuple[float, float] | None]]
@@ -333,6 +337,28 @@ def test_more_lost_seeds_never_make_a_rate_eligible() -> None:
         else:
             assert row["n"] == 3 - min(lost_a, lost_b)
             assert row["learning_rate"] == (1e-4 if lost_a < lost_b else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "lowest"), [("matthews", [-0.99, -0.6, -0.93], -1.0), ("accuracy", [0.01, 0.4, 0.07], 0.0)]
+)
+def test_a_sweep_s_scores_have_the_ranges_that_their_families_declare(
+    metric: str, values: list[float], lowest: float
+) -> None:
+    space = Space.model_validate({"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0, 1, 2], "protocol": {}})
+    made = []
+    for seed, value in enumerate(values):
+        scores = {split: {metric: value} for split in ("validation", "test")}
+        made.append(make_result(key=str(seed), model="m", seed=seed, metric=metric, scores=scores))
+    assert student(values).low < lowest
+    sweep = analyse_sweep(["m"], None, space, made)
+    of_test = ("test_low", "test_mean")
+    for table, columns in ((sweep.best, of_test), (sweep.curves, of_test), (sweep.overall, ("low", "mean"))):
+        low, mean = (table[column].item() for column in columns)
+        assert lowest < low < mean - 0.01
+    running = Summaries("study", {("m", "sst2"): CellGroup({}, 3, limits=(lowest, 1.0))}, "mean")
+    (record,) = filter(None, map(running.add, made))
+    assert {name: value for name, value, *_ in record.metrics}["score_low"] == sweep.best["test_low"].item()
 
 
 def test_no_interval_in_any_table_leaves_the_range_of_its_score() -> None:

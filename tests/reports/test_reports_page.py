@@ -162,7 +162,8 @@ def test_correlations_below_zero_are_compared_and_shown_as_any_score() -> None:
     for result in made:
         result["metric"] = "matthews"
         result["scores"] = {split: {"matthews": score["accuracy"] - 0.6} for split, score in result["scores"].items()}
-    found = analyse(made, "2m-untrained")
+    found = analyse(made, "2m-untrained", ranges={"pydocs-kind": (-1.0, 1.0)})
+    assert (found.best["test_low"] < found.best["test_mean"]).all(), "also below 0"
     before = analyse(synthetic_results(MODELS, tasks=("pydocs-kind",)), "2m-untrained")
     assert found.best["learning_rates"].tolist() == before.best["learning_rates"].tolist()
     assert found.best["test_mean"].tolist() == pytest.approx((before.best["test_mean"] - 0.6).tolist())

@@ -20,7 +20,6 @@ import scipy.stats
 import seqeval.metrics
 import sklearn.metrics
 
-from mlmclm.analysis.measures import measures
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
@@ -210,7 +209,7 @@ def test_scores_of_weighted_rows_are_those_of_rows_that_are_there_so_often(kept:
     family = get_family(prepared.family)(prepared, found.cell.protocol)
     chance = np.random.default_rng(0)
     weights = np.stack([np.ones(examples.rows, int), *chance.integers(0, 4, (20, examples.rows))])
-    known = measures(examples.columns, len(examples.label_names))
+    known = family.measures(examples.columns, len(examples.label_names))
     values = {name: value(weights.astype(float)) for name, value in known.items()}
     for number, own in enumerate(weights):
         repeated = {name: np.repeat(column, own) for name, column in examples.columns.items()}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +18,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlmclm.analysis.measures import Measure, correlation
 from mlmclm.backends.packing import Packing
+from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.protocol import Protocol
@@ -24,7 +28,8 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.encoder import pool
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.reports import text
-from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, families, limited_splits, means
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, families, limited_splits
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
 from mlmclm.tasks.prepare_task import prepare_task
@@ -38,7 +43,9 @@ class Counting(Family):
 
     name, title = "counting", "Counting"
     columns: ClassVar = {"text": pa.string(), "count": pa.float64()}
-    metrics: ClassVar = {"within_one": "share within one"}
+    metrics: ClassVar = {"within_one": "share within one", "agreement": "correlation of counts"}
+    signed = ("agreement",)
+    gold_columns = ("gold",)
 
     @classmethod
     def encode(cls, data: Any, tokenizer: Any, settings: Any) -> dict[str, pa.Table]:
@@ -65,11 +72,18 @@ class Counting(Family):
         return list(head(pool(hidden, packing, self.settings.pooling)).float().exp().cpu().numpy())
 
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        near = abs(np.concatenate(predictions) - self.counts(split)) <= 1
-        return {"within_one": near.astype(np.float64)}
+        gold, words = self.counts(split), np.array([len(ids) for ids in self.sequences[split]])
+        prediction = np.concatenate(predictions).astype(np.float64)
+        return {"gold": gold, "prediction": prediction, "words": words, "within_one": abs(prediction - gold) <= 1}
 
     def scores(self, examples: Examples) -> dict[str, float]:
-        return means(examples)
+        agreement = float(np.corrcoef(examples["gold"], examples["prediction"])[0, 1])
+        return {"within_one": float(examples["within_one"].mean()), "agreement": agreement}
+
+    @classmethod
+    def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
+        sides = columns["gold"], columns["prediction"]
+        return super().measures(columns, classes) | {"agreement": lambda weights: correlation(weights, *sides)}
 
 
 class Another(Counting):
@@ -115,7 +129,9 @@ def write_counts(folder: Path) -> None:
         write_table(folder, split, {"text": texts, "good": good})
 
 
-def test_a_family_of_another_package_is_declared_looked_at_learned_and_reported(place: Path) -> None:
+@pytest.fixture
+def cell(place: Path) -> Cell:
+    """A cell on a task of a family that another package brings; its store is store/."""
     install(place, f"counting = {__name__}:Counting")
     write_counts(place / "data" / "good")
     model = save_small_model(place / "model")
@@ -123,14 +139,56 @@ def test_a_family_of_another_package_is_declared_looked_at_learned_and_reported(
     (place / "tasks" / "good.yaml").write_text(DECLARATION)
     task = get_task("good-words", [place / "tasks"])
     protocol = Protocol(max_steps=120, max_length=32, stride=8, batch_size=16, weight_decay=0.0)
-    shown = look(load_task(task, store=place, data_root=place / "data"), load_tokenizer(model), protocol)
-    assert shown.rows == {"train": 360, "validation": 40, "test": 60}
     made = prepare_task(task, model, protocol, place / "store", place / "data")
     cell = Cell("m", model, weights_hash(model), task.name, made.task_data, protocol, 5e-3, 0)
-    result = run_cell(dataclasses.replace(cell, declaration=task), store=place / "store", data_root=place / "data")
+    return dataclasses.replace(cell, declaration=task)
+
+
+def test_a_family_of_another_package_is_declared_looked_at_learned_and_reported(place: Path, cell: Cell) -> None:
+    data = load_task(cell.declared, store=place, data_root=place / "data")
+    shown = look(data, load_tokenizer(cell.model_folder), cell.protocol)
+    assert shown.rows == {"train": 360, "validation": 40, "test": 60}
+    result = run_cell(cell, store=place / "store", data_root=place / "data")
     assert (result["family"], result["metric"]) == ("counting", "within_one")
     assert result["scores"]["test"]["within_one"] > 0.8  # 3 of 7 counts are within one of the best constant
     assert (text.family("counting"), text.metric("within_one")) == ("Counting", "share within one")
+    assert (Counting.score_range("agreement"), Counting.score_range("agreement+within_one")) == ((-1, 1), (-0.5, 1))
+
+
+def test_cells_of_such_a_family_are_compared_by_scores_of_its_own(
+    place: Path, cell: Cell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its columns have names of the package's families, and other meanings."""
+    ledger, results = Ledger(place / "store"), []
+    for steps in (120, 10):
+        own = dataclasses.replace(cell, protocol=cell.protocol.model_copy(update={"max_steps": steps}))
+        results.append(
+            run_cell(own, store=place / "store", data_root=place / "data", on_examples=ledger.write_examples)
+        )
+        ledger.write(results[-1])
+    scores = [result["scores"]["test"] for result in results]
+
+    def compare(metric: str) -> tuple[int, str, str]:
+        keys = [result["key"] for result in results]
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", *keys, "--metric", metric, "--store", str(place / "store"), "--json"])
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    for metric, test in (
+        ("within_one", "mcnemar"),
+        ("agreement", "permutation"),
+        ("within_one+agreement", "permutation"),
+    ):
+        code, output, errors = compare(metric)
+        assert code == 0, errors
+        (found,) = json.loads(output)["tasks"]
+        wanted = [np.mean([score[name] for name in metric.split("+")]) for score in scores]
+        assert [found["first"], found["second"]] == pytest.approx(wanted)
+        assert (found["test"], found["low"] <= found["difference"] <= found["high"]) == (test, True)
+    shutil.rmtree(place / "outside-1.0.dist-info")
+    families.cache_clear()
+    code, _, errors = compare("within_one")
+    assert (code, "no installed package has its family 'counting'" in " ".join(errors.split())) == (2, True), errors
 
 
 def test_an_unknown_family_and_a_name_that_is_taken_are_refused(place: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_model_and_task_is_summarised_once_its_cells_are_there(tmp_path: Path)
     with tracking(tmp_path) as tracker:
         for model in ("a", "b"):
             tracker.put(group_record("study", model, "sst2", about=about, status="RUNNING"))
-        tracker.groups({(model, "sst2"): CellGroup(about, 3) for model in ("a", "b")}, "mean")
+        tracker.groups({(model, "sst2"): CellGroup(about, 3, (0.0, 1.0)) for model in ("a", "b")}, "mean")
         for result in results:
             tracker.cell(result)
     whole, running = sorted(runs(tmp_path, "study"), key=lambda run: str(run.data.params["model"]))

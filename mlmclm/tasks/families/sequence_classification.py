@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from mlmclm.analysis.measures import Measure, WeightedMean, divided
 from mlmclm.errors import UserError
 from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, limited_splits
@@ -55,6 +56,8 @@ class SequenceClassification(Family):
     labels: ClassVar[str | None] = "label"
     metrics: ClassVar = {"accuracy": "accuracy", "f1_macro": "f1 macro", "f1": "F1", "matthews": "Matthews correlation"}
     study_metric: ClassVar[str | None] = "accuracy"
+    signed: ClassVar[tuple[str, ...]] = ("matthews",)
+    gold_columns = ("gold",)
     hub_task = "text-classification"
     framed = True
 
@@ -138,3 +141,33 @@ class SequenceClassification(Family):
 
     def scores(self, examples: Examples) -> dict[str, float]:
         return classification_scores(examples["gold"], examples["prediction"], self.outputs)
+
+    @classmethod
+    def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
+        every = np.arange(classes)
+        gold, predicted = (columns[name][:, None] == every for name in ("gold", "prediction"))  # [n, classes]
+        counted = np.concatenate((gold & predicted, gold, predicted), axis=1).astype(np.float64)  # [n, 3 x classes]
+
+        def sums(weights: Array) -> list[Array]:
+            """Count the correct predictions, the examples and the predictions of each class: [R, classes] each."""
+            # One matrix product counts for all resamples and all classes at once.
+            return np.split(weights @ counted, 3, axis=1)
+
+        def f1(weights: Array) -> Array:
+            right, true, called = sums(weights)
+            return divided(2 * right, true + called)
+
+        def matthews(weights: Array) -> Array:
+            right, true, called = sums(weights)
+            n = weights.sum(axis=1)
+            covariance = right.sum(axis=1) * n - (true * called).sum(axis=1)
+            # Gorodkin's multi-class form of Matthews' correlation; for two classes it is the usual one.
+            spread = [n**2 - (side**2).sum(axis=1) for side in (true, called)]
+            return divided(covariance, np.sqrt(spread[0] * spread[1]))
+
+        found: dict[str, Measure] = {
+            "accuracy": WeightedMean(columns["correct"]),
+            "f1_macro": lambda weights: f1(weights).mean(axis=1),
+            "matthews": matthews,
+        }
+        return found | ({"f1": lambda weights: f1(weights)[:, 1]} if classes == 2 else {})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from mlmclm.analysis.measures import Measure, correlation, ranks
 from mlmclm.errors import UserError
 from mlmclm.tasks.families.sequence_classification import SequenceClassification
 from mlmclm.tasks.family import Array, Examples
@@ -41,6 +42,7 @@ class SequenceRegression(SequenceClassification):
     columns: ClassVar = {"text": pa.string(), "text_pair": pa.string(), "label": pa.float64()}
     labels = None
     metrics: ClassVar = {"spearman": "Spearman correlation", "pearson": "Pearson correlation"}
+    signed = ("spearman", "pearson")
     study_metric = None
     hub_task = "sentence-similarity"
     outputs = 1
@@ -73,3 +75,11 @@ class SequenceRegression(SequenceClassification):
 
     def scores(self, examples: Examples) -> dict[str, float]:
         return correlations(examples["gold"], examples["prediction"])
+
+    @classmethod
+    def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
+        x, y = (columns[name].astype(np.float64) for name in ("gold", "prediction"))
+        return {
+            "spearman": lambda weights: correlation(weights, ranks(weights, x), ranks(weights, y)),
+            "pearson": lambda weights: correlation(weights, x, y),
+        }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from mlmclm.analysis.measures import Measure, WeightedMean, ratio
 from mlmclm.errors import UserError
 from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import (
@@ -93,6 +94,7 @@ class TokenClassification(Family):
         "f1": "F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy", "study.f1": "study's F1",
     }  # fmt: skip
     study_metric = "study.f1"
+    gold_columns = ("words", "entities_gold")
 
     @classmethod
     def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
@@ -258,4 +260,15 @@ class TokenClassification(Family):
             "recall": recall,
             "accuracy": right / words,
             "study.f1": mean_of(examples["study.f1"]),
+        }
+
+    @classmethod
+    def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
+        gold, predicted, both = (columns[f"entities_{name}"] for name in ("gold", "predicted", "correct"))
+        return {
+            "f1": ratio(2.0 * both, 1.0 * gold + predicted),
+            "precision": ratio(both, predicted),
+            "recall": ratio(both, gold),
+            "accuracy": ratio(columns["words_correct"], columns["words"]),
+            "study.f1": WeightedMean(columns["study.f1"]),
         }
