@@ -19,7 +19,11 @@ TASKS, FAMILIES, GENERATORS, CORPORA = "mlmclm.tasks", "mlmclm.families", "mlmcl
 
 
 def plugin(group: str, name: str) -> Any:
-    """Import the object that an entry point names, or return None if no installed package has one with this name."""
+    """Import the object that an entry point names, or return None if no installed package has one with this name.
+
+    Raises:
+        UserError: the other package fails to import.
+    """
     found = importlib.metadata.entry_points(group=group, name=name)
     for point in found:
         try:

@@ -52,7 +52,7 @@ def test_a_reader_who_does_as_the_page_says_comes_to_its_end(page: str, tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     if page == "own-task":
         assert (tmp_path / "predictions.jsonl").read_text().count('"prediction"') == 40
-        assert "(was there)" in done.stdout, "the same cell was computed again"
+        assert "(found in the store)" in done.stdout, "the same cell was computed again"
 
 
 def _what_readers_have(folder: Path) -> None:

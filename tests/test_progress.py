@@ -137,7 +137,7 @@ def test_a_table_leaves_columns_out_before_it_cuts_a_name(
             assert "0.1234" in printed, "in a file or a pipe all columns are there"
         else:
             assert ("accuracy" in printed, "0.1234" in printed) == (width >= 40, width >= 200)
-            assert ("left out for want of room: spread" in printed) == (width < 200)
+            assert ("omitted, the terminal is too narrow: spread" in printed) == (width < 200)
 
 
 @pytest.mark.parametrize("spoken", [True, False])

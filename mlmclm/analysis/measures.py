@@ -55,7 +55,7 @@ def measure(metric: str, known: Mapping[str, Measure]) -> Measure:
 
 
 def ratio(above: Array, below: Array) -> Measure:
-    """Return the ratio of two sums over examples."""
+    """Return the ratio of two sums over examples, of values [n] each."""
     both = np.stack((above, below), axis=1).astype(np.float64)  # [n, 2]
 
     def value(weights: Array) -> Array:
@@ -66,7 +66,7 @@ def ratio(above: Array, below: Array) -> Measure:
 
 
 def divided(above: Array, below: Array) -> Array:
-    """Divide elementwise, with 0 where the denominator is not positive."""
+    """Divide elementwise (shapes are equal), with 0 where the denominator is not positive."""
     return np.divide(above, below, out=np.zeros_like(below), where=below > 0)
 
 

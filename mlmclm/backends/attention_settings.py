@@ -1,4 +1,4 @@
-"""The settings of a call of attention, which all backends take together."""
+"""Settings of one attention call, passed as one object."""
 
 from __future__ import annotations
 

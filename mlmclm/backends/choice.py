@@ -18,7 +18,7 @@ PROCESS_GROUPS = {"cpu": "gloo", "cuda": "nccl"}
 """What the workers on each kind of device exchange messages through."""
 
 _MODULES = {"cpu": "mlmclm.backends.cpu.backend", "cuda": "mlmclm.backends.cuda"}
-# A plain dictionary, because torch.compile traces into `backend_of`, and would look past a cache of functools.
+# A plain dictionary, because torch.compile traces into `backend_of`, and would bypass functools.cache.
 _chosen: dict[tuple[str, str], Reference] = {}
 _given_up: set[str] = set()
 """Kinds of device that compute with torch's operations from now on; see `give_up`."""
@@ -44,7 +44,7 @@ def backend_of(device: torch.device | str) -> Reference:
     """Return the backend for tensors on a device, the same object at each call.
 
     Raises:
-        UserError: `MLMCLM_BACKEND` names a backend that the device doesn't have, and that is none of another kind of device.
+        UserError: `MLMCLM_BACKEND` names a backend that neither this device nor any other kind has.
     """
     key = torch.device(device).type, os.environ.get(BACKEND, "")
     if key not in _chosen:
@@ -53,7 +53,7 @@ def backend_of(device: torch.device | str) -> Reference:
 
 
 def backends_of(device: torch.device | str) -> dict[str, Reference]:
-    """All backends for a device by name, the best first."""
+    """Return all backends for a device by name, best first."""
     kind = torch.device(device).type
     # A kind of device may have a `reference` of its own, which knows its clock and its random generator.
     found = {backend.name: backend for backend in _own(kind)}
@@ -65,7 +65,7 @@ def _choose(kind: str, wanted: str) -> Reference:
     available = backends_of(kind)
     if kind in _given_up:
         return available["reference"]
-    # A process that computes on a GPU has work for its CPU too, which a name of the GPU's backend says nothing about.
+    # A process that computes on a GPU also computes on its CPU. Naming a GPU's backend must not change the CPU's.
     if not wanted or wanted.partition("+")[0] in _MODULES.keys() - {kind}:
         # Backends are listed best first, and `reference` last.
         return next(iter(available.values()))
@@ -86,7 +86,7 @@ def _own(kind: str) -> list[Reference]:
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:
-    """Return a context in which matrix products on the device are computed in bfloat16, if `bf16` and it has that."""
+    """Return a context in which matrix products on the device are computed in bfloat16, if `bf16` is set and it supports that."""
     return torch.autocast(device.type, torch.bfloat16) if bf16 and backend_of(device).has_bf16() else nullcontext()
 
 

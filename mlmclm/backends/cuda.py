@@ -27,11 +27,11 @@ class CudaReference(Reference):
     in_host_memory = False
 
     def has_bf16(self) -> bool:
-        """Return True: GPUs of the last years multiply bfloat16 faster."""
+        """Return True: recent GPUs multiply bfloat16 faster."""
         return True
 
     def matrix_shapes(self) -> Sequence[tuple[int, int, int]]:
-        """Return one product more than on a CPU: reaching a GPU's peak takes larger ones."""
+        """Return a larger product too, since small ones don't reach a GPU's peak."""
         return *super().matrix_shapes(), (8192, 1024, 4096)
 
     def synchronize(self) -> None:
@@ -61,7 +61,7 @@ class CudaReference(Reference):
 
 
 class Cuda(CudaReference):
-    """Kernels made for GPUs, where they are faster than torch's plain operations."""
+    """Kernels made for GPUs in place of torch's plain operations."""
 
     name = "cuda"
 

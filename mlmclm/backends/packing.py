@@ -158,7 +158,7 @@ class Packing:
 
     @cached_property
     def cumulative(self) -> Tensor:
-        """int64 [S + 2]: cumulative lengths from 0; the padding counts as one more sequence at the end."""
+        """int32 [S + 2]: cumulative lengths from 0; the padding counts as one more sequence at the end."""
         ends = np.concatenate(([0], self.starts + self.lengths, [self.padded_tokens]))
         return torch.from_numpy(ends.astype(np.int32)).to(self.device)
 

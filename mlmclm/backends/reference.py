@@ -186,7 +186,7 @@ class Reference:
         return processor()
 
     def random_state(self) -> list[Tensor]:
-        """Return the states of torch's global random generators, which dropout draws from."""
+        """Return the states, uint8 tensors, of torch's global random generators, which dropout draws from."""
         return [torch.get_rng_state()]
 
     def set_random_state(self, state: Sequence[Tensor]) -> None:

@@ -45,8 +45,8 @@ def compare(
     """Compares two models example by example of the test splits, and computes no cell.
 
     Prints the difference of the scores (first minus second) with a paired bootstrap interval and a paired test over examples:
-    McNemar's for one seed and answers that are right or wrong, else a permutation test. They say how surely these runs differ, and
-    nothing of other fine-tuning seeds, which `mlmclm report` has.
+    McNemar's for one seed and answers that are right or wrong, else a permutation test. They say how
+    certain the difference between these runs is. For variation over seeds see `mlmclm report`.
 
     A cell's key is the name of its file in the store's cells/.
 

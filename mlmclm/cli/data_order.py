@@ -41,8 +41,8 @@ def order(
 ) -> None:
     """Prints or exports exactly which rows and tokens each step saw: step, row of the global batch, block of the corpus, input_ids.
 
-    Nothing is recorded while training: order and masks are functions of the recipe's seed and the step, so that this can be asked
-    before or after. Without `--model` the tokens are those of the blocks, the same for all models of the study. Step s is the one
+    Nothing is recorded while training: order and masks are functions of the recipe's seed and the step, so this works
+    before and after training. Without `--model` the tokens are those of the blocks, the same for all models of the study. Step s is the one
     whose loss the metrics give as step s + 1. `--json` prints one object a row, and with `--export` one about the file.
 
     `--export` with a folder's name makes a data set that `datasets.load_dataset(FOLDER)` reads: rows of `input_ids`, before anything is

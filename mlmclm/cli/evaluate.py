@@ -37,7 +37,9 @@ def evaluate(
     ] = None,
     winogender: Annotated[
         Path | None,
-        Option(metavar="FOLDER", help="Also the pronouns of occupations: a folder with Winogender's files."),
+        Option(
+            metavar="FOLDER", help="Also evaluate Winogender (pronouns by occupation), from this folder with its files."
+        ),
     ] = None,
     winogender_rule: Annotated[
         str,
@@ -66,8 +68,8 @@ def evaluate(
 ) -> None:
     """Evaluates models on zero-shot tasks: no training, the model scores each answer or writes one.
 
-    Decoders are scored causally. Encoders read from left to right, each token predicted at the first of three masks behind the true
-    text so far. The harness (lm-eval, in `mlmclm[evaluation]`) builds the prompts and computes the metrics.
+    Decoders are scored causally. Encoders are scored from left to right: each token at the first of three masks after the
+    true text so far. The harness (lm-eval, in `mlmclm[evaluation]`) builds the prompts and computes the metrics.
 
     MTEB's tasks are run by mteb on folders of sentence-transformers, such as `mlmclm export --task` writes.
 
@@ -151,7 +153,7 @@ def _show(results: Sequence[Mapping[str, Any]]) -> None:
             interval = "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]"
             examples = "" if metric["examples"] is None else f"{metric['examples']:,}"
             place = (result[part] for part in ("model", "scoring", "task"))
-            rows.append((*place, name, value, interval, examples, "" if result["computed"] else "(was there)"))
+            rows.append((*place, name, value, interval, examples, "" if result["computed"] else "(found)"))
     for model in dict.fromkeys(result["model"] for result in results):
         means = [
             result["metrics"][result["main"]]["score"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def export(
     source: Annotated[Path, Argument(help="A study file (YAML), or a store's folder.")],
     model: Annotated[str, Argument(help="A model's name, such as 2m-clm-150-mlm40-600.")],
-    to: Annotated[Path, Option(help="Folder to write, which must not be there yet (with --revisions it may).")],
+    to: Annotated[Path, Option(help="Folder to write. It must not exist yet, except with --revisions.")],
     step: Annotated[int | None, Option(min=1, help="Optimiser steps; by default the furthest there is.")] = None,
     revisions: Annotated[
         bool,
@@ -45,8 +45,8 @@ def export(
         str | None,
         Option(
             metavar="REPO",
-            help="Also upload the folder, or each revision with its tag, to this repository of the Hugging Face Hub, made private where it "
-            "is new.",
+            help="Also upload the folder, or each revision with its tag, to this repository of the Hugging Face Hub, created as "
+            "private if it doesn't exist.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -197,7 +197,7 @@ def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) ->
         folders = {tag: folder for tag in made.tags if (folder := cached.snapshot(tag)) is not None}
         size = sum(sum(files_to_upload(folder).values()) for folder in folders.values())
         say(
-            f"{'would upload' if dry_run else 'uploading'} to {repository} on the Hugging Face Hub (made private where it is new): "
+            f"{'would upload' if dry_run else 'uploading'} to {repository} on the Hugging Face Hub (created as private if it doesn't exist): "
             f"{len(folders)} revisions, {size:,} bytes, but for those that are there"
         )
         if dry_run:
@@ -216,7 +216,7 @@ def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[st
 
     files = files_to_upload(folder)
     verb = "would upload" if dry_run else "uploading"
-    say(f"{verb} to {repository} on the Hugging Face Hub (made private where it is new), as one commit:")
+    say(f"{verb} to {repository} on the Hugging Face Hub (created as private if it doesn't exist), as one commit:")
     for path, size in files.items():
         say(f"  {path} ({size:,} bytes)")
     say(f"  {len(files)} files, {sum(files.values()):,} bytes; a file of the same name there is replaced, others stay")

@@ -34,7 +34,7 @@ from mlmclm.storage.home import some_home
 app = typer.Typer(
     name="mlmclm",
     cls=Verbs,
-    help="How should this text encoder be pretrained, and how surely do we know? Pretrains models that differ in their objective only, "
+    help="How should this text encoder be pretrained, and how sure can we be? Pretrains models that differ in their objective only, "
     "fine-tunes each over a grid of learning rate x seed x task, and reports best rate, score with interval, and stability.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             with (
                 some_home(),
-                starting(f"mlmclm {' '.join(words[:1])}: loading libraries, and looking at what is there"),
+                starting(f"mlmclm {' '.join(words[:1])}: loading libraries and checking the store"),
             ):
                 app(args=words)
         except MlmclmError as error:
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
         except OSError as error:
             sys.exit(_failed(error, str(disk_fault(error, Path(error.filename or "."))), 1, debug))
         except Exception as error:
-            text = f"an error that mlmclm did not expect: {type(error).__name__}: {error}. What is finished is kept. Run again with --debug for the traceback."
+            text = f"unexpected error: {type(error).__name__}: {error}. What is finished is kept. Run again with --debug for the traceback."
             sys.exit(_failed(error, text, 1, debug))
 
 

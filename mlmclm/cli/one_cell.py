@@ -34,7 +34,7 @@ from mlmclm.tasks.registry import get_task
 
 
 def changed_settings(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
-    """Return the protocol settings that the options change."""
+    """Return the protocol settings that the options change; raise UserError for a pair without `=`."""
     changes: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -49,7 +49,11 @@ def changed_settings(pairs: Sequence[str], *, causal: bool | None, pooling: str 
 
 
 def settings_of(found: TaskProtocols, task: str, folder: Path, changes: dict[str, Any]) -> Protocol:
-    """Return the cell's protocol with the options applied, and with lengths resolved for the model's context."""
+    """Return the cell's protocol with the options applied, and with lengths resolved for the model's context.
+
+    Raises:
+        UserError: a setting has several values to choose from, is unknown, or doesn't fit the model.
+    """
     chosen = found.protocol_for(task)
     for axis, values in found.axes_of(task).items():
         if axis not in changes:
@@ -238,6 +242,6 @@ def show_result(cell: Cell, result: dict[str, Any], ledger: Ledger, *, computed:
             for name, value in result["scores"]["test"].items()
         ]
         show_table(("metric", "validation", "test"), rows, title=cell_name(cell))
-    show(f"result: {path} ({'computed now' if computed else 'was there'})")
+    show(f"result: {path} ({'computed now' if computed else 'found in the store'})")
     if kept:
         show(f"examples: {examples}")

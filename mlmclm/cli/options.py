@@ -1,4 +1,4 @@
-"""Options that several commands share; each is called by its parameter's name, and flags say theirs."""
+"""Options that several commands share. An option takes its parameter's name; flags spell theirs out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ DryRun = Annotated[
     bool,
     Option(
         "--dry-run",
-        help="Say what would be computed, and compute nothing but the speed of a model, for the time of a sweep.",
+        help="Show what would be computed. Nothing is computed but the speed of a model, for the time of a sweep.",
     ),
 ]
 Workers = Annotated[

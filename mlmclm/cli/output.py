@@ -63,7 +63,7 @@ def show_table(
         dropped.append(drop[len(dropped)])
     Console(highlight=False, markup=False, emoji=False, width=width).print(table)
     if dropped:
-        show(f"(left out for want of room: {', '.join(dropped)})", style="dim")
+        show(f"(omitted, the terminal is too narrow: {', '.join(dropped)})", style="dim")
 
 
 def print_json(value: Any) -> None:

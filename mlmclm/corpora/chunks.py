@@ -32,7 +32,7 @@ REMEMBERED = 4096
 
 
 class ChunkTable(NamedTuple):
-    """The number of the chunks, without which they can't be shuffled, and what is needed to find them."""
+    """Index of the chunks: their number, which shuffling needs, and how to find them."""
 
     rows: tuple[int, ...]
     """Chunks that begin in each shard."""
@@ -64,8 +64,8 @@ def chunk_starts(ends: NDArray[np.int64], size: int, room: int, offset: int) -> 
 class Chunks:
     """The chunks of a part's documents, as one array [n, length]; stands for `Blocks`.
 
-    A document is cut every `length - 2` tokens. A row is BOS, the tokens and EOS, filled up with EOS; so what is behind
-    its first EOS is filling. Chunks don't depend on how the corpus is divided into shards. Picklable, like `Blocks`.
+    A document is cut every `length - 2` tokens. A row is BOS, the tokens and EOS, filled up with EOS: everything
+    after its first EOS is filling. Chunks don't depend on how the corpus is divided into shards. Picklable, like `Blocks`.
     """
 
     def __init__(self, blocks: Blocks, length: int, table: ChunkTable, start: int, end: int) -> None:

@@ -44,7 +44,7 @@ def _parsed(value: Any) -> Any:
             raise ValueError(f"{name}: the weight {weight!r} is not a number of 0 or more")
     exact = {name: Fraction(repr(weight)) for name, weight in sorted(given.items()) if weight}
     if not exact:
-        raise ValueError("its weights add up to nothing; give at least one source a weight above 0")
+        raise ValueError("its weights add up to 0; give at least one source a weight above 0")
     common = math.lcm(*(weight.denominator for weight in exact.values()))
     whole = {name: int(weight * common) for name, weight in exact.items()}
     divisor = math.gcd(*whole.values())

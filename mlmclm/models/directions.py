@@ -38,7 +38,7 @@ def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
         fault = f"{type(error).__name__}: {one_line(error, 200)}"
     if fault is not None:
         raise UserError(
-            f"{folder}: a model of the architecture {model.config.model_type!r} cannot be fine-tuned here, where its "
+            f"{folder}: a model of the architecture {model.config.model_type!r} cannot be fine-tuned: its "
             f"attention must work in both directions ({fault}). Architectures that can are {', '.join(sorted(KNOWN))}, and "
             "others whose attention transformers can exchange."
         )

@@ -1,4 +1,4 @@
-"""Tokenizers of exported folders, which put around a text what stood around the texts that the model was trained on.
+"""Tokenizers of exported folders, which add the special tokens that surrounded texts in training.
 
 - The encoder's begins with the text and ends it with EOS, as fine-tuning does (`tasks/family.py`).
 - The decoder's adds nothing: a prompt goes on, and in pretraining no token marks the start of a document. The token

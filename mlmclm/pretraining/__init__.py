@@ -1,1 +1,1 @@
-"""Objectives, schedule, DeepSpeed engine, worker loop, checkpoints, Ray Train launch."""
+"""Pretraining of a stage on Ray Train: DeepSpeed engine, worker loop, callbacks, states and checkpoints."""

@@ -73,7 +73,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     damage = states.damage(folder)
     if damage is not None:
-        raise UserError(f"{folder}: {damage}. Delete this folder and run `mlmclm pretrain` again: it makes it anew.")
+        raise UserError(f"{folder}: {damage}. Delete this folder and run `mlmclm pretrain` again to rebuild it.")
     return dict(StoredTensors(folder / "state.safetensors", WEIGHTS))
 
 

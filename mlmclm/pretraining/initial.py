@@ -63,7 +63,7 @@ class InitialModel:
         found = damage(self.folder)  # unlike `checked`, this asks for the file of checksums too
         if found is not None:
             raise UserError(
-                f"{self.folder}: {found}. Delete this folder and run again: it is made of {self.source} anew."
+                f"{self.folder}: {found}. Delete this folder and run again to rebuild it from {self.source}."
             )
 
 
@@ -181,7 +181,7 @@ def open_initial(store: Path, key: str) -> InitialModel:
     checked(
         folder,
         ("initial.json", "config.json"),
-        "Delete this folder and run again: it is made of the model that the study names anew.",
+        "Delete this folder and run again to rebuild it from the model that the study names.",
     )
     facts = read_json(folder / "initial.json")
     return InitialModel(key, folder, facts["source"], facts["commit"], Size(**facts["size"]))
@@ -367,7 +367,7 @@ def _make(name: str, folder: Path, source: _Source, tokenizer: TokenizerConfig, 
     if folder.is_dir():
         found = damage(folder, read=False)
         say(
-            f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again of {source.text}; "
+            f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and rebuilt from {source.text}; "
             "where that is gone, put back a copy of the folder."
         )
     say(f"{name}: making an encoder of {source.text}")

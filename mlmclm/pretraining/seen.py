@@ -44,7 +44,7 @@ class Seen:
     step: int
     """Optimiser steps taken before this one."""
     blocks: npt.NDArray[np.int64]
-    """Indices of its blocks in the corpus's training split, [batch]. Those of sources are counted through, by name."""
+    """Indices of its blocks in the corpus's training split, [batch]. In a mix, the sources follow each other by name."""
     input_ids: npt.NDArray[np.int64]
     """[batch, length]."""
     labels: npt.NDArray[np.int64] | None

@@ -97,7 +97,7 @@ def run_stages(
         if error is not None:
             failures.append(error)
             if running or any(ready(other) for other in waiting):
-                say(f"{error} What does not depend on it goes on.")
+                say(f"{error} Independent stages continue.")
     if failures:
         raise failures[0]
     if waiting:

@@ -42,9 +42,9 @@ class StableAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step with the gradients that there are."""
+        """Take one step with the current gradients."""
         given = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
-        # All weights take their steps together. Reading the count of each would wait for a GPU as often.
+        # All weights have taken as many steps, and reading each one's count would wait for the GPU each time.
         done = next((int(self.state[each]["step"]) for each, _ in given if self.state[each]), 0)
         for parameter, group in given:
             self._update(parameter, parameter.grad, group, done + 1)

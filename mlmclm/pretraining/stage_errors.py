@@ -57,7 +57,7 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
     if _OUT_OF_MEMORY.search(text):
         micro = recipe.micro_batch or recipe.batch // recipe.workers
         return EnvironmentFault(
-            f"pretraining stage {title!r}: a worker ran out of memory. Without another result: lower recipe.micro_batch (now {micro} sequences at once), "
+            f"pretraining stage {title!r}: a worker ran out of memory. To keep the same result, lower recipe.micro_batch (now {micro} sequences at once), "
             f"raise recipe.zero_stage (now {recipe.zero_stage}; 3 divides most over workers), or give each worker more room (recipe.workers, now "
             f"{recipe.workers}: fewer on one machine, more over several). A shorter recipe.block_length (now {recipe.block_length}) needs less too, but "
             f"is another model. {kept}"

@@ -37,7 +37,7 @@ def revision_folder(store: Path, key: str) -> Path:
 
 
 def weights_folder(store: Path, key: str) -> Path | None:
-    """Return the folder of a state or a revision with this key, as far as sizes tell; None if there is neither."""
+    """Return the folder of the state or revision with this key if its files have their full sizes, else None."""
     folders = (state_folder(store, key), revision_folder(store, key))
     return next((folder for folder in folders if damage(folder, read=False) is None), None)
 

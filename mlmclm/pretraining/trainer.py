@@ -1,4 +1,4 @@
-"""Ray Train's trainer, without what stages have no use for."""
+"""Ray Train's trainer without its callback for Ray Data."""
 
 from __future__ import annotations
 

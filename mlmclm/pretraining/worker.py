@@ -174,13 +174,13 @@ def _latest_folder(job: StageJob) -> Path | None:
             # The run's own log has no checksum and may have lines of later steps. Go on from the copy in the state.
             write_atomic(job.metrics_path, (folder / "metrics.jsonl").read_bytes())
             return folder
-        job.note(f"{folder} is not used: {damage}; the furthest whole one before it is.")
+        job.note(f"{folder} is skipped: {damage}. Training resumes from the latest intact one before it.")
     if job.start_key is None:
         return None
     start = states.state_folder(job.store, job.start_key)
     damage = states.damage(start)
     if damage is not None:
-        raise UserError(f"{start}: {damage}. Run the same command again: it is trained anew.")
+        raise UserError(f"{start}: {damage}. Run the same command again to train it anew.")
     return start
 
 

@@ -76,5 +76,5 @@ class StudyFacts:
     recipe: Mapping[str, Value] = field(default_factory=dict)  # pretraining settings shared by all models
     protocol: Mapping[str, Value] = field(default_factory=dict)  # fine-tuning settings
     provenance: Mapping[str, str] = field(default_factory=dict)  # from `reports.provenance`
-    question: str = "How should this text encoder be pretrained, and how surely do we know?"  # below the title
+    question: str = "How should this text encoder be pretrained, and how sure can we be?"  # below the title
     zero_shot: tuple[ZeroShotFacts, ...] = ()  # by model and then by task

@@ -83,7 +83,7 @@ def find_state(
     steps = ", ".join(str(step) for step in sorted({found.state.step for found in every}))
     at = "" if step is None else f" at step {step}"
     there = f"there are steps {steps}" if steps else "train it with `mlmclm pretrain`"
-    raise UserError(f"{store}: no whole state of model {str(name)!r}{at}; {there}.")
+    raise UserError(f"{store}: no intact state of model {str(name)!r}{at}; {there}.")
 
 
 def _described(store: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -31,7 +31,7 @@ from mlmclm.tasks.registry import get_task
 
 LENGTHS = ("max_length", "stride")
 """Settings that follow from a model's context where the protocol gives lengths as a share of it."""
-QUESTION = "Which of these models suits these tasks best, at which learning rate, and how surely do we know?"
+QUESTION = "Which of these models suits these tasks best, at which learning rate, and how sure can we be?"
 
 
 @dataclass(frozen=True)

@@ -216,13 +216,13 @@ def load_study(path: Path) -> StudyFile:
     longest = max(name.steps for name in parsed)
     if every is not None and every > longest > 0:
         raise UserError(
-            f"{path}: recipe.revisions_every {every}: no model trains for so long; allowed: 1 to {longest}, the steps of the longest."
+            f"{path}: recipe.revisions_every {every}: longer than any model's training; allowed: 1 to {longest}, the steps of the longest."
         )
     if every_tokens is not None:
         most = max(history(name, study.recipe).tokens(study.recipe) for name in parsed)
         if every_tokens > most > 0:
             raise UserError(
-                f"{path}: recipe.revisions_every_tokens {every_tokens}: no model sees so many; allowed: 1 to {most}, the most tokens of a model."
+                f"{path}: recipe.revisions_every_tokens {every_tokens}: more than any model sees; allowed: 1 to {most}, the most tokens of a model."
             )
     study = study.model_copy(update={"models": names, "baseline": baseline})
     if study.baseline is not None and study.baseline not in study.models:

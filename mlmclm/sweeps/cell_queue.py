@@ -46,7 +46,7 @@ class CellQueue:
         return training
 
     def give_up(self, worker: str) -> Training | None:
-        """Return the training that a worker holds, if any, which it holds no more."""
+        """Take back the training that a worker holds, if any."""
         return self._held.pop(worker, None)
 
     def forget(self, worker: str) -> None:

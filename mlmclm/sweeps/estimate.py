@@ -36,7 +36,7 @@ from mlmclm.tasks.prepare_task import find_or_prepare
 FEWEST_RESULTS = 4
 """Results of a model from which its speed is taken; with fewer it is measured."""
 STEPS, WARM_UP_STEPS = 14, 4
-"""Steps of training that a measurement takes, and how many of them don't count."""
+"""Steps of training that a measurement takes, and how many of the first are discarded."""
 FILE_BYTES = (3_000, 60_000)
 """Size of a result with its examples where the store has none yet: a small test set's, and a large one's."""
 
@@ -82,7 +82,7 @@ def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: 
 def estimate(
     cells: Sequence[Cell], missing: Sequence[Cell], *, store: Path, data_root: Path | None, workers: int
 ) -> SweepEstimate:
-    """Estimate what the missing ones of a sweep's cells take; measures models that have too few results on this device.
+    """Estimate the cost of a sweep's missing cells; measures models that have too few results on this device.
 
     The cells have their work (`trainings.with_trainings`).
 
@@ -133,7 +133,7 @@ def _speed(cells: Sequence[Cell], ledger: Ledger, device: str, store: Path, data
             share = cell.work[0] / result["cost"].get("cells_of_training", 1) + cell.work[1]
             samples.append(result["cost"]["seconds"] / share)
     if len(samples) < FEWEST_RESULTS:
-        # Not one that starts from another cell's weights, which may not be there.
+        # Prefer a cell that doesn't start from another cell's weights, since those may be missing.
         samples = _measured(next((cell for cell in cells if cell.start is None), cells[0]), device, store, data_root)
     found = contrast([samples], [1.0])
     return Range(found.value, max(0.0, found.low), found.high)

@@ -13,7 +13,7 @@ from mlmclm.sweeps.cells import SweepModel
 
 
 def find_model(model: str, store: Path, *, data_root: Path | None = None, beside: Path | None = None) -> SweepModel:
-    """Return the model in a folder, of a name in `store/studies/*/models/`, or on the Hub, looked for in this order.
+    """Find a model by folder, by its name in `store/studies/*/models/`, or on the Hub, in this order.
 
     `STUDY/NAME` picks one study's model. On the Hub, a name is OWNER/NAME or OWNER/NAME@REVISION.
 

@@ -178,7 +178,7 @@ class Ledger:
         # Read back, because a result that another process filed meanwhile stays and is the one that counts.
         filed = self.find(key)
         if filed is None:
-            raise EnvironmentFault(f"{self.path(key)}: written, but not there. Was it removed?")
+            raise EnvironmentFault(f"{self.path(key)}: it was written but cannot be found. Was it removed?")
         return filed, True
 
     def keys(self) -> set[str]:

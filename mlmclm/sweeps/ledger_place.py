@@ -1,6 +1,6 @@
 """Where a store's results are: in the store, or at the address that its file `ledger.json` names.
 
-Stores of several machines can so have their results in one place, and compute each cell once between them.
+Stores of several machines can thus keep their results in one place, and compute each cell once between them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def place_ledger(store: Path, url: str) -> None:
         check_url(url)
     if noted is None:
         write_json(store / FILE, {"url": url})
-        say(f"the results of {store} are at {url} from now on, says {store / FILE}")
+        say(f"the results of {store} are now kept at {url} (recorded in {store / FILE})")
 
 
 def _noted(store: Path) -> str | None:

@@ -72,7 +72,7 @@ def read_manifest(name: str, store: Path) -> Manifest:
         UserError: there is none, or it is damaged.
     """
     path = store / "studies" / name / FILE
-    again = "Run the sweep again, which writes it; what is computed is not computed again."
+    again = "Run the sweep again to write it; finished cells are not computed again."
     if not path.is_file():
         names = sorted(found.parent.name for found in (store / "studies").glob(f"*/{FILE}"))
         if path.parent.is_dir():

@@ -139,7 +139,7 @@ def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[s
         key = cell_key(cell)
         again, filed = kept.find(key), Ledger(store).find(key)
         if again is None or filed is None:
-            raise EnvironmentFault(f"{kept.path(key)}: written, but not there. Is {store} shared?")
+            raise EnvironmentFault(f"{kept.path(key)}: it was written but cannot be found. Is {store} shared?")
         if again["scores"] != filed["scores"]:
             say(
                 f"{cell_name(cell)}: trained again it scored {again['scores']['validation']} on validation, and "

@@ -1,4 +1,4 @@
-"""Runs the missing cells of a sweep on a pool of workers, which are Ray Tune trials.
+"""Run of a sweep's missing cells on a pool of workers, which are Ray Tune trials.
 
 The ledger decides what is missing, so a sweep resumes when it is run again, however it was stopped. Tune's own
 experiment state is neither needed nor kept.

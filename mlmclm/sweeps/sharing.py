@@ -44,7 +44,7 @@ def heaviest(cells: Iterable[Cell]) -> Cell:
         files = Path(cell.model_folder).glob("*.safetensors")
         return sum(file.stat().st_size for file in files) * cell.protocol.batch_size * cell.protocol.max_length
 
-    # Not one that starts from another cell's weights, which may not be there.
+    # Prefer a cell that doesn't start from another cell's weights, since those may be missing.
     cells = list(cells)
     return max([cell for cell in cells if cell.start is None] or cells, key=weight)
 
@@ -69,7 +69,7 @@ def cells_beside_each_other(cell: Cell, *, store: Path, data_root: Path | None, 
     """Return how many cells like this one should share this process's device; measured once, then kept in the store.
 
     Args:
-        device: the device's title (`Backend.title`).
+        device: the device's title (`Reference.title`).
 
     Raises:
         EnvironmentFault: not even one can be trained; nothing is kept then.
@@ -85,8 +85,8 @@ def cells_beside_each_other(cell: Cell, *, store: Path, data_root: Path | None, 
             rates.append(together())
             if rates == [None]:
                 raise EnvironmentFault(
-                    f"{cell.model} on {cell.task}: a process that trained it alone, to measure how many cells can share a GPU, has ended. What "
-                    "it said stands above. Set gpus_per_cell to a number to go on without the measurement."
+                    f"{cell.model} on {cell.task}: a process that trained it alone, to measure how many cells can share a GPU, has exited; "
+                    "see its output above. Set gpus_per_cell to a number to go on without the measurement."
                 )
             return rates[-1]
 
@@ -168,7 +168,7 @@ def _processes(cell: Cell, store: Path, data_root: Path | None) -> Iterator[Call
 
 
 def main() -> None:
-    """Train a cell from standard input, and measure as often as a line comes; answer with steps a second."""
+    """Train a cell from standard input; answer each further line with the steps a second."""
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
     cell, store, data_root = pickle.load(source)

@@ -23,9 +23,9 @@ from mlmclm.sweeps.table import SweepTable
 STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
 """Status of a cell: with a result (three kinds), claimed by a process, failed without a result, or none of these."""
 RATE_SECONDS = 3600.0
-"""The rate is that of this time before the last result."""
+"""The time before the last result over which the rate is computed."""
 READ_AT_ONCE = 500
-"""Results that are read together, from an object store side by side, before what isn't needed of them is dropped."""
+"""Results that are read at once, from an object store in parallel, before unneeded parts are dropped."""
 KEPT = ("status", "scores", "cost", "steps", "tokens", "diverged_step")
 """Entries of a result that are kept in memory, of up to 20,000 results."""
 

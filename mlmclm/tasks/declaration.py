@@ -100,7 +100,7 @@ class Splits(Frozen):
     validation: AnySplit | None = None
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
     validation_from: Literal["train", "test"] = "train"
-    """The split that loses this fraction to validation. Retrieval loses queries of test, and both search all documents."""
+    """The split that loses this fraction to validation. In retrieval, queries of test are held out, and both splits search all documents."""
     validation_seed: int = 42
     validation_group: str | None = None
     """A canonical column whose equal values stay in one split: questions on one passage, queries of one document."""

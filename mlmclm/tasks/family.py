@@ -245,16 +245,16 @@ class Family(ABC):
 
     @property
     def distinct(self) -> Lists | None:
-        """Numbers of each training row's texts, of which a batch should hold none twice; None if it may."""
+        """Numbers of each training row's texts, if no text may occur twice in a batch, else None."""
         return None
 
     @abstractmethod
     def batch(self, rows: Array) -> Batch:
-        """Return the training rows with these numbers as a batch."""
+        """Return the training rows with these numbers (int [B]) as a batch."""
 
     @abstractmethod
     def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """Return the layers on top of the encoder; all random initialisation must come from `linear`."""
+        """Return the layers on top of hidden states [tokens, hidden]; all random initialisation must come from `linear`."""
 
     @abstractmethod
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
@@ -282,14 +282,14 @@ class Family(ABC):
 
     @abstractmethod
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        """Return one array per sequence (rows of `evaluation_sequences`), from which `examples` computes its results.
+        """Return an array of the family's own shape for each sequence (`rows`, int [S]), which `examples` works on.
 
         A NaN in the model's output must stay one, because that is how a diverged model is recognised.
         """
 
     @abstractmethod
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        """Compute the results of a split's examples from all its sequences' predictions, both in the split's order."""
+        """Compute a split's columns, one value per example [examples], from the predictions of all its sequences in order."""
 
     @abstractmethod
     def scores(self, examples: Examples) -> dict[str, float]:
@@ -328,7 +328,7 @@ def families() -> dict[str, type[Family]]:
 
 
 def get_family(name: str) -> type[Family]:
-    """Return the family with this name, or raise UserError."""
+    """Return the family with this name; raise UserError for an unknown one."""
     if name not in families():
         raise unknown("family", name, families())
     return families()[name]

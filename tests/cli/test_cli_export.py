@@ -88,8 +88,8 @@ def test_mistakes_are_said(store: Path, tmp_path: Path, run: Run) -> None:
     for path in damaged.glob("states/*/state.safetensors"):
         os.truncate(path, 1000)
     for words, expected in (
-        ((store, NAME, "--step", "7"), f"no whole state of model '{NAME}' at step 7; there are steps 10, 30"),
-        ((store, "1m-mlm15-40"), "no whole state of model '1m-mlm15-40'; train it"),
+        ((store, NAME, "--step", "7"), f"no intact state of model '{NAME}' at step 7; there are steps 10, 30"),
+        ((store, "1m-mlm15-40"), "no intact state of model '1m-mlm15-40'; train it"),
         ((damaged, NAME), "state.safetensors has 1,000 bytes instead of"),
         ((store, NAME, "--dry-run"), "--dry-run says what --push-to-hub would upload"),
         ((store, NAME, "--push-to-hub", "a/b/c", "--dry-run"), "--push-to-hub a/b/c: Repo id"),

@@ -98,7 +98,7 @@ def test_what_a_sweep_has_computed_is_printed_and_not_computed_again(
     assert code == 0, errors
     assert f"{result['scores']['test']['accuracy']:.4f}" in output
     assert f"{result['key']}.json" in output
-    assert "was there" in output
+    assert "found in the store" in output
 
 
 def test_other_metrics_find_the_same_result_and_mark_another_score(place: Path, run: Run) -> None:
@@ -277,7 +277,7 @@ def test_a_model_that_cannot_attend_in_both_directions_is_refused_before_trainin
     DebertaV2Model(DebertaV2Config(vocab_size=400, **shape)).save_pretrained(tmp_path / "deberta")
     code, _, errors = run(tmp_path / "deberta", "sst2", "--lr", "1e-3", "--space", place / "space.yaml")
     assert code == 2, errors
-    assert "the architecture 'deberta-v2' cannot be fine-tuned here" in " ".join(errors.split())
+    assert "the architecture 'deberta-v2' cannot be fine-tuned: its attention" in " ".join(errors.split())
     assert "Traceback" not in errors
     assert not (tmp_path / "store" / "cells").exists()
 

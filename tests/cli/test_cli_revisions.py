@@ -284,16 +284,16 @@ def test_mistakes_are_said(finished_study: Any, tmp_path: Path, run_apart: Run) 
     before = listing(kept)
     for file, model, more, said in (
         (changed("zero", revisions_every=0), CAUSAL, (), "recipe.revisions_every"),
-        (changed("far", revisions_every=31), CAUSAL, (), "revisions_every 31: no model trains for so long; allowed: 1 to 30"),
+        (changed("far", revisions_every=31), CAUSAL, (), "revisions_every 31: longer than any model's training; allowed: 1 to 30"),
         (changed("none", revisions_every=None), CAUSAL, (), "neither recipe.revisions_every nor revisions_every_tokens is set"),
         (changed("tokens", revisions_every_tokens=9), CAUSAL, (), "revisions_every and revisions_every_tokens: give one"),
         (
             changed("much", revisions_every=None, revisions_every_tokens=10_000),
             CAUSAL,
             (),
-            "revisions_every_tokens 10000: no model sees so many; allowed: 1 to 7680",
+            "revisions_every_tokens 10000: more than any model sees; allowed: 1 to 7680",
         ),
-        (changed("other", batch=4), CAUSAL, (), "no whole state of model"),
+        (changed("other", batch=4), CAUSAL, (), "no intact state of model"),
         (own, "1m-clm-3O", (), "unknown model '1m-clm-3O'. Did you mean '1m-clm-30'?"),
         (own, "1m-untrained", (), "an untrained model has no state"),
         (own, CAUSAL, ("--step", "5"), "leave out --step"),

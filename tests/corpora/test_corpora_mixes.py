@@ -155,8 +155,8 @@ def test_validation_takes_the_first_blocks_of_each_source_by_weight() -> None:
     ("mix", "said"),
     [
         ({"web": -0.1, "books": 1}, "web: the weight -0.1 is not a number of 0 or more"),
-        ({"web": 0, "books": 0}, "its weights add up to nothing"),
-        ({}, "its weights add up to nothing"),
+        ({"web": 0, "books": 0}, "its weights add up to 0"),
+        ({}, "its weights add up to 0"),
         ({"web": "half"}, "web: the weight 'half' is not a number"),
         ({"web": float("inf")}, "web: the weight inf"),
         ({"web": 0.123456789, "books": 1}, "no common measure above 1/100,000 of their sum; round them"),

@@ -82,7 +82,7 @@ def test_a_local_set_is_scored_once_for_each_model_and_way_to_embed(
     assert other["key"] != result["key"] and other["computed"] and other["metrics"] != result["metrics"]
     assert other["metrics"]["ndcg_at_10"]["score"] == pytest.approx(written_out(folder, data), abs=1e-5)
     code, output, _ = evaluate(folder, "--mteb", data)
-    assert "ndcg_at_10" in output and "(was there)" in output
+    assert "ndcg_at_10" in output and "(found)" in output
     # So is another longest sequence, wherever it is said.
     settings = folder / "tokenizer_config.json"
     write_json(settings, {**read_json(settings), "model_max_length": 4})

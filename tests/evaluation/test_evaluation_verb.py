@@ -116,7 +116,7 @@ def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(place:
     assert [each["key"] for each in again] == [each["key"] for each in found]
     assert again[0]["cost"] == found[0]["cost"]
     code, output, _ = run(*words[:-1])
-    assert output.count("(was there)") == 2
+    assert output.count("(found)") == 2
     # Fewer documents, another way to score, other data: other results.
     assert results(run(*words, "--limit", "3")[1])[0]["metrics"]["acc"]["examples"] == 3
     other = results(run(place / "encoder", "--task", place / "cities.yaml", "--scoring", "mntp", "--json")[1])[0]
@@ -286,7 +286,7 @@ def test_winogender_needs_no_harness(place: Path, run: Run, tmp_path: Path, monk
     assert sum(scores) == pytest.approx(1)
     other = results(run(place / "decoder", "--winogender", tmp_path, "--winogender-rule", "published", "--json")[1])[0]
     assert other["key"] != found["key"]
-    assert "(was there)" in run(place / "decoder", "--winogender", tmp_path)[1]
+    assert "(found)" in run(place / "decoder", "--winogender", tmp_path)[1]
 
 
 @pytest.mark.parametrize(("objective", "expected"), [

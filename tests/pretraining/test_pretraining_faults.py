@@ -143,7 +143,7 @@ def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
     assert whole == [folder for _, folder in left[1:]]
     pretrain(disturbed)
     if fault != "cut short":  # one of the wrong size is deleted before anything starts
-        assert f"{left[0][1]} is not used: state.safetensors" in "".join(capsys.readouterr().err.split("\n"))
+        assert f"{left[0][1]} is skipped: state.safetensors" in "".join(capsys.readouterr().err.split("\n"))
     assert same(weights(undisturbed), weights(disturbed))
 
 

@@ -218,7 +218,7 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
         (lambda study: study["recipe"].update(mix={"prose": 1, "vers": 1}), "recipe: mix: unknown source 'vers'. Did you mean 'verse'?"),
         (lambda study: study["recipe"]["phases"][1].update(mix="books"), "recipe.phases: 'b': mix: unknown source 'books'"),
         (lambda study: study["recipe"].pop("mix"), "recipe.mix: it is missing; give the weights of the corpora (prose, verse)"),
-        (lambda study: study["recipe"].update(mix={"prose": 0}), "its weights add up to nothing"),
+        (lambda study: study["recipe"].update(mix={"prose": 0}), "its weights add up to 0"),
         (lambda study: study["recipe"].update(mix={"prose": -1, "verse": 2}), "prose: the weight -1 is not a number of 0 or more"),
         (without("corpora"), "give either corpus or, for a mix of several sources, corpora"),
         (lambda study: study.update(corpus=study.pop("corpora")["prose"]), "recipe: a mix is one of several sources, and the study has no corpora"),

@@ -77,7 +77,7 @@ def test_a_cell_that_cannot_be_trained_alone_is_an_error_and_nothing_is_kept(
     real_cells: list[Cell], tmp_path: Path
 ) -> None:
     gone = replace(real_cells[0], model_folder=tmp_path / "nowhere")
-    with pytest.raises(EnvironmentFault, match=r"a process that trained it alone.*has ended"):
+    with pytest.raises(EnvironmentFault, match=r"a process that trained it alone.*has exited"):
         cells_beside_each_other(gone, store=tmp_path, data_root=tmp_path / "data", device="this machine")
     assert not (tmp_path / "calibrations").exists()
 

@@ -27,7 +27,7 @@ LONGEST_WRITTEN_OUT = 512
 
 
 class Cpu(Reference):
-    """Operations on this machine's processor, of which some are functions of this folder's modules as they are."""
+    """Operations on this machine's processor; some methods are functions of this folder's modules."""
 
     blocks = staticmethod(block.run_blocks)
     prepare = staticmethod(ready.prepare)

@@ -446,7 +446,7 @@ def _at_least_single(x: Tensor) -> torch.dtype:
 
 
 def _scalar(like: Tensor, value: float) -> Any:
-    """Return a number that doesn't make numba compute fp32 arrays in float64."""
+    """Return the number in a type that keeps numba's arithmetic with fp32 arrays in fp32."""
     return value if like.dtype == torch.float64 else np.float32(value)
 
 

@@ -12,8 +12,7 @@ from mlmclm.storage.files import in_turn
 class Revisions(Callback):
     """Keeps the weights at the steps of `recipe.revisions_every` that the store does not have yet.
 
-    They are on disk before the next step begins. So no checkpoint is ahead of a revision, and a killed stage that goes
-    on from one leaves none out.
+    They are on disk before the next step begins, so a stage that resumes from a checkpoint misses no revision.
     """
 
     everywhere = True  # gathering the weights is a collective
@@ -26,7 +25,7 @@ class Revisions(Callback):
         job = self.stage.job
         if step not in job.revision_steps or step in job.deposits:
             return
-        # Rank 0 alone looks what is there: others could see a shared file system differently, and wait for nothing.
+        # Only rank 0 looks, because workers that see a shared file system differently would wait for each other.
         state = self.stage.engine.state(step, moments=False)
         if state is not None:
             self._keep(state, job.key_at(step))
@@ -38,7 +37,7 @@ class Revisions(Callback):
         folder = states.revision_folder(job.store, key)
         if folder.is_dir():
             with in_turn(folder.with_name(".damaged.lock")):
-                # Looked at again, as a stage beside this one may have written the same weights meanwhile.
+                # Check again: a stage beside this one may have written the same weights meanwhile.
                 if folder.is_dir() and states.damage(folder, read=False) is not None:
                     set_aside(folder)
         description = {"size": job.stage.end.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}

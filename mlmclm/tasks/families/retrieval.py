@@ -60,7 +60,7 @@ def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[
 def ndcg_at_10(
     query_ids: Sequence[str], document_ids: Sequence[str], found: BestDocuments, qrels: dict[str, dict[str, int]]
 ) -> Array:
-    """Compute NDCG@10 of each query from the ten best of all documents, with pytrec_eval.
+    """Compute NDCG@10 of each query, [queries], from the ten best of all documents, with pytrec_eval.
 
     By trec_eval's definition, the ideal ranking is that of all judged documents. Queries without a relevant document
     have NaN.
@@ -83,7 +83,7 @@ def ndcg_at_10(
 def study_ndcg_at_10(
     query_ids: Sequence[str], document_ids: Sequence[str], found: BestDocuments, qrels: dict[str, dict[str, int]]
 ) -> Array:
-    """Compute the study's NDCG@10 (arXiv 2507.00994) of each query from the ten best of the judged documents.
+    """Compute the study's NDCG@10 (arXiv 2507.00994), [queries], from the ten best of each query's judged documents.
 
     It differs from `ndcg_at_10` in two ways: only judged documents are searched, and the ideal ranking is that of the
     ten documents found, so a relevant document that is not among them costs nothing. As in trec_eval, gains are the
