@@ -52,7 +52,7 @@ class TrainingPhase(Frozen):
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up of the learning rate at the start of the phase."""
     decay: Law = "constant"
-    """Shape of the decay, as the recipe's: constant (no decay), linear, 1-sqrt or cosine."""
+    """Shape of the decay, as the recipe's: constant (no decay), linear, 1-sqrt, 1-square or cosine."""
     decay_steps: int | None = Field(None, ge=1)
     """Steps of decay at the end of the phase; None for all that follow the warm-up."""
     final_share: float = Field(0.0, ge=0, lt=1)

@@ -65,7 +65,7 @@ class Recipe(Frozen):
     decay_steps: int = Field(2000, ge=0)
     """Steps of learning-rate decay at the end of the last phase and of each `dec` phase."""
     decay: Law = "linear"
-    """Shape of the decay: linear, 1-sqrt or cosine (to 0), or constant (no decay)."""
+    """Shape of the decay: linear, 1-sqrt, 1-square or cosine (to 0), or constant (no decay)."""
     rewarmup_steps: int | None = Field(None, ge=0)
     """Steps of warm-up in a phase that starts from a decayed state (`dec` in the name); None takes `warmup_steps`."""
     optimizer: Literal["adamw", "stable-adamw"] = "adamw"
