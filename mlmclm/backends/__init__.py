@@ -1,4 +1,4 @@
-"""Hardware backends: attention, losses, fused blocks, optimizers and shared memory, chosen once per device.
+"""Hardware backends: attention, losses, fused blocks, optimisers and shared memory, chosen once per device.
 
 | backend | device | computes with |
 |---|---|---|

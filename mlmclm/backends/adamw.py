@@ -20,7 +20,7 @@ class AdamWSettings(NamedTuple):
 
 
 class Optimizer(Protocol):
-    """The optimizer interface that the fine-tuning loop needs."""
+    """The optimiser interface that the fine-tuning loop needs."""
 
     def norm(self) -> float:
         """Return the joint norm of all gradients."""

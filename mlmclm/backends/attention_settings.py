@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class AttentionSettings(NamedTuple):
-    """Settings of a call of attention."""
+    """Settings of one attention call."""
 
     causal: bool
     """Hide later positions."""

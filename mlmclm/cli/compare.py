@@ -29,7 +29,7 @@ def compare(
     study: Annotated[
         Path | None,
         Option(
-            help="The study or sweep file that has the models; each is taken at its best learning rate, or rates by seed."
+            help="The study or sweep file with the models; each is taken at its best learning rate, or rates by seed."
         ),
     ] = None,
     task: Annotated[
@@ -62,9 +62,9 @@ def compare(
     if study is not None:
         sides, left_out = _of_models(first, second, study, task or (), rule, place, ledger)
     elif task:
-        raise UserError("--task: two cells have a task already; it chooses among those of a --study.")
+        raise UserError("--task: two cells have a task already; the option is for models of a --study.")
     elif rule is not None:
-        raise UserError("--rule: two cells have a learning rate already; it chooses among those of a --study.")
+        raise UserError("--rule: two cells have a learning rate already; the option is for models of a --study.")
     else:
         sides, left_out = _of_cells(first, second, metric, ledger), {}
     rows: list[dict[str, Any]] = []

@@ -46,7 +46,7 @@ def prepare(
 
     Everything is checked here before anything is trained: missing columns, empty splits, labels out of range, sequences
     that are too long. The corpus is tokenised by this machine's processors, or by Ray Data where there is a Ray cluster
-    (`--ray`, a Ray job, RAY_ADDRESS) or the study says `corpus.workers: ray`. What was interrupted goes on at the last
+    (`--ray`, a Ray job, RAY_ADDRESS) or the study says `corpus.workers: ray`. An interrupted run resumes after the last
     finished shard, and lost shards are made again.
 
     Example: mlmclm data examples/quickstart.yaml
@@ -100,9 +100,9 @@ def verify(
     data: options.Data = None,
     as_json: options.Json = False,
 ) -> None:
-    """Reads all shards of a study's corpus and compares them with the checksums of its index; names damaged ones.
+    """Reads all shards of a study's corpus, compares them with the checksums of its index, and names damaged ones.
 
-    Commands that open a corpus look at the sizes of the shards only, which takes no time; training reads each shard that it uses.
+    Commands that open a corpus only check the sizes of its shards, which takes no time; training reads each shard that it uses.
 
     Example: mlmclm data verify examples/quickstart.yaml
     """
@@ -123,12 +123,12 @@ def verify(
     if wrong:
         lines = "\n".join(f"{name}: {what}." for name, what in wrong.items())
         raise EnvironmentFault(
-            f"{lines}\nDelete what is there of {'it' if len(wrong) == 1 else 'them'} and run `mlmclm data {file}`: what is whole is kept."
+            f"{lines}\nDelete {'it' if len(wrong) == 1 else 'them'} and run `mlmclm data {file}`: intact shards are kept."
         )
     if not as_json:
         unknown = sum(shard.sha256 is None for shard in shards)
-        note = f" ({unknown} of an earlier version have no checksum: their sizes are right)" if unknown else ""
-        show(f"{len(shards)} shards of corpus {corpus.key} are what was written{note}")
+        note = f" ({unknown} of an earlier version have no checksum; their sizes are right)" if unknown else ""
+        show(f"{len(shards)} shards of corpus {corpus.key} are intact{note}")
 
 
 def _show_corpus(name: str, described: dict[str, Any]) -> None:

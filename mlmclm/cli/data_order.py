@@ -30,8 +30,8 @@ def order(
     steps: Annotated[
         str | None, Option(help="a:b, from step a up to but not including b, counted from 0; all with --export FOLDER.")
     ] = None,
-    model: Annotated[str | None, Option(help="Show what this model was given: its masks, and labels.")] = None,
-    labels: Annotated[bool, Option("--labels", help="With the labels; needs --model.")] = False,
+    model: Annotated[str | None, Option(help="Show the tokens as this model was given them, masked.")] = None,
+    labels: Annotated[bool, Option("--labels", help="Show the labels too; needs --model.")] = False,
     to: Annotated[
         Path | None, Option("--export", help="Write a .parquet or .jsonl file, or a folder, instead of printing.")
     ] = None,
@@ -63,12 +63,12 @@ def order(
     as_folder = to is not None and not to.suffix
     if to is not None and not as_folder and to.suffix not in FORMATS:
         raise UserError(
-            f"--export {to}: the end of the name says the format; allowed: {', '.join(FORMATS)}, or none for a folder."
+            f"--export {to}: the end of the name sets the format; allowed: {', '.join(FORMATS)}, or none for a folder."
         )
     if steps is None and not as_folder:
-        raise UserError("--steps: it is missing; give a:b, such as 0:10.")
+        raise UserError("--steps is missing: give a:b, such as 0:10.")
     if as_folder and labels:
-        raise UserError("--labels: a folder has the tokens before anything is hidden; export to a file for the labels.")
+        raise UserError("--labels: a folder gets the tokens before anything is hidden; export to a file to get labels.")
     if model is None and study.recipe.has_phases:
         raise UserError("--model: the study's recipe has phases, in which models may differ; name one of them.")
     longest = max((name for name in study.parsed if model in (None, str(name))), key=lambda name: name.steps)

@@ -1,4 +1,4 @@
-"""A command group whose first command is run where none is named: `mlmclm sweep FILE` is `mlmclm sweep run FILE`."""
+"""A command group whose first command runs if none is named: `mlmclm sweep FILE` is `mlmclm sweep run FILE`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlmclm.errors import UserError
 class DefaultCommand(typer.core.TyperGroup):
     """The group; its help shows the first command's arguments and options, and all commands.
 
-    A file that is called as a command is reached as `./NAME`.
+    A file with the name of a command is given as `./NAME`.
     """
 
     @property

@@ -140,8 +140,8 @@ def _sweep(
     """Return the grid, the number of its cells without a result, and what they would take, as plain values.
 
     Args:
-        planned: the cells whose models and data are there.
-        models: the models that are there.
+        planned: the cells whose models and data exist.
+        models: the models that exist.
         waiting: what is known of cells that wait for others.
     """
     changed = since_last(place.study_folder(file), grid)
@@ -170,10 +170,10 @@ def _sweep(
 def _estimate(
     cells: Sequence[Cell], missing: Sequence[Cell], to_compute: int, space: Space, place: Place, assumed: Assumed
 ) -> dict[str, Any]:
-    """Return what the cells without a result will take, as plain values; nothing if that can't be said.
+    """Return what the cells without a result will take, as plain values; an empty mapping if no estimate is possible.
 
     Args:
-        cells: the cells whose models and data are there.
+        cells: the cells whose models and data exist.
         missing: those of them without a result.
         to_compute: number of all cells without a result.
     """
@@ -231,7 +231,7 @@ def _show_estimate(found: Mapping[str, Any]) -> None:
         show(f"trainings: {found['trainings']:,}; {shared:,} cells share that of another cell")
     show(f"time: {between('hours', time_text)} at {found['workers']} cells at once on {found['device']}")
     if found["cells_not_estimated"]:
-        show(f"not in the time: {found['cells_not_estimated']:,} cells whose models or data aren't there yet")
+        show(f"not in the time: {found['cells_not_estimated']:,} cells whose models or data do not exist yet")
     if "cost" in found:
         show(f"cost: {between('cost', '{:,.2f}'.format)}")
     show(f"disk: {between('disk_bytes', lambda size: decimal(round(size)))}")

@@ -52,28 +52,26 @@ def evaluate(
         list[str] | None,
         Option(
             metavar="NAME|FOLDER",
-            help="Also a task or benchmark of MTEB, or a folder with queries, corpus and qrels; for sentence encoders.",
+            help="Also evaluate a task or benchmark of MTEB, or a folder with queries, corpus and qrels; for sentence encoders.",
         ),
     ] = None,
     scoring: Annotated[
         str | None,
-        Option(
-            metavar="causal|masked|mntp", help="How tokens are predicted, in place of what the model's folder says."
-        ),
+        Option(metavar="causal|masked|mntp", help="How tokens are predicted; by default as the model's folder says."),
     ] = None,
     limit: Annotated[int | None, Option(min=1, help="Evaluate on the first documents of each task only.")] = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     as_json: options.Json = False,
 ) -> None:
-    """Evaluates models on zero-shot tasks: no training, the model scores each answer or writes one.
+    """Evaluates models on zero-shot tasks, without training: the model scores each answer or writes one.
 
     Decoders are scored causally. Encoders are scored from left to right: each token at the first of three masks after the
     true text so far. The harness (lm-eval, in `mlmclm[evaluation]`) builds the prompts and computes the metrics.
 
-    MTEB's tasks are run by mteb on folders of sentence-transformers, such as `mlmclm export --task` writes.
+    mteb runs its tasks on sentence-transformers folders, such as those that `mlmclm export --task` writes.
 
-    A result is a file of the store's evaluations/, named by a hash of all that can change it; it is computed once.
+    Each result is computed once. It is a file in the store's evaluations/, named by a hash of everything that can change it.
 
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
@@ -125,7 +123,7 @@ def _results(
     """Return a model's results, computing those that are missing; the model is loaded only if one is.
 
     Args:
-        failed: receives the errors of tasks, which don't keep the others from being computed.
+        failed: receives the errors of tasks; the other tasks are computed all the same.
     """
     from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
     from mlmclm.evaluation.zero_shot_config import load_model

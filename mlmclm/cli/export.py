@@ -59,16 +59,16 @@ def export(
 ) -> None:
     """Writes a model as a Hugging Face folder: an encoder and, after a causal step, a decoder.
 
-    Any state that was left behind can be exported, and the latest checkpoint of a stage that isn't finished.
+    Any state in the store can be exported, and the latest checkpoint of an unfinished stage.
 
     Example: mlmclm export examples/quickstart.yaml 1m-clm-1k --step 500 --to exported
 
-    With --revisions, transformers then loads any of them without a network:
+    With --revisions, transformers loads each of them without a network:
     from_pretrained("mlmclm/1m-clm-1k", revision="step500", cache_dir="exported"). With --push-to-hub too, the Hub gets the
     tags that it lacks.
 
-    With --task, the best cell of the model on a retrieval task is trained again, and SentenceTransformer("exported") gives
-    its vectors: that of the best learning rate, and of its seeds the one with the best validation score.
+    With --task, the model's best cell on a retrieval task is trained again: the best learning rate, and of its seeds the one
+    with the best validation score. SentenceTransformer("exported") then gives its vectors.
     """
 
     from mlmclm.plans.legs import revision_steps
@@ -135,12 +135,12 @@ def export(
             return
         for each in made.repositories:
             show(f"{each} in {to}: main, {', '.join(made.tags)}")
-        show(f"{len(made.written)} written, {len(made.tags) - len(made.written)} there before")
+        show(f"{len(made.written)} written, {len(made.tags) - len(made.written)} already there")
         for each, tags in pushed.items():
             show(f"{'would be uploaded' if dry_run else 'uploaded'} to {each}: {', '.join(tags) or 'nothing new'}")
         return
     if step is None and found.state.step < name.steps:
-        say(f"{name} has come to step {found.state.step:,} of {name.steps:,}; that is exported.")
+        say(f"{name} is at step {found.state.step:,} of {name.steps:,}; this state is exported.")
     if prepared is not None:
         exported = find_models(prepared).get(str(found.name))
         # The model's own folder is in that of its last state; another step has no scores.

@@ -24,15 +24,15 @@ def finetune(
     ],
     task: Annotated[str, Argument(help="A task's name.")],
     learning_rate: Annotated[float, Option("--lr", help="Peak learning rate.")],
-    seed: Annotated[int, Option(min=0, help="Of head, order and dropout.")] = 0,
-    head_seed: Annotated[int | None, Option(min=0, help="Of the head's initial weights alone.")] = None,
-    order_seed: Annotated[int | None, Option(min=0, help="Of the order of the data alone.")] = None,
-    dropout_seed: Annotated[int | None, Option(min=0, help="Of dropout alone.")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of head, order and dropout.")] = 0,
+    head_seed: Annotated[int | None, Option(min=0, help="Seed of the head's initial weights alone.")] = None,
+    order_seed: Annotated[int | None, Option(min=0, help="Seed of the order of the data alone.")] = None,
+    dropout_seed: Annotated[int | None, Option(min=0, help="Seed of dropout alone.")] = None,
     protocol: Annotated[
         str | None,
         Option(
             metavar="NAME|FILE",
-            help=f"How to fine-tune: a packaged protocol or a file like them; {DEFAULT_PROTOCOL!r} by default.",
+            help=f"How to fine-tune: a packaged protocol, or a file in the same format; {DEFAULT_PROTOCOL!r} by default.",
         ),
     ] = None,
     space: Annotated[str | None, Option(metavar="NAME|FILE", help="Fine-tune as this search space does.")] = None,
@@ -73,8 +73,8 @@ def finetune(
 ) -> None:
     """Fine-tunes one model on one task at one learning rate with one seed, and prints the scores.
 
-    It is a cell as a sweep computes it, on one thread of the CPU or on the GPU: what a sweep has computed is found here, and the
-    other way round. The result is a file of the store, named by a hash of all that can change it.
+    The cell is computed as in a sweep, on one thread of the CPU or on the GPU, and each uses the other's results. A result is a
+    file in the store, named by a hash of everything that can change it.
 
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
@@ -88,7 +88,7 @@ def finetune(
     from mlmclm.tasks.registry import get_task
 
     if dry_run and predictions is not None:
-        raise UserError("--predictions: a dry run trains nothing that could predict; leave one of the two out.")
+        raise UserError("--predictions: a dry run predicts nothing; leave out --predictions or --dry-run.")
     if not 0 < learning_rate < 1:
         raise UserError(f"--lr {learning_rate:g}: a learning rate is between 0 and 1.")
     place = options.place(store, data, task_dir)

@@ -76,7 +76,9 @@ def main(arguments: list[str] | None = None) -> None:
         except MlmclmError as error:
             sys.exit(_failed(error, str(error), error.exit_code, debug))
         except (Interrupted, KeyboardInterrupt) as error:
-            text = f"interrupted ({received.signal.name}); what is finished is kept, the same command goes on from it."
+            text = (
+                f"interrupted ({received.signal.name}); what is finished is kept, and the same command resumes from it."
+            )
             sys.exit(_failed(error, text, received.exit_code, debug))
         except OSError as error:
             sys.exit(_failed(error, str(disk_fault(error, Path(error.filename or "."))), 1, debug))

@@ -94,7 +94,7 @@ def start_of(
     for wrong, what in (
         (result["weights"] != model.weights, "is of another model"),
         (result["status"] != "ok", "diverged"),
-        ("start" in result, "starts from another itself"),
+        ("start" in result, "itself starts from another cell"),
     ):
         if wrong:
             raise UserError(f"--start-from {key}: that cell {what}.")

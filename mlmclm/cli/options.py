@@ -70,7 +70,7 @@ Workers = Annotated[
     int | None,
     Option(
         min=1,
-        help="With --dry-run: cells that are computed at once, for the time; by default as many as this machine can.",
+        help="With --dry-run: number of cells computed at once, for the estimate; by default as many as this machine can.",
     ),
 ]
 Price = Annotated[
@@ -96,7 +96,7 @@ class Assumed:
 
 
 def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = None, ledger: str | None = None) -> Place:
-    """Return the `Place` that the options describe; note in the store where its results are, if `--ledger` says it.
+    """Return the `Place` that the options describe; if `--ledger` is given, note in the store where its results are.
 
     Raises:
         UserError: the data folder doesn't exist, or the results cannot be there.

@@ -45,7 +45,7 @@ def plan(
         int | None,
         Option(
             min=1,
-            help="Tokens of the tokenizer; by default the study's, else the published model's: the paper's 128,256, ModernBERT's 50,368.",
+            help="Size of the vocabulary; by default the study's, else the published model's: the paper's 128,256, ModernBERT's 50,368.",
         ),
     ] = None,
     utilisation: Annotated[
@@ -56,7 +56,7 @@ def plan(
 ) -> None:
     """Shows the training stages that model names stand for, and what they cost.
 
-    Steps that several models share are trained once: a stage leaves behind the state from which another model branches off. Without
+    Steps that several models share are trained once: a stage leaves the state from which another model branches off. Without
     `--study` the recipe is the published one (warm-up 2,000 steps, decay 2,000, 1,152 sequences of 2,048 tokens a step). Hours are
     model FLOPs over the device's peak times the utilisation: an estimate. A model to continue from is counted with its own vocabulary.
     A phase can be given as a share of the whole, as in 1m-clm-25%-mlm40-1k.

@@ -26,8 +26,8 @@ def pretrain(
 ) -> None:
     """Trains the models of a study, each stage as a Ray Train run of DeepSpeed workers, and exports Hugging Face folders.
 
-    Steps that several models share are trained once, and stages side by side where the cluster has room for the workers of several.
-    A run that was interrupted goes on from its last checkpoint. With `--suite`, the models (and what the suite says of the recipe)
+    Steps that several models share are trained once. Stages run side by side if the cluster has room for the workers of several.
+    An interrupted run resumes from its last checkpoint. With `--suite`, the models (and what the suite says of the recipe)
     take the place of the study's; corpus, tokenizer and the rest of the recipe are the study's.
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k

@@ -26,7 +26,9 @@ def report(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
-    export: Annotated[bool, Option("--export", help="Also do what `tracking sync` does.")] = False,
+    export: Annotated[
+        bool, Option("--export", help="Also write to MLflow what it lacks, like `tracking sync`.")
+    ] = False,
     rule: options.Rule = None,
     to: Annotated[
         Path | None, Option(metavar="FOLDER", help="Write here, in place of the store's studies/NAME.")
@@ -43,7 +45,7 @@ def report(
 ) -> None:
     """Analyses the results that a study or sweep has so far and writes its tables and its HTML report; prepares and computes nothing.
 
-    Where the store may only be read, results are printed and the report is written with `--to` only.
+    If the store is read-only, results are printed, and a report is only written with `--to`.
 
     Example: mlmclm report examples/quickstart.yaml
     """
@@ -56,7 +58,7 @@ def report(
     own = place.study_folder(found.file)
     folder = to or (own if writable(own) else None)
     if folder is None:
-        say(f"the report is not written: {own} may only be read; name another folder with --to.")
+        say(f"the report is not written: {own} is read-only; name another folder with --to.")
     with ExitStack() as stack:
         tracking = None
         if export:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Results:
-    """Results of the cells that have one, never none, and what is needed to analyse them."""
+    """The results so far, at least one, and what is needed to analyse them."""
 
     file: StudyFile | SweepFile
     prepared: PreparedStudy | None  # None for a sweep of given models

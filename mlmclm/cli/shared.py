@@ -102,11 +102,11 @@ def run_study(
         command: the command that computes the study again, which the report shows.
         replace: whether the report of another grid under this name may be replaced.
         dry: what a dry run assumes; None to compute.
-        pretrain: whether to train the models; else they must be trained already.
+        pretrain: whether to train the models; otherwise they must be trained already.
 
     Raises:
         UserError: the study was last run over another grid, another process is working on it, or a model isn't trained.
-            Besides, whatever `prepare` raises.
+            Also whatever `prepare` raises.
     """
     # Imported late, because `mlmclm data` and `mlmclm pretrain` need none of these.
     if dry is not None:
@@ -142,7 +142,7 @@ def sweep_given(
 
     Raises:
         UserError: another process is working on a sweep or study of this name, or one was run over another grid.
-            Besides, whatever `open_sweep` raises.
+            Also whatever `open_sweep` raises.
     """
     from mlmclm.study.given_sweep import find_sweep, given_facts, with_tasks
     from mlmclm.study.study_sweep import run_plan

@@ -18,10 +18,10 @@ def study(
     price: options.Price = None,
     as_json: options.Json = False,
 ) -> None:
-    """Does all of a study: prepares the data, pretrains, fine-tunes the grid, chooses, reports.
+    """Runs a whole study: prepares the data, pretrains, fine-tunes the grid, chooses, reports.
 
-    What is in the store already is not computed again: run the same command after a crash, a kill or a change of the file, and
-    only what is missing is done. A change that leaves out or alters a part of the grid needs another name, or --replace.
+    What the store already has is not computed again: after a crash, a kill or a change of the file, the same command computes
+    only what is missing. A change that leaves out or alters a part of the grid needs another name, or --replace.
 
     Example: mlmclm study examples/quickstart.yaml
     """

@@ -18,7 +18,7 @@ from mlmclm.errors import UserError
 
 verbs = typer.Typer(
     cls=DefaultCommand,
-    help="Fine-tunes models over a search space, and shows how far that is.",
+    help="Fine-tunes models over a search space, and shows the progress.",
     rich_markup_mode="markdown",
 )
 
@@ -57,8 +57,8 @@ def run(
 ) -> None:
     """Fine-tunes models over a search space on Ray Tune, and reports: a study's models, or any that you name.
 
-    A cell (model, task, learning rate, seed) is computed once, ever: its result is a file named by a hash of all that can change
-    it. Run the same command again and the missing cells are computed, whatever ended the last run.
+    A cell (model, task, learning rate, seed) is computed only once: its result is a file named by a hash of everything that can
+    change it. The same command computes the missing cells, whatever ended the last run.
 
     Examples:
 
@@ -77,7 +77,7 @@ def run(
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
     given = [option for option, value in chosen.items() if value]
     if file is not None and given:
-        raise UserError(f"{', '.join(given)}: {file} says that; give a file or options.")
+        raise UserError(f"{', '.join(given)}: {file} sets this already; give a file or options.")
     if file is not None and not is_sweep_file(file):
         command = command_of("study", [str(file)], data, task_dir)
         run_study(

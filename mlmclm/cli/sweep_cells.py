@@ -62,7 +62,7 @@ def cells(
 def _chosen(
     found: SweepStatus, models: Sequence[str], tasks: Sequence[str], statuses: Sequence[str]
 ) -> list[CellState]:
-    """Return the states that the options choose, all of whose values must be known."""
+    """Return the states that the options choose; a `UserError` names a value that does not exist."""
     from mlmclm.sweeps.status import STATUSES
 
     known = {
@@ -109,13 +109,13 @@ def retry(
     ] = None,
     model: Models = None,
     task: Tasks = None,
-    yes: Annotated[bool, Option("--yes", help="Do it; without this, it is only listed.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Set them aside; without this, they are only listed.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Lists the cells that the next run computes, and sets chosen results aside so that it computes them again.
 
-    A result that is set aside is moved, with its examples, to the folder set-aside/ of the results. Nothing is deleted. Diverging is a
-    result, and the same software computes it again.
+    A result that is set aside is moved, with its examples, to the folder set-aside/ of the results. Nothing is deleted. Divergence is a
+    result too, and the same software would diverge again.
 
     Example: mlmclm sweep retry quickstart --status damaged --yes
     """
@@ -169,7 +169,7 @@ def _again(states: Sequence[CellState], cells: Sequence[str], statuses: Sequence
 
 def export(
     which: Which,
-    to: Annotated[Path, Option(metavar="FOLDER", help="Folder to write; made if it isn't there.")],
+    to: Annotated[Path, Option(metavar="FOLDER", help="Folder to write; created if it does not exist.")],
     store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Writes all results of a sweep as one table (results.parquet, results.csv), and the sweep itself as sweep.json.

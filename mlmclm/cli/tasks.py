@@ -21,9 +21,7 @@ _DEFAULT_LENGTH = 512
 _SHOWN = 400
 
 
-verbs = typer.Typer(
-    help="The tasks that there are; `tasks check NAME` reads one and shows it.", rich_markup_mode="markdown"
-)
+verbs = typer.Typer(help="All tasks; `tasks check NAME` reads one and shows it.", rich_markup_mode="markdown")
 
 
 @verbs.callback(invoke_without_command=True)
@@ -35,11 +33,11 @@ def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: opt
     from mlmclm.tasks.registry import broken_files, find_tasks
 
     if context.invoked_subcommand is not None:
-        # An option in front of the subcommand belongs to the group and would be ignored without a word.
+        # An option before the subcommand belongs to the group and would be ignored silently.
         for option, name in (("task_dir", "--task-dir"), ("as_json", "--json")):
             source = context.get_parameter_source(option)
             if source is not None and source.name == "COMMANDLINE":
-                raise UserError(f"tasks: give {name} behind `{context.invoked_subcommand}`.")
+                raise UserError(f"tasks: give {name} after `{context.invoked_subcommand}`.")
         return
     found = [
         {
@@ -68,7 +66,7 @@ def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: opt
 def check(
     name: Annotated[str, Argument(help="The task, such as sst2.")],
     tokenizer: Annotated[Path | None, Option(help="Folder of a Hugging Face tokenizer.")] = None,
-    model: Annotated[Path | None, Option(help="Folder of a Hugging Face model, whose tokenizer it is.")] = None,
+    model: Annotated[Path | None, Option(help="Folder of a Hugging Face model, whose tokenizer is used.")] = None,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     store: options.Store = options.DEFAULT_STORE,
@@ -80,10 +78,10 @@ def check(
 ) -> None:
     """Reads and checks a task's data, and shows it as a model would be given it.
 
-    A few training examples as decoded tokens, how often each label occurs, and, of up to 10,000 sequences of each split, quantiles of
-    their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows); of pairs also the
-    share that loses one of its texts wholly. The store is used for the generated pydocs tasks, and to note the fingerprint of data that
-    follow a branch of the Hub.
+    Shows a few training examples as decoded tokens, how often each label occurs, and, over up to 10,000 sequences of each split, quantiles
+    of their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows); for pairs also the
+    share that loses all of one text. The store is used for the generated pydocs tasks, and to note the fingerprint of data that follow a
+    branch of the Hub.
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
@@ -137,4 +135,4 @@ def check(
         for split, lengths in found.lengths.items():
             if lengths.lost is not None:
                 lost = ", ".join(f"{share:.1%} with pair_truncation {cut}" for cut, share in lengths.lost.items())
-                show(f"{split}: pairs that lose one of their texts wholly: {lost}")
+                show(f"{split}: pairs that lose all of one text: {lost}")

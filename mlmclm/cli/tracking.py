@@ -1,4 +1,4 @@
-"""`mlmclm tracking sync`: write what MLflow lacks of a study."""
+"""`mlmclm tracking sync`: write to MLflow what it lacks of a study."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sync(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
 ) -> None:
-    """Writes to MLflow what it lacks of a study, also what was deleted there: stages, summaries, report, and all cells.
+    """Writes to MLflow what it lacks of a study, including what was deleted there: stages, summaries, report, and all cells.
 
     Everything comes from the store; nothing is computed, and no run is written twice.
 

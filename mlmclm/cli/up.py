@@ -52,9 +52,9 @@ def up(
 
 
 def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = False) -> None:
-    """Says what of the service runs, since when, where, and with which resources and jobs.
+    """Says which parts of the service run, since when, where, and with which resources and jobs.
 
-    The exit code is 0 if all of it answers, 1 if there is none, and 2 if a part of it is missing.
+    The exit code is 0 if all parts answer, 1 if there is no service, and 2 if a part is missing.
 
     Example: mlmclm status
     """
@@ -67,7 +67,7 @@ def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = Fa
         raise typer.Exit(NOT_RUNNING)
     print_json(_about(found, store.resolve())) if json else _print(found, store.resolve())
     if found.faults:
-        raise UserError(f"The service is not whole: {' '.join(found.faults)} {RESTART}")
+        raise UserError(f"The service is incomplete: {' '.join(found.faults)} {RESTART}")
 
 
 def down(store: options.Store = options.DEFAULT_STORE) -> None:
@@ -114,7 +114,7 @@ def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
 
 
 def _print(found: ServiceStatus, store: Path) -> None:
-    """Print a service's addresses, what is in it, and how to submit a job."""
+    """Print a service's addresses, its resources and jobs, and how to submit a job."""
     from mlmclm.service.run_service import SERVERS
 
     about = _about(found, store)

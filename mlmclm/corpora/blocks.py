@@ -39,7 +39,7 @@ class Blocks:
     ) -> None:
         """Describe the blocks of `shards`, one after the other, stored as `dtype` ("<u2" or "<u4"); open nothing yet.
 
-        `stored_length` is the length of the blocks that the shards count, if it is another one (`at_length`).
+        `stored_length` is the length of the blocks that the shards count, if it differs (`at_length`).
         """
         self.shelf, self.shards, self.block_length, self.dtype = shelf, tuple(shards), block_length, dtype
         self.stored_length = stored_length or block_length
@@ -53,7 +53,7 @@ class Blocks:
         return int(self._ends[-1])
 
     def at_length(self, length: int) -> Blocks:
-        """Return the same text in blocks of another length; what is left at the end of a shard is left out.
+        """Return the same text in blocks of another length; a remainder at the end of a shard is dropped.
 
         A shard's blocks are consecutive parts of one text, so longer blocks join and shorter ones divide them.
         """
@@ -88,7 +88,7 @@ class Blocks:
         return taken
 
     def tokens(self, shard: int) -> NDArray[Any]:
-        """Return all tokens of the whole blocks of a shard, given by its number; raises what `take` does."""
+        """Return all tokens in a shard's blocks, given the shard's number; raises what `take` does."""
         return self._map(shard).reshape(-1)
 
     def damaged(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Choice of the documents that are used and held out: a pure function of the texts and the seed."""
+"""Choice of the documents to use and to hold out: a pure function of the texts and the seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VALIDATION = "validation"
 
 
 def held_out(text: str, *, below: int, seed: int) -> bool:
-    """Return whether a text's hash is `below` that of `divide`: it is held out, and so are all copies of it."""
+    """Return whether a text is held out: its hash is smaller than `below` (from `divide`). So are all copies of it."""
     return text_hash(text, purpose=_VALIDATION, seed=seed) < below
 
 
@@ -37,7 +37,7 @@ class Division(NamedTuple):
 
 
 def divide(texts: Iterable[str], *, fraction: float, seed: int, enough: int) -> Division:
-    """Hold out a `fraction` of all texts by their hashes, or the text with the smallest hash if that is none.
+    """Hold out a `fraction` of all texts by their hashes, or, if that is none, the text with the smallest hash.
 
     Makes one pass, which ends as soon as both sides have `enough` bytes.
     """
@@ -75,7 +75,7 @@ def text_bytes(text: str) -> int:
 def prefix(
     texts: Iterable[str], *, characters: int | None, documents: int | None, purpose: str, seed: int
 ) -> tuple[list[str], bool]:
-    """Choose as `smallest_hashes` does, but stop at the first text that was left out: larger limits only append texts.
+    """Choose like `smallest_hashes`, but stop at the first text that is left out, so that larger limits only append texts.
 
     Also return whether any was left out. The choice does not depend on the order in which the texts come.
     """
@@ -88,7 +88,7 @@ def smallest_hashes(
 ) -> tuple[list[tuple[int, str]], int | None]:
     """Choose as many texts with the smallest hashes as fit: (hash, text) in hash order.
 
-    Also return the smallest hash left out, None if none was. Makes one pass and keeps only the chosen texts in memory.
+    Also return the smallest hash left out, or None. Makes one pass and keeps only the chosen texts in memory.
     A short text may fill room that was too small for a longer text before it.
     """
     chosen: list[tuple[int, str]] = []

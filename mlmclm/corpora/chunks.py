@@ -1,7 +1,7 @@
 """Rows that are chunks of one document each, between BOS and EOS, read from the blocks of a corpus.
 
-A corpus is stored as one stream of tokens, in which each document ends with EOS. So the same shards give chunks of any
-length, and nothing is tokenised again.
+A corpus is stored as one stream of tokens, in which each document ends with EOS. The same shards therefore give chunks
+of any length, and nothing is tokenised again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Rows = Literal["joined", "chunks"]
 """What fills a row: the stream of all documents end to end, or a part of one document."""
 
 FRAME = 2
-"""BOS and EOS, which each chunk has of its own."""
+"""Tokens of the frame of each chunk: BOS and EOS."""
 REMEMBERED = 4096
-"""Shards whose chunks' places one process remembers: 130 kB each, for chunks of 1,024 tokens in 64 MiB."""
+"""Number of shards whose chunk positions a process remembers: 130 kB each, for chunks of 1,024 tokens in 64 MiB."""
 
 
 class ChunkTable(NamedTuple):
@@ -62,7 +62,7 @@ def chunk_starts(ends: NDArray[np.int64], size: int, room: int, offset: int) -> 
 
 
 class Chunks:
-    """The chunks of a part's documents, as one array [n, length]; stands for `Blocks`.
+    """The chunks of a part's documents, as one array [n, length], with the interface of `Blocks`.
 
     A document is cut every `length - 2` tokens. A row is BOS, the tokens and EOS, filled up with EOS: everything
     after its first EOS is filling. Chunks don't depend on how the corpus is divided into shards. Picklable, like `Blocks`.
@@ -123,12 +123,12 @@ class Chunks:
 
 
 def chunk_table(blocks: Blocks, length: int, end: int) -> ChunkTable:
-    """Count the chunks of a corpus part, or read what was counted before; a file beside the shards keeps it."""
+    """Count the chunks of a corpus part, or read the file beside the shards that keeps an earlier count."""
     file = f"chunks-{Path(blocks.shards[0].file).stem}-{length}.json"
     found = blocks.shelf.read(file)
     if found is not None:
         where = blocks.shelf.where(file)
-        value = parse_sealed(found, where, f"Delete {where}: it is made again.")
+        value = parse_sealed(found, where, f"Delete {where}: it will be made again.")
         return ChunkTable(tuple(value["rows"]), tuple(value["offsets"]), value["tokens"])
     rows, offsets, tokens, offset = list[int](), list[int](), 0, 0
     with bars() as report:
@@ -153,16 +153,16 @@ def rows_of_length(
     Args:
         length: tokens of a row.
         tokenizer: folder of the corpus's prepared tokenizer.
-        mix: the phase's. Chunks are counted in its sources only, since counting reads a whole source.
+        mix: the phase's. Chunks are only counted in its sources, since counting reads a whole source.
 
     Raises:
-        UserError: rows are to be chunks, and the tokenizer's BOS is also its EOS.
+        UserError: rows are chunks, and the tokenizer's BOS is also its EOS.
     """
     if isinstance(blocks, MixedBlocks):
         names = list(blocks.sources) if mix is None or rows == "joined" else [name for name, _ in mix]
         found = {name: rows_of_length(blocks.sources[name], length, rows, tokenizer) for name in names}
         return MixedBlocks(cast("dict[str, Blocks | Chunks]", found))
-    assert isinstance(blocks, Blocks), "what a corpus has stored"
+    assert isinstance(blocks, Blocks), "a corpus stores blocks"
     if rows == "joined":
         return blocks.at_length(length)
     ids = special_ids(tokenizer)

@@ -29,7 +29,7 @@ class CorpusConfig(Frozen):
     folder with validation files), else a share of the documents of `split`."""
     text_column: str = "text"
     text_documents: Literal["file", "paragraph"] = "file"
-    """The unit that is one document of a text file (.txt, .md): the file, or each of its paragraphs (divided by empty
+    """What counts as one document in a text file (.txt, .md): the file, or each of its paragraphs (separated by empty
     lines). With paragraphs, one file's text can be in both training and validation, and no context is longer than a
     paragraph."""
     streaming: bool = False
@@ -42,7 +42,7 @@ class CorpusConfig(Frozen):
     max_validation_tokens: int | None = Field(default=262_144, ge=1)
     """Upper bound of the validation tokens. Over 262,144 tokens a validation loss is known to about 0.005 nats."""
     seed: int = 0
-    """Seed of the choice of documents: those within `max_documents` and `max_tokens`, and those held out."""
+    """Seed for choosing documents: those within `max_documents` and `max_tokens`, and those held out."""
     workers: Literal["auto", "local", "ray"] = "auto"
     """Where to tokenise: in `local` processes of this machine, or on a cluster with `ray` Data. `auto` uses a cluster
     if there is one."""
@@ -59,7 +59,7 @@ class CorpusConfig(Frozen):
     def identity(self) -> dict[str, object]:
         """Return the values that can change the blocks' tokens, except for the text itself.
 
-        The source's fingerprint stands for the text, wherever it is, and covers `text_documents`.
+        The source's fingerprint stands for the text, wherever it is stored, and covers `text_documents`.
         """
         same_tokens = {"workers", "shards", "cache", "shard_mib", "max_unknown"}
         return self.model_dump(exclude={"source", "text_documents", *same_tokens})

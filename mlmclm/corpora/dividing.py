@@ -1,4 +1,4 @@
-"""Early check that a source holds both training and validation text, before even a tokenizer is made from it."""
+"""Early check that a source holds both training and validation text, even before a tokenizer is trained on it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _DOCUMENTS_A_REPORT = 10_000
 def divide_source(
     corpus: CorpusConfig, source: Source, *, block_length: int, byte_level: bool, report: Progress
 ) -> int | None:
-    """Return the hash below which a document is held out; None if the source has validation documents of its own.
+    """Return the hash below which a document is held out, or None if the source has validation documents of its own.
 
     Reads the text of a few blocks, or all of a small source.
 
     Args:
-        byte_level: whether a document never has more tokens than bytes. A part that cannot fill one block is then
-            refused now; otherwise only an empty one is.
+        byte_level: whether a document never has more tokens than bytes. If so, a part that cannot fill one block is
+            refused now; otherwise only an empty part is.
 
     Raises:
         UserError: a part has no text, or too little.
@@ -38,7 +38,7 @@ def divide_source(
     else:
         # No hash is below 0: the documents of `train` are all for training.
         found = Division(0, _bytes(own, block_length), _bytes(source.train(), block_length), True)
-    # No training text at all is another error than a source whose only text is held out.
+    # A source without any text and a source whose only text is held out are different errors.
     if not found.training and not (own is None and found.held):
         raise no_text(corpus)
     if not found.training and found.several:
@@ -48,9 +48,9 @@ def divide_source(
         )
     if not found.training:
         raise UserError(
-            f"corpus source {corpus.source!r}: it is a single document, and one at least is held out for validation. Give more documents, or a "
+            f"corpus source {corpus.source!r}: it is a single document, and at least one is held out for validation. Give more documents, or a "
             "validation part of its own (a file whose name begins with 'validation', or the name of one as validation_split). A text file is "
-            "one document; 'text_documents: paragraph' makes one of each of its paragraphs."
+            "one document; with 'text_documents: paragraph' each of its paragraphs is one."
         )
     for part, size in ((TRAIN, found.training), (VALIDATION, found.held)):
         if size < block_length and (byte_level or not size):
@@ -60,7 +60,7 @@ def divide_source(
 
 def no_text(corpus: CorpusConfig) -> UserError:
     return UserError(
-        f"corpus source {corpus.source!r}: there is no text in it (split {corpus.split!r}, column {corpus.text_column!r})."
+        f"corpus source {corpus.source!r}: it has no text (split {corpus.split!r}, column {corpus.text_column!r})."
     )
 
 

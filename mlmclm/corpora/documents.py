@@ -31,7 +31,7 @@ process (measured)."""
 PIECE_BYTES = 4 << 20
 """Bytes of text files that one task of a cluster reads."""
 FIRST = (".parquet", ".jsonl", ".json", ".txt", ".md")
-"""Suffixes that take precedence: beside a file with one of these, other files (CSV, TSV, compressed) are not read."""
+"""Suffixes that take precedence: in a folder with such a file, other files (CSV, TSV, compressed) are not read."""
 _ALLOWED = f"{', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}"
 SHOWN_FILES = 5
 """Maximum number of left-out files that are named."""
@@ -56,7 +56,7 @@ class Source(Protocol):
         """Divide the documents of a part, in a fixed order and including empty ones, into pieces that can each be read
         alone, on this machine.
 
-        No pieces of the validation part: its documents are to be held out of the training part.
+        If the validation part has no pieces, its documents are to be held out of the training part.
         """
 
     def train(self) -> Iterator[str]:
@@ -69,7 +69,7 @@ class Source(Protocol):
         return _texts(pieces) if pieces else None
 
     def settle(self) -> str | None:
-        """Pin the source's documents in the store and return their fingerprint; None if there is nothing to pin."""
+        """Pin the source's documents in the store and return their fingerprint, or None if there is nothing to pin."""
         return None
 
     def left_out(self) -> str:
@@ -82,12 +82,12 @@ def _texts(pieces: Iterable[Piece]) -> Iterator[str]:
 
 
 class Folders(TypedDict, total=False):
-    """The folders that sources are found in, and that corpora are kept in."""
+    """The folders in which sources are found and corpora are kept."""
 
     store: Required[Path]
     """The study's folder. Blocks go to `corpora/` unless the corpus says otherwise, tokenizers to `tokenizers/`."""
     data_root: Path | None
-    """Where the name of a local source is also looked up."""
+    """Another folder in which the name of a local source is looked up."""
     beside: Path | None
     """The study file's folder, in which the name is looked up first."""
 
@@ -116,7 +116,7 @@ def open_source(
 
 
 def _known_hashes(path: Path) -> dict[str, Any]:
-    """Return the noted content hash of each file by its path, with the size, time and inode that it was taken at.
+    """Return the noted content hash of each file by its path, with the file's size, time and inode at that moment.
 
     Empty if nothing is noted yet, or if the note is damaged.
     """
@@ -130,7 +130,7 @@ def _known_hashes(path: Path) -> dict[str, Any]:
 
 
 class FileSource(Source):
-    """A local file, or the files of a folder. The names of a split's files, or of their folder, start with the split's.
+    """A local file, or the files of a folder. The name of a split's file, or of its folder, starts with the split's.
 
     Tables (Parquet, JSON, CSV, TSV) have a column of text. A text file is one document, or one per paragraph
     (`text_documents`). Some files are not read: hidden ones (except Parquet, JSON and files of paragraphs), Markdown
@@ -154,7 +154,7 @@ class FileSource(Source):
             validation = self._of_split(config.validation_split, parts)
         else:
             names = tuple(name for name in _VALIDATION_NAMES if name != config.split)
-            # A file that the training split has taken is not validated on as well.
+            # A file that belongs to the training split is not used for validation too.
             others = {file: part for file, part in parts.items() if file not in set(train)}
             validation = [file for file, part in others.items() if self._begins(file, part, names)]
         self._files = {TRAIN: train, VALIDATION: validation}
@@ -164,8 +164,8 @@ class FileSource(Source):
             if size > LONGEST_DOCUMENT:
                 raise UserError(
                     f"{file}: {size / 2**20:,.0f} MiB are too long for one document, which is read and tokenised as a whole (at most "
-                    f"{LONGEST_DOCUMENT >> 20} MiB). Write 'text_documents: paragraph' under corpus in the study file: each paragraph is a document "
-                    "then, and the file is read bit by bit. Or divide it into a file for each document."
+                    f"{LONGEST_DOCUMENT >> 20} MiB). Write 'text_documents: paragraph' under corpus in the study file: each paragraph is then a "
+                    "document, and the file is read piece by piece. Or divide it into a file for each document."
                 )
         read = {*train, *validation}
         self._left_out = _named([file.relative_to(path) for file in there if file not in read])
@@ -178,7 +178,7 @@ class FileSource(Source):
             if kind_of(file) in SUFFIXES
             and not (_hidden(file.relative_to(self._path)) and (self._is_document(file) or file.suffix not in FIRST))
         ]
-        # `dataset_info.json` and the like describe a data set, but a folder of nothing else may mean them as text.
+        # `dataset_info.json` and the like describe a data set, but in a folder without other files they may be the text.
         known = [file for file in known if file.name not in NO_TABLES] or known
         first = [file for file in known if file.suffix in FIRST]
         tables = any(kind_of(file) in TABLES for file in known)
@@ -207,7 +207,7 @@ class FileSource(Source):
         return named
 
     def _part_of(self, file: Path) -> str:
-        """Return the word that decides a file's split: its name, or the folder directly under the root."""
+        """Return the name that decides a file's split: its own, or that of the folder directly under the root."""
         if file == self._path:
             return file.name
         first = file.relative_to(self._path).parts[0]
@@ -226,7 +226,7 @@ class FileSource(Source):
         called `training.jsonl` or `testset.csv`; the name of a file that is one document may be its title.
         """
         for split in splits:
-            # "x": a name that doesn't start with the split's matches neither test below.
+            # With "x", a name that doesn't start with the split's passes neither test below.
             rest = name[len(split) :] if name.startswith(split) else "x"
             if not rest[:1].isalpha():
                 return True
@@ -305,7 +305,7 @@ class HubSource(Source):
             )
             if data.column_names is not None:
                 check_column(config.source, config.text_column, data.column_names)
-                data = data.select_columns([config.text_column])  # Other columns would be decoded in vain.
+                data = data.select_columns([config.text_column])  # Other columns would be decoded for nothing.
             # The columns of a stream may be unknown until its first row.
             for row in data:
                 check_column(config.source, config.text_column, row)
@@ -316,7 +316,7 @@ class HubSource(Source):
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> UserError | EnvironmentFault:
-        """Return the error for a data set that the hub doesn't have, or for a hub that cannot be asked."""
+        """Return the error for a data set that the hub doesn't have, or for a hub that cannot be reached."""
         import huggingface_hub.constants
         from datasets.exceptions import DatasetNotFoundError
 

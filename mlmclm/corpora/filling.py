@@ -38,23 +38,23 @@ def fill(
             own = {part: writers[part] for part in stream.parts if part in wanted}
             if not all(writer.full for writer in own.values()):
                 short |= _run(stream, own, corpus, encoder, report)
-        # Go on only for parts whose choice of text was too small; the others have used all documents there are.
+        # Go on only for parts whose choice of text was too small; the others have used all of their documents.
         wanted = {part for part in short if not writers[part].full}
-        # The next choice starts with the same documents, which the writers skip, and goes on with others.
+        # The next choice starts with the same documents, which the writers skip, and continues with others.
         characters_a_token *= 2
 
 
 def _run(
     stream: Stream, writers: Mapping[str, ShardWriter], corpus: CorpusConfig, encoder: Encoder, report: Progress
 ) -> set[str]:
-    """Pack one stream; return the parts of which the stream left documents out."""
+    """Pack one stream; return the parts of which it left documents out."""
     short: set[str] = set()
     shown = writers.get(TRAIN)  # Progress is that of the training part if the stream has it.
     with closing(encoder(stream, {part: writer.next for part, writer in writers.items()})) as answers:
         for encoded in answers:
             ended = _add(encoded, writers, short)
             for writer in writers.values():
-                # Not before the first shard is finished: a few documents are no fair sample.
+                # Not before the first shard is finished: a few documents are not a fair sample.
                 if writer.records:
                     check_fit(writer, corpus)
             if shown is not None:
@@ -86,10 +86,10 @@ def _add(encoded: pyarrow.Table, writers: Mapping[str, ShardWriter], short: set[
 
 
 def check_fit(writer: ShardWriter, corpus: CorpusConfig) -> None:
-    """Raise UserError if too many tokens are unknown, or too many documents have no token."""
+    """Raise a UserError if too many tokens are unknown, or too many documents have no token."""
     counts = writer.counts
     for unfit, of, what in (
-        (counts.unknown, counts.encoded_tokens, "tokens of the {} part stand for text that it doesn't know"),
+        (counts.unknown, counts.encoded_tokens, "tokens of the {} part stand for text that the tokenizer doesn't know"),
         (counts.empty, counts.documents, "documents of the {} part have not a single token"),
     ):
         share = unfit / max(1, of)

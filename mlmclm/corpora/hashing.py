@@ -44,7 +44,7 @@ def unit_interval(words: UInt64) -> NDArray[np.float64]:
 def text_hash(text: str, *, purpose: str, seed: int) -> int:
     """Return a 64-bit hash of a text; another `purpose` or `seed` gives an independent one."""
     salt = f"{purpose}:{seed}".encode()
-    if len(salt) > hashlib.blake2b.SALT_SIZE:  # cut off, it would be that of other seeds too
+    if len(salt) > hashlib.blake2b.SALT_SIZE:  # truncated, it would also be the salt of other seeds
         salt = hashlib.blake2b(salt, digest_size=hashlib.blake2b.SALT_SIZE).digest()
     # "surrogatepass": JSON can hold lone surrogates, which plain UTF-8 refuses.
     return int.from_bytes(

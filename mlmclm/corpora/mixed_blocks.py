@@ -1,4 +1,4 @@
-"""The blocks of several sources, read through one number a block."""
+"""The blocks of several sources, numbered consecutively."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MixedBlocks:
 
 @dataclass(frozen=True)
 class InTurns:
-    """The blocks of a mix's sources in the mix's own turns, each source from its first block on; for validation.
+    """The blocks of a mix's sources in the mix's turns, each source from its first block on; for validation.
 
     A source that has too few blocks for its share begins again.
     """
@@ -70,7 +70,7 @@ class InTurns:
 
 
 def in_turns(blocks: Blocks | Chunks | MixedBlocks, mix: Mix | None) -> Blocks | Chunks | InTurns:
-    """Return the blocks of a corpus as they are, or those of a mix's sources in its turns."""
+    """Return the blocks of a single corpus as they are, or those of a mix's sources in the mix's turns."""
     if mix is None:
         return cast("Blocks | Chunks", blocks)  # The study file gives a mix wherever there are several sources.
     assert isinstance(blocks, MixedBlocks)

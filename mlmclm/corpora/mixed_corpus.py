@@ -26,7 +26,7 @@ from mlmclm.storage.files import stable_hash
 T = TypeVar("T")
 
 SOURCES = "sources.json"
-"""File in the folder of several corpora, in the store's `corpora/`, that has the key of each by its name."""
+"""File with the keys of several corpora by name, in their common folder in the store's `corpora/`."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def prepare_sources(
 ) -> PreparedSources:
     """Prepare several corpora with one tokenizer, or open those that are prepared.
 
-    A tokenizer is trained on text in the shares of the mix. `session` returns the argument of `prepare_corpus` for one
-    of the corpora. Raises what `prepare_corpus` does; the message names the source.
+    If a tokenizer is trained, its text has the shares of the mix. `session` returns the argument of `prepare_corpus` for
+    one of the corpora. Raises what `prepare_corpus` does; the message names the source.
     """
     store = folders["store"]
 
@@ -128,7 +128,7 @@ def find_sources(
 
 
 def open_stored(store: Path, key: str) -> tuple[PreparedCorpus | PreparedSources, dict[str, CorpusConfig]]:
-    """Open one or several corpora of the store by their key; raise UserError if there are none.
+    """Open one or several corpora of the store by their key; raise a UserError if there is none.
 
     Also return the configurations that they were made from, by the names of the sources ("" for a single corpus).
     """
@@ -148,7 +148,7 @@ def _tokenizer_text(
     block_length: int,
     report: Progress,
 ) -> tuple[str, list[Callable[[], list[str]]]]:
-    """Return a key of the text that a mix's tokenizer is trained on, and a function for each source that samples it."""
+    """Return a key of the text that a mix's tokenizer is trained on, and for each source a function that samples it."""
 
     def sample(name: str, source: Source, characters: int) -> list[str]:
         with _named(name):
@@ -165,7 +165,7 @@ def _tokenizer_text(
 
 
 def _each(corpora: Mapping[str, CorpusConfig], work: Callable[[str], T]) -> dict[str, T]:
-    """Apply `work` to all names; the errors of all say which source they are about."""
+    """Apply `work` to all names; every error says which source it is about."""
 
     def named(name: str) -> T:
         with _named(name):
@@ -177,7 +177,7 @@ def _each(corpora: Mapping[str, CorpusConfig], work: Callable[[str], T]) -> dict
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Begin the text of a user error with the source that it is about."""
+    """Prefix the message of a user error with the source that it is about."""
     try:
         yield
     except UserError as error:

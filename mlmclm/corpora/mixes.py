@@ -28,7 +28,7 @@ def _parsed(value: Any) -> Any:
     exactly.
 
     Raises:
-        ValueError: a weight is negative or no number, all are 0, or they are divided too finely.
+        ValueError: a weight is negative or not a number, all are 0, or their ratios are too fine.
     """
     if value is None:
         return None
@@ -38,7 +38,7 @@ def _parsed(value: Any) -> Any:
         raise ValueError(f"expected the name of a source, or names with their weights, got {value!r}")
     for name, weight in given.items():
         if not isinstance(name, str):
-            raise ValueError(f"the source {name!r} is no text; put its name in quotes")
+            raise ValueError(f"the source {name!r} is not a string; put its name in quotes")
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not number or not 0 <= weight < math.inf:
             raise ValueError(f"{name}: the weight {weight!r} is not a number of 0 or more")
@@ -49,7 +49,9 @@ def _parsed(value: Any) -> Any:
     whole = {name: int(weight * common) for name, weight in exact.items()}
     divisor = math.gcd(*whole.values())
     if sum(whole.values()) // divisor > LONGEST_PERIOD:
-        raise ValueError(f"its weights have no common measure above 1/{LONGEST_PERIOD:,} of their sum; round them")
+        raise ValueError(
+            f"its weights cannot be written as whole numbers that sum to at most {LONGEST_PERIOD:,}; round them"
+        )
     return tuple((name, weight // divisor) for name, weight in whole.items())
 
 
@@ -62,19 +64,19 @@ Mix = Annotated[
 
 
 def shares(mix: Mix) -> dict[str, float]:
-    """Return each source's share of the blocks, of 1."""
+    """Return each source's share of the blocks, from 0 to 1."""
     total = sum(weight for _, weight in mix)
     return {name: weight / total for name, weight in mix}
 
 
 def words(mix: Mix) -> str:
-    """Return a mix for people, such as `70 % web, 30 % books`, the largest share first."""
+    """Format a mix for display, such as `70 % web, 30 % books`, the largest share first."""
     ordered = sorted(shares(mix).items(), key=lambda item: -item[1])
     return ", ".join(f"{100 * share:.4g} % {name}" for name, share in ordered)
 
 
 class Turns:
-    """The source of every sample of a mix, by the number of the source in it; repeats after the sum of the weights.
+    """The source of every sample of a mix, as the source's number in the mix; repeats after the sum of the weights.
 
     A source's j-th block (from 0) comes no earlier than sample floor(j / w) and before sample ceil((j + 1) / w). Among
     the sources that may come, the one that must come first does. Such turns exist for all shares w that add up to 1
@@ -97,13 +99,13 @@ class Turns:
             taken[chosen] += 1
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for samples (int64 [n]) the number of the source, and how many of its blocks come before: [n] each."""
+        """Return each sample's (int64 [n]) source, as its number, and how many of its blocks come before: [n] each."""
         periods, turns = np.divmod(samples, self.period)
         sources = self._sources[turns]
         return sources, periods * self.weights[sources] + self._before[turns]
 
     def counts(self, samples: int) -> NDArray[np.int64]:
-        """Return how many of the first samples are of each source: int64 [sources]."""
+        """Return how many of the first samples come from each source: int64 [sources]."""
         periods, rest = divmod(samples, self.period)
         return periods * self.weights + np.bincount(self._sources[:rest], minlength=len(self.weights))
 
@@ -113,7 +115,7 @@ turns_of = lru_cache(Turns)
 
 
 def counts(mix: Mix, samples: int) -> dict[str, int]:
-    """Return how many of a mix's first samples are of each source."""
+    """Return how many of a mix's first samples come from each source."""
     return dict(zip((name for name, _ in mix), turns_of(mix).counts(samples).tolist(), strict=True))
 
 
@@ -125,7 +127,7 @@ class MixedSamples:
     """Numbers in the endless sequence of the mix."""
     mix: Mix
     before: tuple[tuple[str, int], ...] = ()
-    """Blocks of each source that were seen in other mixes before; each source goes on behind them."""
+    """Blocks of each source that were seen in earlier mixes; each source continues after them."""
 
     def __len__(self) -> int:
         return len(self.numbers)

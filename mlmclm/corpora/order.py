@@ -71,7 +71,7 @@ def rows_of(blocks: Blocks | Chunks | MixedBlocks, samples: Samples, seed: int) 
 def step_tokens(
     blocks: Blocks | Chunks | MixedBlocks, samples: Samples, seed: int, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Read some rows (int64 [n]) of the global batch that has these samples: block numbers [n], tokens [n, length]."""
+    """Read some rows (int64 [n]) of the global batch with these samples: block numbers [n], tokens [n, length]."""
     chosen = rows_of(blocks, samples, seed)[rows]
     return chosen, blocks.take(chosen)
 

@@ -42,10 +42,10 @@ from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import expanded, stable_hash
 
 CORPUS_VERSION = 1
-"""Part of every key: raise it when a change of the code changes the blocks of the same text."""
+"""Part of every key: increase it when a change of the code changes the blocks of the same text."""
 
 Session = Callable[[], AbstractContextManager[Any]]
-"""Callable that opens a Ray session, or joins the one that is open."""
+"""Callable that opens a Ray session, or joins an open one."""
 
 
 def prepare_corpus(
@@ -79,7 +79,7 @@ def prepare_corpus(
         place = locate()
     new = read_index(place.shelf) is None
     if not place.complete():
-        # First of all, so that too little text is reported before a tokenizer is trained on it.
+        # First, so that too little text is reported before a tokenizer is trained on it.
         byte_level = tokenizer.train_vocab_size is not None
         below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=progress)
         place = replace(place, below=below)
@@ -145,10 +145,10 @@ class _Place:
     tokenizer: Path
     report: Progress
     below: int | None = None
-    """The hash below which a document is held out. None until the source is read, and if it has a validation part."""
+    """The hash below which a document is held out; None until the source is read, or if it has a validation part."""
 
     def complete(self) -> bool:
-        """Return whether the tokenizer and all shards are there. Checks the shards' sizes, not their content."""
+        """Return whether the tokenizer and all shards exist. Checks the shards' sizes, not their content."""
         index = read_index(self.shelf)
         if index is None or tokenizer_damage(self.tokenizer) is not None:
             return False
@@ -183,7 +183,7 @@ def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
 
 
 def text_key(corpus: CorpusConfig, origin: str) -> str:
-    """Return a key of the text that a tokenizer is trained on: the whole training text, however much is packed."""
+    """Return a key of the text that a tokenizer is trained on: the whole training text, however much of it is packed."""
     return stable_hash([origin, corpus.validation_split, corpus.validation_fraction, corpus.streaming, corpus.seed])
 
 
@@ -225,7 +225,7 @@ def _encoder(place: _Place, workers: int, session: Session | None) -> Iterator[E
     """Choose where to tokenise, local processes or a Ray cluster, and yield the encoder."""
     tokeniser = Tokeniser.of(place.tokenizer, special_ids(place.tokenizer)["eos"])
     where = place.corpus.workers
-    # Not `import ray`: local tokenising must not pay for the import.
+    # No `import ray`: local tokenising must not pay for the import.
     running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
     if where == "local" or (where == "auto" and session is None and not running):
         with local_encoder(tokeniser, workers) as encoder:
@@ -313,7 +313,7 @@ def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:
 
 
 def _finished(shelf: Shelf, part: str) -> list[Record]:
-    """Return the records of a part's first shards, up to the first that is not whole, and remove all later records.
+    """Return the records of a part's first shards, up to the first damaged one, and remove all later records.
 
     A later record would be wrong if the shards before it were made again with another size.
     """
@@ -336,11 +336,11 @@ def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
     shelf, dtype = place.shelf, np.dtype(index["dtype"])
     for part in (TRAIN, VALIDATION):
         damaged = blocks_of(index, shelf, part).damaged()
-        # An earlier version's index doesn't say where shards end, so that none can be made alone.
+        # An earlier version's index doesn't say where shards end, so none can be made alone.
         if damaged and "end" not in index[part]["shards"][0]:
             raise UserError(
                 "\n".join(f"{shelf.where(file)}: {what}." for file, what in damaged.items())
-                + f"\nAn earlier version prepared it; delete the folder {shelf.local} to have it prepared anew."
+                + f"\nAn earlier version prepared it; delete the folder {shelf.local} to have it prepared again."
             )
         records = [Record.from_json(value) for value in index[part]["shards"]] if damaged else []
         for number, record in enumerate(records):
@@ -369,8 +369,8 @@ def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
             if writer.records[number:] != [record]:
                 shelf.remove(file)
                 raise UserError(
-                    f"{shelf.where(file)}: it was lost ({damaged[file]}), and the source's text is no longer what it was made from. Delete "
-                    f"{shelf.where('')} to have the corpus prepared anew."
+                    f"{shelf.where(file)}: it was lost ({damaged[file]}), and the source's text has changed since it was made. Delete "
+                    f"{shelf.where('')} to have the corpus prepared again."
                 )
 
 

@@ -49,7 +49,7 @@ class PreparedCorpus:
 
     @property
     def sources(self) -> Mapping[str, PreparedCorpus]:
-        """This corpus, which has no name, in place of the named ones of `mixed_corpus.PreparedSources`."""
+        """This corpus, under the name "", as `mixed_corpus.PreparedSources` has several by name."""
         return {"": self}
 
 
@@ -83,7 +83,7 @@ def _read(shelf: Shelf, file: str) -> dict[str, Any] | None:
 
 
 def _remedy(where: str) -> str:
-    return f"Delete {where} and run `mlmclm data` on the study: the corpus is prepared anew."
+    return f"Delete {where} and run `mlmclm data` on the study: the corpus is then prepared again."
 
 
 def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
@@ -99,7 +99,7 @@ def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
 
 
 def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
-    """Describe a corpus for people: sizes, vocabulary, bytes per token, and the beginnings of a few blocks."""
+    """Describe a corpus for display: sizes, vocabulary, bytes per token, and the beginnings of a few blocks."""
     shelf = prepared.train.shelf
     index = read_index(shelf) or {}
     tokenizer = load_text_tokenizer(prepared.tokenizer)
@@ -139,19 +139,19 @@ def median_length(prepared: PreparedCorpus) -> int | None:
 
 
 def summary(prepared: PreparedCorpus) -> str:
-    """Summarize a corpus in one line: the number and length of its documents, and the files left out."""
+    """Summarise a corpus in one line: the number and length of its documents, and the files left out."""
     index = read_index(prepared.train.shelf) or {}
     train, validation = (f"{index[part]['documents']:,}" for part in (TRAIN, VALIDATION))
     median = median_length(prepared)
-    length = "longer than what was looked at" if median is None else f"median length {median:,} tokens"
+    length = "longer than the sample" if median is None else f"median length {median:,} tokens"
     left_out = f"; files left out: {prepared.left_out}" if prepared.left_out else ""
     return f"corpus {index['corpus']['source']}: {train} documents, {length}; {validation} for validation{left_out}"
 
 
 def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, str]:
-    """Read all shards and describe each one that is not as it was written, by its path or address.
+    """Read all shards and describe each damaged one, by its path or address.
 
-    Of a corpus prepared before shards had checksums, only the shards' sizes are verified.
+    If a corpus was prepared before shards had checksums, only their sizes are verified.
     """
     wrong, read = {}, 0
     parts = (prepared.train, prepared.validation)

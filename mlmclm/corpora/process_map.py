@@ -38,7 +38,7 @@ def worker_count(workers: int | None) -> int:
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
-    """Map over processes that are started for this and end with it (`worker_processes`)."""
+    """Map a function over items in processes that are started for this and end with it (`worker_processes`)."""
     with worker_processes(function, workers=workers) as ordered:
         yield from ordered(items)
 
@@ -52,7 +52,7 @@ def worker_processes(
     They start once there is a second item. A first one alone is computed in this process, and so are all with a single
     worker: a process takes longer to start than a small corpus to tokenise.
 
-    Results come in the order of the items, of which at most four per worker are read ahead. The map raises what the
+    Results come in the order of the items; at most four items per worker are read ahead. The map raises what the
     function raises. Closing its generator drops the items not yet begun.
 
     Raises:
@@ -115,7 +115,7 @@ def _worker(function: Callable[[Item], Result]) -> Iterator[Callable[[Item], Res
         except (BrokenPipeError, EOFError, pickle.UnpicklingError) as error:
             raise EnvironmentFault(
                 f"a worker process that prepares the corpus ended early (exit status {process.wait()}; out of "
-                "memory?). Run the same command again, with fewer workers if it happens again: what is finished is kept."
+                "memory?). Run the same command again, with fewer workers if this repeats: what is finished is kept."
             ) from error
 
     def send(value: Any) -> None:
@@ -146,7 +146,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     try:
         function = pickle.load(requests)
     except Exception as error:
-        # The parent reads no answer to the function: a failure is the answer to each item instead.
+        # The parent reads no answer to the function itself, so send the failure as the answer to each item.
         failure = error
     while True:
         try:
@@ -164,6 +164,6 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "wb") as replies:
-        # Standard output becomes standard error: nothing that a library prints may get between the answers.
+        # Standard output becomes standard error: nothing that a library prints may come between the answers.
         os.dup2(2, 1)
         _serve(sys.stdin.buffer, replies)

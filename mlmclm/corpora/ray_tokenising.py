@@ -41,7 +41,7 @@ def ray_encoder(tokeniser: Tokeniser) -> Iterator[Encoder]:
 
     view = cluster_view()
     remedy = "Set corpus.workers: local, or add nodes with CPUs."
-    # Raises if no node can ever run a task, which Ray would wait for without end.
+    # Raises if no node can ever run a task; Ray would wait for ever.
     check_place("Tokenising", TASK, view(), remedy=remedy)
     wait_for_a_place("tokenising", TASK, view)
     # Into the object store once, instead of with the arguments of every task.

@@ -19,5 +19,5 @@ def document_lengths(tokens: NDArray[Any], separator: int) -> NDArray[np.int64]:
 
 
 def row_lengths(tokens: NDArray[Any], end: int) -> NDArray[np.int64]:
-    """Return the lengths of chunks [rows, length] up to their `end` (EOS), without what fills them up: int64 [rows]."""
+    """Return the lengths of chunks [rows, length] up to their `end` (EOS), without filling: int64 [rows]."""
     return np.argmax(tokens == end, axis=1) + 1

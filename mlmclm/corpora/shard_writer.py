@@ -1,8 +1,8 @@
-"""Packing of documents into shards of whole blocks, each of which can be made again alone.
+"""Packing of documents into shards of whole blocks. Each shard can be made again alone.
 
 The blocks of a part are its documents' tokens, concatenated and cut, whatever the size of the shards. Each shard has
-a record of the position in the documents at which it ends. The next shard starts there, in another process and on
-another day if need be.
+a record of the position in the documents at which it ends. The next shard starts there, if need be in another process
+and on another day.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mlmclm.storage.files import disk_fault, temporary_file
 
 
 class Position(NamedTuple):
-    """The position of a document in its source: the piece that it is read from (often a file), and its number there."""
+    """The position of a document in its source: the piece (often a file) that holds it, and its number there."""
 
     piece: int = 0
     number: int = 0
@@ -94,7 +94,7 @@ def read_record(shelf: Shelf, part: str, number: int) -> Record | None:
     try:
         return Record.from_json(unsealed(json.loads(shelf.read(record_file(part, number)) or b"")))
     except (ValueError, KeyError, TypeError):
-        say(f"{shelf.where(record_file(part, number))} is damaged: its shard is made again.")
+        say(f"{shelf.where(record_file(part, number))} is damaged; its shard will be made again.")
         return None
 
 
@@ -111,7 +111,7 @@ class _Unfinished:
 class ShardWriter:
     """Packs the documents of one part into shards. Tokens at the end that don't fill a block are dropped.
 
-    A context manager, which removes a shard that is unfinished when the context ends.
+    A context manager; an unfinished shard is removed when the context ends.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class ShardWriter:
 
     @property
     def next(self) -> Position:
-        """The position of the first document that may still be of use; `add` ignores those before it."""
+        """The position of the first document that may still be needed; `add` ignores those before it."""
         if self._resumes and not self.full:
             return self._document
         return Position(self._document.piece, self._document.number + 1)
@@ -181,7 +181,7 @@ class ShardWriter:
     def add(self, document: Position, tokens: NDArray[Any], *, size: int, unknown: int = 0) -> None:
         """Append a document's tokens, int [n], including EOS; ignore a document that is in the finished shards already.
 
-        Its text has `size` UTF-8 bytes, and `unknown` tokens stand for what the tokenizer doesn't know of it.
+        Its text has `size` UTF-8 bytes, and `unknown` of its tokens stand for text that the tokenizer doesn't know.
 
         Raises:
             UserError: the source no longer has the document in which the last finished shard ends.
@@ -194,7 +194,7 @@ class ShardWriter:
             skipped, self._resumes = self._taken, False
             if document != self._document or len(tokens) < skipped:
                 raise UserError(
-                    f"{self._shelf.where('')}: the source's text has changed since its first shards were made. Delete it to have the corpus prepared anew."
+                    f"{self._shelf.where('')}: the source's text has changed since its first shards were made. Delete it to have the corpus prepared again."
                 )
         else:
             self.counts = self.counts.plus(len(tokens), size, unknown)
@@ -210,7 +210,7 @@ class ShardWriter:
             self._finish_shard()
 
     def _write(self, last: int) -> None:
-        """Write the whole blocks of the pending tokens, of which the last document has `last` tokens in all.
+        """Write the whole blocks of the pending tokens; `last` is the number of tokens of the last document in all.
 
         Earlier documents have less than a block pending, so the first block takes all of it and every cut is in the
         last document.
@@ -233,7 +233,7 @@ class ShardWriter:
             shard.blocks += now
             self.blocks += now
             blocks -= now
-            # Behind the last block there are `len(stream) - end` tokens, all of the last document.
+            # After the last block come `len(stream) - end` tokens, all of the last document.
             self._cut = (self._document, last - (len(stream) - end), self.counts)
             if shard.blocks == self._shard_blocks or (self._max_blocks is not None and self.blocks >= self._max_blocks):
                 self._finish_shard()

@@ -18,7 +18,7 @@ from mlmclm.storage.files import disk_fault, expanded, hash_file, in_turn, reada
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
 """A node's folder for its copies of shards from an address, unless the study names another."""
-AGAIN = "Run `mlmclm data` on the study to have it made again: what is whole is kept."
+AGAIN = "Run `mlmclm data` on the study to have it made again: intact files are kept."
 _READ_BYTES = 8 << 20
 
 
@@ -44,7 +44,7 @@ class Shelf:
         return f"{self.address or self.local}/{file}"
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file that is there, from one listing of the folder or address."""
+        """Return the size in bytes of each existing file, from one listing of the folder or address."""
         if self.address is None:
             with suppress(FileNotFoundError), os.scandir(self.local) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
@@ -56,7 +56,7 @@ class Shelf:
         return {}
 
     def read(self, file: str) -> bytes | None:
-        """Read a file; None if it is not there."""
+        """Read a file; None if it does not exist."""
         with suppress(FileNotFoundError):
             if self.address is None:
                 return (self.local / file).read_bytes()
@@ -66,7 +66,7 @@ class Shelf:
         return None
 
     def write_json(self, file: str, value: Any) -> None:
-        """Write a JSON file, whole or not at all as far as the file system allows."""
+        """Write a JSON file, completely or not at all as far as the file system allows."""
         if self.address is None:
             write_json(self.local / file, value)
             return
@@ -82,7 +82,7 @@ class Shelf:
                 system.put_file(str(self.local / file), path)
 
     def remove(self, file: str) -> None:
-        """Remove a file if it is there."""
+        """Remove a file if it exists."""
         if self.address is None:
             (self.local / file).unlink(missing_ok=True)
             return
@@ -96,7 +96,7 @@ class Shelf:
         shutil.rmtree(self.local, ignore_errors=True)
 
     def fetch(self, file: str, size: int, sha256: str | None) -> Path:
-        """Return a file's path on this node. If the node has no whole copy, one of its processes fetches and checks it.
+        """Return a file's path on this node. If it has no complete copy, one of its processes fetches and checks it.
 
         Raises:
             UserError: the file is missing, has the wrong size, or (when fetched) the wrong checksum.
@@ -127,16 +127,16 @@ class Shelf:
             aside = set_aside(path)
         except FileNotFoundError as error:  # Another worker has found the damage and renamed the file.
             raise UserError(
-                f"{path}: not what was written. Run the same command again: it alone is made again."
+                f"{path}: not what was written. Run the same command again: only this file is made again."
             ) from error
         again = "made" if self.address is None else "fetched"
         raise UserError(
-            f"{path}: its checksum is not the one that it was written with. It is kept as {aside.name}: run the same command again, and it "
-            f"alone is {again} again."
+            f"{path}: its checksum is not the one that it was written with. It is kept as {aside.name}: run the same command again, and "
+            f"only this file is {again} again."
         )
 
     def checksum(self, file: str, read: Callable[[int], None]) -> str:
-        """Compute a file's SHA-256 (hex) in the folder or at the address, not of this node's copy.
+        """Compute the SHA-256 (hex) of a file in the folder or at the address, not of this node's copy.
 
         Calls `read` with the number of bytes of each chunk that was read. Raises FileNotFoundError for a missing file.
         """
@@ -157,7 +157,7 @@ class Shelf:
             if sha256 is not None and found != sha256:
                 raise UserError(
                     f"{self.where(file)}: its content is not what was written (SHA-256 {found}, not {sha256}). Delete it and run `mlmclm data` on the "
-                    "study: it alone is made again."
+                    "study: only this file is made again."
                 )
             Path(temporary).replace(self.local / file)
         except FileNotFoundError as error:
@@ -167,7 +167,9 @@ class Shelf:
         finally:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
-                os.close(descriptor)  # Open until now: a held temporary file is not swept away as a dead process's.
+                os.close(
+                    descriptor
+                )  # Open until now: a temporary file that is held open is not swept away as a dead process's.
 
     @contextmanager
     def _reached(self, file: str | None = None) -> Iterator[tuple[Any, str]]:

@@ -12,7 +12,7 @@ from mlmclm.corpora.documents import TRAIN, VALIDATION, Piece, Source
 from mlmclm.corpora.shard_writer import Position
 
 MORE = -1
-"""Document number of a marker, not a document: the stream's limit of characters has left documents out."""
+"""Number of a marker in place of a document: the stream's limit of characters has left documents out."""
 
 
 class Document(NamedTuple):
@@ -34,8 +34,8 @@ class Stream:
     """If the pieces hold both parts: the hash below which a document belongs to the validation part."""
     characters: int | None = None
     documents: int | None = None
-    """Limits, `characters` and `documents`. If one is set, the stream holds as many documents with the smallest hashes
-    as fit, in the order of their hashes."""
+    """Limits, `characters` and `documents`. If one is set, the stream holds the documents with the smallest hashes, as
+    many as fit, in the order of their hashes."""
 
     @property
     def chosen(self) -> bool:
@@ -43,13 +43,13 @@ class Stream:
         return self.characters is not None or self.documents is not None
 
     def numbers(self, starts: Mapping[str, Position]) -> range:
-        """Return the piece numbers to `read` for the documents from each part's position in `starts` on."""
+        """Return the numbers of the pieces to `read`, for the documents from each part's position in `starts` on."""
         if self.chosen:
             return range(1)  # The choice is one piece: it needs all documents.
         return range(max(0, min(place.piece for part, place in starts.items() if part in self.parts)), len(self.pieces))
 
     def read(self, piece: int, starts: Mapping[str, Position]) -> Iterator[Document]:
-        """Yield a piece's documents from their part's position in `starts` on; none of a part that isn't in it."""
+        """Yield a piece's documents from their part's position in `starts` on; none of a part that `starts` lacks."""
         documents = self._choose() if self.chosen else self._piece(piece)
         for document in documents:
             start = starts.get(document.part)
@@ -84,7 +84,7 @@ def streams(corpus: CorpusConfig, source: Source, below: int | None, characters_
 
     Args:
         below: the hash below which a document is held out; None if the source has validation documents of its own.
-        characters_a_token: characters of text to choose for each token that is wanted. If they turn out too few, the
+        characters_a_token: characters of text to choose for each wanted token. If they turn out to be too few, the
             caller asks again with more.
     """
     training = tuple(source.pieces(TRAIN))

@@ -25,7 +25,7 @@ def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str
         paragraphs: make each paragraph of a text file a document, instead of the file.
 
     Raises:
-        UserError: the file's format is not that of its suffix, or the file cannot be read or lacks the column.
+        UserError: the file's format is not what its suffix says, or the file cannot be read or lacks the column.
     """
     readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
         ".parquet": _read_parquet,
@@ -54,7 +54,7 @@ def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str
 
 
 def check_column(where: object, column: str, columns: Iterable[str]) -> None:
-    """Raise UserError unless the column is there."""
+    """Raise a UserError if there is no such column."""
     names = list(columns)
     if column not in names:
         raise UserError(

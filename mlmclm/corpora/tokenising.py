@@ -1,8 +1,8 @@
 """Tokenising of a stream's documents, by the same functions in processes of this machine and on a cluster.
 
-Documents and tokens are Arrow tables, one document per row, because batches travel between processes. Columns of both
-are `piece` and `number` (a `Position`) and `training` (the part). Documents have `text`. Tokens have `bytes` (of UTF-8),
-`unknown` (number of unknown tokens) and `tokens`, which end with EOS.
+Documents and tokens are Arrow tables, one document per row, because batches travel between processes. Both have the
+columns `piece` and `number` (a `Position`) and `training` (the part). Documents have `text`. Tokens have `bytes` (of
+UTF-8), `unknown` (number of unknown tokens) and `tokens`, which end with EOS.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER_VERSION = 1
-"""Part of every key: raise it when a change of the code changes the tokenizers that it makes."""
+"""Part of every key: increase it when a change of the code changes the tokenizers that it makes."""
 
 TRAINING_CHARACTERS = 8_000_000
 """Characters that a tokenizer is trained on; more would change few of the first 32,000 merges and cost time in
@@ -45,7 +45,7 @@ USUAL_TOKENS = {
     "eos": ("<|end_of_text|>", "[SEP]", "</s>", "<eos>", "<|endoftext|>"),
     "mask": ("<|mask|>", "[MASK]", "<mask>"),
 }
-"""By role, the special tokens to look for in a vocabulary that names none. The first one is added if none is there."""
+"""By role, the special tokens to look for in a vocabulary that names none. If it has none, the first one is added."""
 ROLES = tuple(USUAL_TOKENS)
 
 
@@ -63,7 +63,7 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
     """Return the name of the tokenizer's folder: 16 hex digits of a hash of its origin.
 
     The origin is the content of its files, its name and revision on the hub, or the text that it is trained on. Raises
-    UserError if the path does not exist or is not a tokenizer.
+    a UserError if the path does not exist or is not a tokenizer.
     """
     origin: list[Any]
     if config.path is not None:
@@ -77,9 +77,9 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
 
 
 def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str = "", texts: Iterable[str] = ()) -> Path:
-    """Return the tokenizer's folder, which is made on first use.
+    """Return the tokenizer's folder, which is created on first use.
 
-    One that is trained needs the sample of `texts`, and a key of the corpus that they are from.
+    To train one, a sample of `texts` is needed, and a key of the corpus that they come from.
 
     Raises:
         UserError: the path is not a tokenizer, or there is too little text for the vocabulary.
@@ -121,8 +121,8 @@ def _check_same(made: Path, damaged: Path) -> None:
     before, now = ((folder / CHECKSUMS).read_bytes() for folder in (damaged, made))
     if before != now:
         raise UserError(
-            f"{damaged}: the tokenizer is damaged, and what it was made from gives another one now, which the store's corpora "
-            f"and models don't know. Put back a copy of its files and rename it to {damaged.stem}; or choose another --store."
+            f"{damaged}: the tokenizer is damaged, and its origin now gives another one, which doesn't fit the store's "
+            f"corpora and models. Put back a copy of its files and rename it to {damaged.stem}; or choose another --store."
         )
 
 
@@ -159,7 +159,7 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
         # In order of preference: the token that the origin names, a usual one of its vocabulary, a new one.
         texts[role] = getattr(named, role) or next((text for text in usual if text in vocabulary), usual[0])
         tokenizer.add_special_tokens([AddedToken(texts[role], special=True, normalized=False)])
-    if not tokenizer.encode("", add_special_tokens=True).ids:  # The origin puts no token around a text.
+    if not tokenizer.encode("", add_special_tokens=True).ids:  # The origin's tokenizer puts no token around a text.
         # A dictionary, because bos and eos may be the same token, which the template must list once.
         ids = {
             text: index for text in (texts["bos"], texts["eos"]) if (index := tokenizer.token_to_id(text)) is not None
@@ -226,18 +226,18 @@ def check_ids(folder: Path) -> None:
     text, index = max(tokens.items(), key=lambda item: item[1])
     if index >= size:
         raise UserError(
-            f"{folder}: token {text!r} has id {index}, but the tokenizer has {size} tokens, and as many rows has the model's embedding: ids must be below "
+            f"{folder}: token {text!r} has id {index}, but the tokenizer has {size} tokens, and the model's embedding has as many rows: ids must be below "
             f"{size}. Number the tokens of its tokenizer.json without gaps."
         )
 
 
 def check_special(folder: Path, *, masked: bool) -> None:
-    """Raise UserError for a missing special token, or, if tokens will be `masked`, a mask token with another role too."""
+    """Raise a UserError for a missing special token or, if tokens will be `masked`, for a mask token with another role."""
     ids = special_ids(folder)
     shared = [role for role in ROLES if role != "mask" and ids[role] == ids["mask"]]
     if masked and shared:
         raise UserError(
-            f"{folder}: the mask token is also the {shared[0]} token (id {ids['mask']}), so a masked token could not be told from it. "
+            f"{folder}: the mask token is also the {shared[0]} token (id {ids['mask']}), so the two could not be told apart. "
             "Name another mask_token in the tokenizer's tokenizer_config.json, or none: one is added."
         )
 

@@ -86,7 +86,7 @@ def byte_level(model: BPE, pattern: str | None = None) -> Tokenizer:
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """Read a dictionary from tokens to ranks, a base64 token and a number a line; raise UserError for anything else."""
+    """Read a mapping of tokens to ranks, one base64 token and its rank per line; raise a UserError for anything else."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():

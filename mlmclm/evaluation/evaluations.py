@@ -1,6 +1,6 @@
 """The result of a model on a zero-shot task: one immutable file, `evaluations/<first two digits of the key>/<key>.json`.
 
-The files are those of a ledger (`sweeps.ledger`), whole or absent, and a result that is there is never computed again.
+The files form a ledger (`sweeps.ledger`): each is complete or absent, and an existing result is never computed again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CONFIDENCE = 0.95
 SENTENCE_FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer_config.json", "special_tokens_map.json",
 )  # fmt: skip
-"""Files that sentence-transformers reads in a model's folder, beside the weights and those of its modules (`1_Pooling`)."""
+"""Files that sentence-transformers reads in a model's folder, besides weights and its modules' files (`1_Pooling`)."""
 MAIN_METRICS = ("acc_norm", "acc", "exact_match", "f1", "against")
-"""Metrics that stand for a task where there is room for one only; the first that a task has."""
+"""Metrics that stand for a task where only one is shown: the first of these that the task has."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Scores:
 class ZeroShotTask(Protocol):
     """A task that a model answers as it is: a language model, or one of sentence-transformers (`mteb_tasks`).
 
-    `fingerprint` is a hash of all that determines the scores of a given model, `limit` the number of examples if not
-    all are used, and `requests` the number of questions to the model.
+    `fingerprint` is a hash of everything that determines the scores of a given model, `limit` the number of examples if
+    not all are used, and `requests` the number of questions to the model.
     """
 
     @property
@@ -77,7 +77,7 @@ class ZeroShotTask(Protocol):
 class Subject:
     """A model to evaluate: its name, the folder whose weights are scored, how, and the hashes of its files.
 
-    `tokenizer` covers all that decides which tokens the model sees, its context included.
+    `tokenizer` is a hash of everything that decides which tokens the model sees, its context included.
     """
 
     name: str
@@ -90,8 +90,8 @@ class Subject:
     def of(cls, name: str, folder: Path, scoring: Scoring) -> Subject:
         """Read the hashes of a folder that `language_model.scoring_of` has chosen.
 
-        The tokenizer's is that of the file as it is: an exported one adds other tokens than the corpus's, which
-        `tokenizer_hash` stands for, and that changes scores.
+        The tokenizer's hash is that of its file: an exported tokenizer adds other special tokens than the corpus's (see
+        `tokenizer_hash`), which changes scores.
         """
         # Besides the tokenizer's file, these decide where texts begin and where generated ones end.
         settings = [_entry(folder / "tokenizer_config.json", name) for name in ("add_bos_token", "add_eos_token")]
@@ -101,7 +101,7 @@ class Subject:
 
     @classmethod
     def of_sentences(cls, name: str, folder: Path) -> Subject:
-        """Read the hashes of a folder whose texts' vectors are evaluated, and of how sentence-transformers makes them."""
+        """Read the hashes of a folder whose sentence vectors are evaluated, sentence-transformers' settings included."""
         modules = folder / "modules.json"
         parts = [module["path"] for module in read_json(modules)] if modules.is_file() else []
         files = {folder / name for name in SENTENCE_FILES}
@@ -127,7 +127,7 @@ class Evaluations(Ledger):
 
 
 def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
-    """Return the key of a model's result on a task: a hash of all that determines the scores."""
+    """Return the key of a model's result on a task: a hash of everything that determines the scores."""
     return stable_hash(
         {
             "kind": "zero-shot",
@@ -183,7 +183,11 @@ def find_or_compute(
     load: Callable[[], LanguageModel | SentenceModel],
     observe: Observer | None = None,
 ) -> tuple[dict[str, Any], bool]:
-    """Return a model's result on a task, and whether it was computed now; it is filed then, and only then `load` is called."""
+    """Return a model's result on a task, and whether it was computed now; only then `load` is called, and it is filed.
+
+    Raises:
+        UserError: it could not be computed; the message names model and task.
+    """
     key, title = evaluation_key(subject, task), f"{subject.name} on {task.name}"
     with ledger.claimed(key, lambda other: say(f"{title}: waiting for {other}, which computes it")):
         result = ledger.find(key)
@@ -215,7 +219,7 @@ def over_examples(value: float, values: Sequence[Any]) -> dict[str, float | int 
     numbers = [float(each) for each in values if isinstance(each, bool | int | float)]
     if len(numbers) == len(values) > 1 and math.isclose(mean(numbers), value, rel_tol=1e-9, abs_tol=1e-12):
         if all(each in (0, 1) for each in numbers):
-            # Student's interval of answers that are all right or all wrong would be a point.
+            # Student's interval would be a point if all answers are right, or all wrong.
             share = stats.binomtest(int(sum(numbers)), len(numbers)).proportion_ci(CONFIDENCE, method="wilson")
             low, high = share.low, share.high
         else:
@@ -228,12 +232,12 @@ def over_examples(value: float, values: Sequence[Any]) -> dict[str, float | int 
 
 
 def finite(value: float) -> float | None:
-    """Return a number, or None for one that JSON has no form for."""
+    """Return a number, or None if JSON cannot represent it."""
     return float(value) if math.isfinite(value) else None
 
 
 def _plain(value: Any) -> Any:
-    """Return an example's value of a metric in a form that JSON has."""
+    """Return an example's value of a metric in a form that JSON can represent."""
     if isinstance(value, tuple | list):
         return [_plain(each) for each in value]
     if hasattr(value, "item"):

@@ -30,7 +30,7 @@ def generate_causal(
     Args:
         contexts: token ids, at least one each.
         stop: strings before which the text ends; it also ends at the model's end token.
-        most: tokens to generate at most.
+        most: largest number of tokens to generate.
     """
     end = model.generation_config.eos_token_id
     settings = GenerationConfig(
@@ -38,7 +38,7 @@ def generate_causal(
         do_sample=False,
         use_cache=True,
         eos_token_id=tokenizer.eos_token_id if end is None else end,
-        # Fills rows that have ended; the tokens are skipped below.
+        # Fills up rows that have ended; these tokens are skipped below.
         pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         stop_strings=list(stop) or None,
     )

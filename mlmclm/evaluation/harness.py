@@ -39,11 +39,11 @@ from mlmclm.progress import say
 from mlmclm.storage.files import first_there, places_of, stable_hash
 
 SEED = 1234
-"""Seed of the choice of few-shot examples, the harness's own default."""
+"""Seed for choosing few-shot examples, the harness's own default."""
 MOST_TOKENS = 256
-"""Tokens to generate at most if a task doesn't say, the harness's own default."""
+"""Largest number of tokens to generate if a task doesn't say, the harness's own default."""
 NAMES = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "metadata")
-"""Entries of a task's definition that only name it or locate its data, whose content counts instead."""
+"""Entries of a task's definition that only name it or locate its data; the content of the data counts instead."""
 FILES = ("parquet", "json", "csv", "text", "arrow")
 """Values of `dataset_path` that stand for files rather than for a data set of the Hub."""
 
@@ -52,7 +52,7 @@ datasets.disable_progress_bars()
 
 
 class HarnessModel(LM):
-    """A language model as the harness asks for one; `observe` begins again with each kind of request."""
+    """A language model with the harness's interface; `observe` starts again with each kind of request."""
 
     def __init__(self, model: LanguageModel, observe: Observer | None = None) -> None:
         super().__init__()
@@ -105,11 +105,11 @@ class HarnessTask:
     requests: int
     """Number of its requests."""
     fingerprint: str
-    """Hash of the requests, the documents and the metrics: all that determines the scores of a given model."""
+    """Hash of the requests, the documents and the metrics: everything that determines the scores of a given model."""
 
     def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
         """Return the metrics, and each document's value of every metric."""
-        # The choice of few-shot examples would go on where the last run, or the fingerprint, has left it.
+        # Otherwise the choice of few-shot examples would continue from the last run, or from the fingerprint.
         self.task.set_fewshot_seed(seed=SEED)
         # The harness's own errors are estimated by a bootstrap in processes; intervals are computed from the values.
         found = evaluate(
@@ -138,7 +138,7 @@ def load_tasks(names: Sequence[str], *, data_root: Path | None = None, limit: in
         limit: number of documents of each task to evaluate; None for all.
 
     Raises:
-        UserError: a task is unknown or wrong, or its data cannot be had.
+        UserError: a task is unknown or wrong, or its data cannot be loaded.
     """
     found: dict[str, HarnessTask] = {}
     for name in names:
@@ -189,7 +189,7 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
 
 
 def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
-    """Refuse an unknown key or metric, and a split without data, over which the harness would stumble without saying so."""
+    """Refuse an unknown key or metric, and a split without data, on which the harness would fail without a clear message."""
     keys = [*(each.name for each in fields(TaskConfig)), "include"]
     for key in spec:
         if key not in keys:
@@ -209,7 +209,7 @@ def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
 
 
 def _file_of(name: str) -> Path | None:
-    """Return the file of a task of the harness, if it has the task's name; others need its index."""
+    """Return the file of a task of the harness if the file has the task's name; other tasks need the index."""
     files = (file for file in Path(lm_eval.tasks.__file__).parent.rglob(f"{glob.escape(name)}.yaml") if file.is_file())
     return next((file for file in files if load_yaml(file, resolve_func=False).get("task") == name), None)
 
@@ -238,7 +238,7 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
         file = first_there([place / name for place in places])
         if file is None:
             raise UserError(
-                f"task {spec.get('task')}: data file {name} is not there (looked in {', '.join(map(str, places))})."
+                f"task {spec.get('task')}: data file {name} does not exist (looked in {', '.join(map(str, places))})."
             )
         return str(file.resolve())
 
@@ -260,7 +260,7 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
 
 def _fault(name: str, path: str | None, error: Exception) -> UserError:
     if not path or path.partition("/")[0] in FILES:
-        cause = error.__cause__ or error  # datasets wraps what it stumbles over
+        cause = error.__cause__ or error  # datasets wraps the original error
         return UserError(f"--task {name}: the task cannot be read ({type(cause).__name__}: {one_line(cause, 300)}).")
     remedy = (
         f"; or put the data set's files into FOLDER/{path} and give --data FOLDER; or give a YAML file with dataset_path: parquet and "
@@ -273,7 +273,7 @@ def _checked(task: Task, limit: int | None) -> HarnessTask:
     name = str(task.config.task)
     for what, wrong in (("needs images or sound", "MULTIMODAL"), ("runs code that a model has written", "UNSAFE_CODE")):
         if getattr(task, wrong, False):
-            raise UserError(f"--task {name}: it {what}, which is not done here.")
+            raise UserError(f"--task {name}: it {what}, which is not supported here.")
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=SEED)
@@ -291,6 +291,6 @@ def _checked(task: Task, limit: int | None) -> HarnessTask:
 
 
 def _plain(value: object) -> str:
-    """Return what identifies a value that JSON has no form for; an address in memory must not."""
+    """Return text that identifies a value that JSON cannot represent; an address in memory must not be part of it."""
     text = str(value)
     return type(value).__qualname__ if " at 0x" in text else text

@@ -1,4 +1,4 @@
-"""The message of an error that comes where a data set of the Hub cannot be had."""
+"""The error for a data set of the Hub that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mlmclm.errors import UserError, one_line
 
 
 def cannot_load(where: str, path: str, error: Exception, remedy: str = "") -> UserError:
-    """Return the error for a data set of the Hub (OWNER/NAME), which says what the cache has of it.
+    """Return the error for a data set of the Hub (OWNER/NAME); its message says what the cache has of it.
 
     Args:
         where: beginning of the message.
         remedy: what else helps, from "; or" on.
     """
-    cause = error.__cause__ or error  # datasets wraps what it stumbles over
+    cause = error.__cause__ or error  # datasets wraps the original error
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "___".join(path.split("/")[:2])
     if isinstance(cause, ImportError):
         return UserError(

@@ -19,10 +19,10 @@ from mlmclm.errors import UserError
 from mlmclm.evaluation.token_ids import ContinuationIds
 
 TOKENS = 2048
-"""Tokens that are computed together, unless a single sequence has more."""
+"""Most tokens computed together, unless a single sequence has more."""
 
 Observer = Callable[[int, int], None]
-"""Called with the number of sequences that have been computed, and of all."""
+"""Called with the number of sequences computed so far, and the number of all."""
 
 
 class Likelihood(NamedTuple):
@@ -37,12 +37,12 @@ class MaskedReading:
     """How a masked language model reads a text from left to right (arXiv 2406.04823).
 
     Each token is predicted from `start`, the context, the true tokens before it, `masks` mask tokens and `end`, at the
-    first mask. More than one mask leaves open how the text goes on.
+    first mask. More than one mask leaves open how long the text goes on.
 
     Attributes:
         mask: id of the mask token.
         start: ids before a text; empty if the model was trained without any.
-        end: ids behind a text.
+        end: ids after a text.
         masks: number of mask tokens.
         earlier: read the prediction one position before the first mask (masked next-token prediction).
     """
@@ -58,11 +58,11 @@ class MaskedReading:
         return longest - len(self.start) - self.masks - len(self.end)
 
     def inputs(self, tokens: Sequence[int]) -> list[int]:
-        """Return the ids from which the token behind `tokens` is predicted."""
+        """Return the ids from which the token after `tokens` is predicted."""
         return [*self.start, *tokens, *[self.mask] * self.masks, *self.end]
 
     def position(self, tokens: int) -> int:
-        """Return the position that predicts the token behind `tokens` tokens of the text."""
+        """Return the position that predicts the token after `tokens` tokens of the text."""
         return len(self.start) + tokens - self.earlier
 
 
@@ -116,7 +116,7 @@ def causal_likelihoods(
     Args:
         pairs: contexts, of at least one token each, and continuations. Contexts that are too long lose tokens at
             their beginning.
-        longest: tokens that the model takes.
+        longest: number of tokens that the model takes.
 
     Raises:
         UserError: a continuation is too long for the model.
@@ -155,8 +155,8 @@ def masked_likelihoods(
 
     Args:
         pairs: contexts and continuations. Contexts that are too long lose tokens at their beginning.
-        longest: tokens that the model takes.
-        score_end: add the end token's log probability behind the continuation. It never counts in `greedy`: a
+        longest: number of tokens that the model takes.
+        score_end: add the log probability of the end token after the continuation. It never counts in `greedy`: a
             continuation rarely ends its document.
 
     Raises:

@@ -37,9 +37,9 @@ class SentenceModel:
 
     @classmethod
     def load(cls, folder: Path, device: str) -> SentenceModel:
-        """Load a folder of sentence-transformers; one of transformers embeds a text as the mean over its tokens."""
+        """Load a sentence-transformers folder; a transformers folder embeds a text as the mean over its tokens."""
         if not (folder / "modules.json").is_file():
-            say(f"{folder}: not a folder of sentence-transformers; a text's vector is the mean over its tokens.")
+            say(f"{folder}: not a sentence-transformers folder; a text's vector is the mean over its tokens.")
         model = SentenceTransformer(str(folder), device=device, local_files_only=True)
         check_finite(model, folder)
         return cls(model)
@@ -57,17 +57,17 @@ class MtebTask:
 
     @property
     def name(self) -> str:
-        """The name that mteb has for it."""
+        """Its name in mteb."""
         return str(self.task.metadata.name)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all that determines the scores of a given model, mteb's version included."""
+        """Hash of everything that determines the scores of a given model, mteb's version included."""
         return stable_hash(["mteb", mteb.__version__, self.name, self.data, list(self.task.eval_splits)])
 
     def run(self, model: SentenceModel, observe: Any = None) -> Scores:
         """Return the main score, its mean over splits and languages, and the score of each of these."""
-        # An aggregate has no data of its own.
+        # An aggregate has no data, only its parts have.
         parts = self.task.metadata.tasks if self.task.is_aggregate else [self.task]
         try:
             for part in parts:
@@ -87,10 +87,10 @@ class MtebTask:
 
 
 def load_mteb(names: Sequence[str]) -> list[MtebTask]:
-    """Return tasks by name, those of a benchmark, or that of a folder with a local retrieval set.
+    """Return the tasks of these names: tasks, benchmarks, or folders with a local retrieval set.
 
     Raises:
-        UserError: there is no such task or folder, or a file is not as it should be.
+        UserError: there is no such task or folder, or a file is not in the required form.
     """
     found: dict[str, MtebTask] = {}
     for name in names:
@@ -121,14 +121,14 @@ def _of_hub(name: str) -> list[MtebTask]:
 
 
 def _check(folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]) -> None:
-    """Refuse a local set with which mteb would fail, or compute something else than was meant."""
+    """Refuse a local set on which mteb would fail, or compute something that was not meant."""
     ids: dict[str, set[str]] = {}
     for part, table in texts.items():
         for row, (number, text) in enumerate(zip(table["id"], table["text"], strict=True)):
             if not isinstance(text, str):
-                raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: text {text!r} is no text.")
+                raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: text {text!r} is not a string.")
             if number in ids.setdefault(part, set()):
-                raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: the _id {number!r} is there twice.")
+                raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: the _id {number!r} occurs twice.")
             ids[part].add(number)
     if not any(score for own in judged.values() for score in own.values()):
         raise UserError(f"--mteb {folder}: qrels.parquet has no score above 0.")
@@ -144,7 +144,7 @@ def _local(folder: Path) -> MtebTask:
     files = {part: folder / f"{part}.parquet" for part in PARTS}
     missing = [file.name for file in files.values() if not file.is_file()]
     if missing:
-        raise UserError(f"--mteb {folder}: {', '.join(missing)} is not there; a retrieval set has {', '.join(PARTS)}.")
+        raise UserError(f"--mteb {folder}: {', '.join(missing)} is missing; a retrieval set has {', '.join(PARTS)}.")
     try:
         texts = {}
         for part in ("queries", "corpus"):

@@ -15,7 +15,7 @@ from mlmclm.progress import Bar
 from mlmclm.service.placement import Choice, cell_bundle, check_place
 
 ATTEMPTS_AGAIN = 3
-"""How often Ray runs an evaluation again whose worker has died."""
+"""How often Ray reruns an evaluation whose worker has died."""
 
 
 def evaluate_missing(
@@ -82,8 +82,8 @@ def _evaluate(
         chosen = _tasks(zero_shot, data_root)[task]
         if evaluation_key(subject, chosen) != key:
             return (
-                f"{subject.name} on {task}: the task's data on {platform.node()} is not what it was where the study was started. Use a "
-                "folder that all nodes see, and leave the data as it is while the study runs."
+                f"{subject.name} on {task}: the task's data on {platform.node()} differ from those where the study was started. Use a "
+                "folder that all nodes see, and do not change the data while the study runs."
             )
         find_or_compute(subject, chosen, Evaluations(store), lambda: _model(subject))
     except MlmclmError as error:

@@ -43,7 +43,7 @@ class Texts:
         """Tokenise context and continuation as one text, and divide it where the context alone ends.
 
         Spaces at the end of the context count as the continuation's, because most tokenizers join a space to the word
-        behind it. lm-evaluation-harness divides a text in the same way.
+        after it. lm-evaluation-harness divides a text in the same way.
 
         Raises:
             UserError: the continuation has no token of its own.
@@ -53,6 +53,6 @@ class Texts:
         begin, whole = self.ids(context) if context else [], self.ids(context + continuation)
         if len(whole) <= len(begin):
             raise UserError(
-                f"the continuation {continuation[:80]!r} has no token of its own behind {context[-80:]!r}; begin it with a space."
+                f"the continuation {continuation[:80]!r} has no token of its own after {context[-80:]!r}; begin it with a space."
             )
         return ContinuationIds(begin, whole[len(begin) :])

@@ -1,8 +1,8 @@
 """Winogender: which pronoun a model takes for people of an occupation (Rudinger et al. 2018, arXiv 1804.09301).
 
 A template names an occupation, another participant and one pronoun, and says by context whom the pronoun means. Each
-template gives two sentences, with the participant and with "someone". A model answers a sentence with the gender to
-which it gives the most:
+template gives two sentences, with the participant and with "someone". A model's answer to a sentence is the
+most probable gender:
 
 - **An encoder** by the probability at one mask in the pronoun's place, summed over all tokens of the vocabulary that
   read as the masculine, the feminine or the neutral pronoun of that case.
@@ -49,9 +49,9 @@ Rule = Literal["mass", "published"]
 masculine if there is none; for a decoder, the sentence with the lowest perplexity per token."""
 TOP = 20
 SCORES_VERSION = 2
-"""Part of every key: raise it when a change of the code changes the scores of the same sentences."""
+"""Part of every key: increase it when a change of the code changes the scores of the same sentences."""
 EQUAL = 1e-9
-"""Values that differ by less are equal but for rounding."""
+"""Values that differ by less are equal except for rounding."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def mask_shares(
     rows, places = [], []
     for sentence in sentences:
         before, after = sentence.around
-        # In byte-level vocabularies the space belongs to the word behind it, which the mask stands for.
+        # In byte-level vocabularies the space belongs to the next word, which the mask stands for.
         head = [*reading.start, *model.texts.ids(before.rstrip(" "))]
         rows.append([*head, reading.mask, *model.texts.ids(after), *reading.end])
         places.append(len(head) - reading.earlier)
@@ -219,7 +219,7 @@ def sentence_shares(
 def _pronoun_tokens(model: LanguageModel) -> dict[str, dict[str, list[int]]]:
     """Return the ids of all tokens that read as a pronoun, in small or capital letters, with or without a space.
 
-    It is an error if there is no single token for one.
+    Raises a `UserError` if a pronoun has no single token.
     """
     tokenizer = model.texts.tokenizer
     ids: dict[str, list[int]] = {}
@@ -228,7 +228,7 @@ def _pronoun_tokens(model: LanguageModel) -> dict[str, dict[str, list[int]]]:
     for forms in PRONOUNS.values():
         for form in forms.values():
             if form not in ids:
-                raise UserError(f"the model's vocabulary has no token {form!r}, so that one mask cannot stand for it.")
+                raise UserError(f"the model's vocabulary has no token {form!r}, so one mask cannot stand for it.")
     return {gender: {case: ids[form] for case, form in forms.items()} for gender, forms in PRONOUNS.items()}
 
 
@@ -244,13 +244,13 @@ def _first_pronoun(likeliest: Sequence[int], groups: Mapping[str, Mapping[str, S
 def _with_interval(score: Any, occupations: int) -> dict[str, float | int | None]:
     low, high = resampled_interval(score, occupations) if occupations > 1 else (float("nan"), float("nan"))
     value = float(score(np.ones((1, occupations)))[0])
-    if low == high:  # equal values show no spread, from which no interval follows
+    if low == high:  # equal values have no spread, so there is no interval
         low = high = float("nan")
     return {"score": finite(value), "low": finite(low), "high": finite(high), "examples": occupations}
 
 
 def _table(folder: Path, stems: Sequence[str], columns: Sequence[str]) -> tuple[Path, list[dict[str, Any]]]:
-    """Return the first file of one of these names, and its rows."""
+    """Return the first file with one of these names, and its rows."""
     files = [folder / f"{stem}{suffix}" for stem in stems for suffix in TABLES]
     file = next((each for each in files if each.is_file()), None)
     if file is None:

@@ -1,4 +1,4 @@
-"""The zero-shot evaluations of a study, as its file gives them, and the reading of their tasks and models."""
+"""The zero-shot evaluations that a study's file asks for, and the reading of their tasks and models."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class ZeroShot(Frozen):
             raise ValueError("nothing to evaluate on: give tasks, or winogender")
         if self.limit is not None and not self.tasks:
             raise ValueError(
-                f"limit {self.limit}: it is one of tasks, and there are none; Winogender is evaluated whole"
+                f"limit {self.limit}: it limits tasks, and there are none; Winogender is always evaluated whole"
             )
         if self.winogender_rule != "mass" and self.winogender is None:
-            raise ValueError(f"winogender_rule {self.winogender_rule}: there is no winogender")
+            raise ValueError(f"winogender_rule {self.winogender_rule}: winogender is not given")
         return self
 
     def found(self, folder: Path | None, data_root: Path | None) -> Self:
-        """Return the same with files in place of relative names, looked up first in `folder`, that of the study file."""
+        """Return a copy with files in place of relative names, looked up first in `folder`, the study file's."""
 
         def there(name: str, key: str) -> str:
             places = places_of(name, folder, data_root)
             path = first_there(places)
             if path is None:
-                raise UserError(f"zero_shot.{key}: {name} is not there (looked for {', '.join(map(str, places))}).")
+                raise UserError(f"zero_shot.{key}: {name} does not exist (looked for {', '.join(map(str, places))}).")
             return str(path.resolve())
 
         tasks = tuple(there(name, "tasks") if name.endswith((".yaml", ".yml")) else name for name in self.tasks)
@@ -57,7 +57,7 @@ class ZeroShot(Frozen):
         return self.model_copy(update={"tasks": tasks, "winogender": winogender})
 
     def read(self, data_root: Path | None) -> list[ZeroShotTask]:
-        """Return the tasks with their data, whose files `found` has looked up; raises what `read_tasks` does."""
+        """Return the tasks with their data, from the files that `found` looked up; raises what `read_tasks` does."""
         winogender = None if self.winogender is None else Path(self.winogender)
         return read_tasks(self.tasks, winogender, self.winogender_rule, data_root=data_root, limit=self.limit)
 
@@ -99,7 +99,7 @@ def read_tasks(
     tasks: list[ZeroShotTask] = []
     if names:
         if find_spec("lm_eval") is None:
-            raise UserError("these tasks are lm-evaluation-harness's: pip install 'mlmclm[evaluation]'.")
+            raise UserError("these tasks need lm-evaluation-harness: pip install 'mlmclm[evaluation]'.")
         from mlmclm.evaluation.harness import load_tasks
 
         tasks += load_tasks(names, data_root=data_root, limit=limit)

@@ -38,7 +38,7 @@ class Trained:
     diverged_step: int | None
     """The step (from 1) with a non-finite loss or gradient; None if training completed."""
     peak_learning_rate: float
-    """Highest learning rate that the optimizer was given."""
+    """Highest learning rate that the optimiser was given."""
     best: BestWeights | None = None
     """The evaluations during training, if the protocol has any."""
 
@@ -87,7 +87,7 @@ def train(
             return Trained(curve, step, step * protocol.batch_size, tokens, step + 1, peak, best)
         rate = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
         peak = max(peak, rate)
-        # The optimizer also clears the gradients, so the loop needs no zero_grad.
+        # The optimiser also clears the gradients, so the loop needs no zero_grad.
         optimizer.step(rate, clipping(norm, protocol.clip_norm))
         since.append(found.loss)
         if (step + 1) % every == 0 or step + 1 == steps:

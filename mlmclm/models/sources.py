@@ -81,7 +81,7 @@ def tokenizer_file(folder: Path) -> Path:
 
 
 def content_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) of configuration, weights and tokenizer, all needed, whatever the names of the shards."""
+    """Return the SHA-256 (hex) of configuration, weights (however sharded) and tokenizer; a `UserError` if one is missing."""
     weights = weight_files(folder)
     if not (folder / "config.json").is_file() or not weights:
         raise UserError(

@@ -88,7 +88,7 @@ def compile_all(shapes: Iterable[ModelShape]) -> None:
 
 
 def _compute(shape: ModelShape) -> None:
-    """Run passes of a small model with attention of this shape, its loss, and steps of the optimizer of fine-tuning."""
+    """Run passes of a small model with attention of this shape, its loss, and steps of the optimiser of fine-tuning."""
     import torch
     from torch import nn
     from transformers import EuroBertConfig, EuroBertForMaskedLM

@@ -61,7 +61,9 @@ def read_tensors(folder: Path) -> TrainingState:
     try:
         parts = [StoredTensors(path, prefix) for prefix in (WEIGHTS, FIRST, SECOND)]
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not a whole pretraining state ({error}). Delete {folder} and run again.") from error
+        raise UserError(
+            f"{path}: not a complete pretraining state ({error}). Delete {folder} and run again."
+        ) from error
     return TrainingState(int(read_json(folder / "step.json")["step"]), *parts)
 
 

@@ -211,7 +211,7 @@ def first_config(size: str, initial: InitialModel | None, tokenizer: Path, recip
 def source_sizes(
     initial: Mapping[str, str], data_root: Path | None = None, beside: Path | None = None
 ) -> dict[str, Size]:
-    """Return the models' shapes, from config.json alone. Their vocabulary does not include tokens still to be added.
+    """Return the models' shapes, from config.json alone. The vocabulary does not include tokens still to be added.
 
     Raises:
         UserError: if a folder does not exist or an architecture is not supported.
@@ -256,7 +256,7 @@ def _record(source: str, store: Path, folder: Path | None) -> Path:
 
 
 def _known(source: str, wanted: Wanted) -> _Source | None:
-    """Return a source if that needs no download, else None."""
+    """Return a source if it is known without a download, else None."""
     folder = local_folder(source, wanted.data_root, wanted.beside)
     if folder is not None:
         return _Source(source, content_hash(folder), None, folder)
@@ -264,9 +264,9 @@ def _known(source: str, wanted: Wanted) -> _Source | None:
     for place in (None, *places_of(source, wanted.beside, wanted.data_root)):
         record = _record(source, wanted.store, place)
         if record.is_file():
-            noted = read_sealed(record, f"Delete it: {source} is then looked at again.")
+            noted = read_sealed(record, f"Delete it: {source} is then read again.")
             kept = _records(wanted.store) / noted["content"]
-            checked(kept, None, f"Delete {kept} and {record}: {source} is then looked at again.")
+            checked(kept, None, f"Delete {kept} and {record}: {source} is then read again.")
             return _Source(source, noted["content"], noted["commit"], kept)
     return None
 
@@ -277,7 +277,7 @@ def _look(source: str, wanted: Wanted) -> _Source:
     known = _known(source, wanted)
     if known is not None and folder is None:
         if known.commit is None:
-            say(f"initial: {source} is no longer there; what it held is in the store and is used.")
+            say(f"initial: {source} no longer exists; the store's copy is used.")
         return known
     fetched = fetch(source, wanted.data_root, wanted.beside)
     content = content_hash(fetched) if known is None else known.content
@@ -294,9 +294,9 @@ def _look(source: str, wanted: Wanted) -> _Source:
 
 
 def _resolved(sources: Mapping[str, _Source], wanted: Wanted) -> tuple[TokenizerConfig, dict[str, Path]]:
-    """Return the study's tokenizer, and by the names of its initial models the folders of their encoders in the store.
+    """Return the study's tokenizer, and the folders of its initial models' encoders in the store, by model name.
 
-    Raises errors of `_tokenizer` and `_check`.
+    Raises the errors of `_tokenizer` and `_check`.
     """
     chosen = _tokenizer(sources, wanted.tokenizer)
     for name, source in sources.items():
@@ -370,13 +370,13 @@ def _make(name: str, folder: Path, source: _Source, tokenizer: TokenizerConfig, 
             f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and rebuilt from {source.text}; "
             "where that is gone, put back a copy of the folder."
         )
-    say(f"{name}: making an encoder of {source.text}")
+    say(f"{name}: making an encoder from {source.text}")
     prepared = prepare_tokenizer(tokenizer, store=wanted.store)
     # A hub name may point to a newer commit by now, so ask for the recorded one.
     pinned = source.text if source.commit is None else f"{source.text.partition('@')[0]}@{source.commit}"
     weights = fetch(pinned, wanted.data_root, wanted.beside)
     if content_hash(weights) != source.content:
-        raise UserError(f"{weights}: it has changed since it was first looked at; run the same command again.")
+        raise UserError(f"{weights}: it has changed since it was first read; run the same command again.")
     initial = read_initial(weights, load_tokenizer(prepared, PreTrainedTokenizerFast))
     with whole_folder(folder) as temporary:
         write_initial(temporary, initial)

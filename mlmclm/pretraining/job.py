@@ -48,7 +48,7 @@ class StageJob:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe as it is in the stage's phase."""
+        """The recipe with the settings of the stage's phase."""
         return self.stage.end.settled(self.whole_recipe)
 
     @cached_property
@@ -71,7 +71,7 @@ class StageJob:
 
     @property
     def moments_since(self) -> int:
-        """Step at which the optimizer's moments were last 0: the start of training, or of a phase with new ones."""
+        """Step at which the optimiser's moments were last 0: the start of training, or of a phase with new ones."""
         phases = [leg.phase for leg in self.stage.end.legs if leg.phase is not None and leg.phase.moments == "new"]
         return max((phase.start for phase in phases), default=0)
 

@@ -36,7 +36,7 @@ Observer = Callable[[list[dict[str, Any]]], None]
 
 
 def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, tuple[State, ...]]:
-    """Return what is left of a stage: the furthest existing state to start from, and the states still to be trained."""
+    """Return what is left of a stage: the latest existing state to start from, and the states still to be trained."""
     absent = [state for state in stage.states if not states.exists(store, state.key(fingerprint))]
     if not absent:
         return stage.end, ()
@@ -166,7 +166,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
             job.notes_path.unlink()
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
-        # Batches are functions of the step, so the one at which the stage diverged can be named after the fact.
+        # Batches are functions of the step, so the one at which the stage diverged can be found afterwards.
         blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seed).tolist()
         raise stage_errors.not_finite(stopped, blocks, title=title, folder=folder, recipe=recipe)
 
@@ -211,7 +211,7 @@ def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bo
     if damage() is None:
         return False
     with Claims(store).wait(
-        lambda: [f"states-{key}"], lambda other: say(f"{folder}: waiting for {other}, which makes it")
+        lambda: [f"states-{key}"], lambda other: say(f"{folder}: waiting for {other}, which is making it")
     ):
         found = damage()  # again: another process may have set it aside while we waited for the claim
         if found is None:
@@ -224,7 +224,7 @@ def _attempt(folder: Path, title: str) -> str:
     """Return a run name that no earlier attempt at this stage has.
 
     Under a known name Ray Train would restore that run's list of checkpoints. It does not write this list atomically,
-    and fails if one of the checkpoints is gone. This project finds its checkpoints itself.
+    and fails if one of the checkpoints is gone. `states.checkpoints` finds them instead.
     """
     before = [path.name.rpartition("-")[2] for path in (folder / "ray_train").glob("*")]
     number = 1 + max((int(tail) for tail in before if tail.isdigit()), default=0)

@@ -78,7 +78,7 @@ def seen(
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     legs = history(model, recipe).legs if model is not None else ()
     labelled = masked and bool(legs)
-    # The order of a study without phases is that of one long leg, whatever its objective.
+    # In a study without phases, the order is that of one long leg, whatever the objective.
     legs = legs or (Leg(Causal(), 0, steps.stop, 0),)
     rows_in = cache(lambda length, mix: rows_of_length(blocks, length, recipe.rows, tokenizer, mix))
     for step in steps:
@@ -115,17 +115,17 @@ def export(batches: Iterable[Seen], path: Path) -> None:
 
 
 def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int], folder: Path) -> None:
-    """Write the batches of these steps as a data set with a Parquet file for each interval between the bounds, from 0 on.
+    """Write the batches of these steps as a data set: a Parquet file per interval, from 0 to the first bound and so on.
 
-    Its columns are `input_ids` and `step`. The names of the files begin with `train` and have their first step and the
-    one behind their last. The folder appears when it is whole.
+    Its columns are `input_ids` and `step`. The names of the files begin with `train` and give their first step and the
+    step after their last. The folder appears once it is complete.
 
     Raises:
-        UserError: there is such a folder.
+        UserError: the folder exists.
         EnvironmentFault: the disk is full or not writable.
     """
     if folder.exists():
-        raise UserError(f"--export {folder}: there is something already; name a folder that isn't there.")
+        raise UserError(f"--export {folder}: it exists already; name a new folder.")
     with whole_folder(folder) as temporary:
         ends = [*(bound for bound in bounds if bound < steps.stop), steps.stop]
         for number, own in groupby(batches, key=lambda batch: bisect_right(ends, batch.step)):

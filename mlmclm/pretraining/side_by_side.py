@@ -48,7 +48,7 @@ def run_stages(
     If a stage fails, stages that need none of its states still run. Its error is raised when they are done.
 
     Args:
-        run: trains a stage and returns when it is done.
+        run: trains a stage, and returns when it is done.
         ready: returns whether the state that a stage starts from exists.
         at_once: returns how many stages may run, given how many are running.
         held: returns who else is training a stage or a part of it, or None. A stage that is held waits.

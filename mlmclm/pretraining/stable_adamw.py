@@ -15,8 +15,8 @@ from torch import Tensor, nn
 class StableAdamW(torch.optim.Optimizer):
     """StableAdamW with weight decay that doesn't depend on the peak rate, and none on norms and biases.
 
-    A step multiplies a decayed weight by 1 - weight_decay * rate / peak, where `rate` is the tensor's own. The moments
-    are stored without their bias at the start: the betas of early steps are smaller, as in Adafactor.
+    A step multiplies a decayed weight by 1 - weight_decay * rate / peak, where `rate` is the tensor's own. The stored
+    moments have no bias towards 0 at the start: the betas of early steps are smaller, as in Adafactor.
 
     Args:
         lr: learning rate of the next step.
@@ -62,7 +62,7 @@ class StableAdamW(torch.optim.Optimizer):
         beta1, beta2 = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in group["betas"])
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        # How far the gradient lies outside of its running variance; a tensor, since reading it would wait for a GPU.
+        # How far the gradient exceeds its running variance; kept as a tensor, since reading it would wait for a GPU.
         excess = gradient.square().div_(second.clamp(min=group["eps"] ** 2)).mean().sqrt().clamp_(min=1)
         rate = group["lr"] / excess
         if group["weight_decay"]:

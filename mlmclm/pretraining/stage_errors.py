@@ -11,7 +11,7 @@ from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.plans.recipe import Recipe
 
 VALIDATION_LOSS = "validation loss"
-"""Name of the quantity that is not finite, if it is the validation loss and not a step's own loss or gradient."""
+"""Name of the validation loss where a message says which quantity is not finite."""
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|\bMemoryError\b|not enough memory|out of memory|can(no|')t allocate memory|running low on memory|bad_alloc",
@@ -51,7 +51,7 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
         if isinstance(item, UserError):
             return UserError(f"pretraining stage {title!r}: {item}")
     text = "\n".join(str(item) for item in behind)
-    kept = f"Its checkpoints are kept in {folder}; the same command goes on from them."
+    kept = f"Its checkpoints are kept in {folder}; the same command resumes from them."
     if _DISK_FULL.search(text):
         return EnvironmentFault(f"pretraining stage {title!r}: the disk is full. Free some space. {kept}")
     if _OUT_OF_MEMORY.search(text):

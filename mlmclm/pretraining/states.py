@@ -5,7 +5,7 @@
                    metrics.jsonl    one line per step since that state
                    checksums.json   size and SHA-256 of each of these files, written last
 
-    revisions/KEY/    the same without moments and metrics, for steps that no model ends at (`recipe.revisions_every`)
+    revisions/KEY/    the same without moments and metrics, for steps at which no model ends (`recipe.revisions_every`)
 
 A checkpoint of a running stage is a folder with the same files: `runs/KEY/ray_train/ATTEMPT/checkpoint_TIME/`.
 
@@ -43,7 +43,7 @@ def weights_folder(store: Path, key: str) -> Path | None:
 
 
 def exists(store: Path, key: str) -> bool:
-    """Return whether the state is there and all files have their full size. `damage` can also verify checksums."""
+    """Return whether the state exists and all files have their full size. `damage` can also verify checksums."""
     return damage(state_folder(store, key), read=False) is None
 
 
@@ -56,7 +56,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, folder) of a run's checkpoints, the furthest first. The step is -1 if it cannot be read."""
+    """Return (step, folder) of a run's checkpoints, latest step first. The step is -1 if it cannot be read."""
     found = []
     for folder in run_folder.glob("ray_train/*/checkpoint_[0-9]*"):
         try:
@@ -68,7 +68,7 @@ def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
 
 
 def prune_checkpoints(run_folder: Path, keep: int) -> None:
-    """Delete what earlier attempts at a run left, except its `keep` furthest intact checkpoints.
+    """Delete what earlier attempts at a run left, except the `keep` latest intact checkpoints.
 
     Call this only while the run is not active.
     """

@@ -97,6 +97,7 @@ class StepMeter:
 
         Args:
             outcome: the result of `Engine.step`.
+            batches: the step's micro-batches on this worker, as (input_ids, labels).
             waited: seconds spent waiting for the batch.
         """
         # The loss stays a tensor on the device: reading it here would wait for the accelerator in every step.

@@ -131,15 +131,15 @@ def _beginning(job: StageJob) -> tuple[PreTrainedConfig, InitialModel | None]:
 
 
 def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
-    """Return the model and the furthest intact state that the stage can resume from; collective.
+    """Return the model and the latest intact state that the stage can resume from; collective.
 
     The state is None if the stage starts at the model's own initial weights.
 
     Args:
         divided: whether the workers partition the weights (ZeRO 3), so that none of them should hold all. The model
-            then has no weights, and a process apart from the workers writes a stage's initial weights.
+            then has no weights, and a separate process writes a stage's initial weights.
     """
-    # Rank 0 chooses for all: workers that looked for themselves could see a shared file system at different moments.
+    # Rank 0 chooses for all: workers that each looked could see different states of a shared file system.
     chosen = None
     if distributed.get_rank() == 0:
         chosen = _latest_folder(job)
@@ -156,7 +156,7 @@ def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingSt
 
 
 def _latest_folder(job: StageJob) -> Path | None:
-    """Return the folder of the furthest intact state: a checkpoint, a deposit, or the stage's starting state.
+    """Return the folder of the latest intact state: a checkpoint, a deposit, or the stage's starting state.
 
     Returns None if the stage starts from the initialisation. Damaged folders are reported to the user.
 
@@ -165,7 +165,7 @@ def _latest_folder(job: StageJob) -> Path | None:
     """
     deposited = [(step, states.state_folder(job.store, key)) for step, key in job.deposits.items()]
     absent = [step for step, folder in deposited if states.damage(folder, read=False) is not None]
-    # A checkpoint beyond an absent deposit is useless. An earlier plan that did not want this state may have left one.
+    # A checkpoint beyond an absent deposit is useless. An earlier plan without this state may have left one.
     end = min(absent, default=job.stage.end.step + 1)
     found = sorted(states.checkpoints(job.run_folder) + deposited, reverse=True)
     for folder in (folder for step, folder in found if job.start.step < step < end):

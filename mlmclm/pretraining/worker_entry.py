@@ -18,7 +18,7 @@ def run_in_worker(config: dict[str, Any]) -> None:
     # By default DeepSpeed uses any GPU that it sees, reserved or not. It reads this variable when it is imported.
     os.environ["DS_ACCELERATOR"] = job.device
     # DeepSpeed's autotuner would import MLflow, and transformers' losses for object detection SciPy: together a fifth of
-    # a worker's start. Under None an import fails, and both do without.
+    # a worker's start. With None in `sys.modules` an import fails, and both work without.
     hidden = [name for name in ("mlflow", "scipy") if sys.modules.setdefault(name, None) is None]  # type: ignore[arg-type]
     import deepspeed  # noqa: F401
     import transformers.modeling_utils  # noqa: F401

@@ -28,7 +28,7 @@ from mlmclm.service.placement import (
 
 SECONDS_BETWEEN_LOOKS = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 10.0
-"""Ray takes some seconds to place workers on a busy machine, which is not worth a message."""
+"""Seconds before the first message: placing workers on a busy machine takes some, which is not worth one."""
 SECONDS_BETWEEN_LINES = 60.0
 STATUS_KEY = "__autoscaling_status"
 """Ray's internal key under which the first autoscaler (v1) leaves its report (`DEBUG_AUTOSCALING_STATUS`)."""
@@ -51,7 +51,7 @@ def cluster_view() -> Callable[[], Cluster]:
 
 @contextmanager
 def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = False) -> Iterator[None]:
-    """Print every so often, while the body runs, what the driver's placement groups wait for.
+    """Print from time to time, while the body runs, what the driver's placement groups wait for.
 
     `what` is the beginning of the line, such as `pretraining`; for `all_of_them` see `waiting_line`.
     """
@@ -75,7 +75,7 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
 def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) -> None:
     """Wait until the cluster has a node for a bundle, for work that makes no reservation itself.
 
-    A placement group is what makes an autoscaler add such a node.
+    Only a placement group makes an autoscaler add such a node.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group

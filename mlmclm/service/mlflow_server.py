@@ -48,17 +48,22 @@ def serve(store: Path, *, port: int | None = None) -> None:
 
 @contextmanager
 def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
-    """Run an MLflow server on the store for the block; yield links to each study's runs and charts, and its process."""
+    """Run an MLflow server on the store for the block; yield links to each study's runs and charts, and its process.
+
+    Raises:
+        UserError: the store has no MLflow records.
+        EnvironmentFault: MLflow cannot use the store's database.
+    """
     database = own_database(store)
     if not database.exists():
         raise UserError(
-            f"{store}: no MLflow records there yet; run a study with this store, or write those of one that has run with `mlmclm tracking sync STUDY.yaml`."
+            f"{store}: no MLflow records there yet; run a study with this store, or write the records of a finished one with `mlmclm tracking sync STUDY.yaml`."
         )
     try:
         if (reason := own_fault(database)) is not None:
             raise EnvironmentFault(
                 f"{database}: MLflow cannot use this database ({reason}). It is only a view of the store: `mlmclm tracking sync STUDY.yaml` "
-                "sets it aside and writes the study's runs anew."
+                "sets it aside and writes the study's runs again."
             )
         adopt_artifacts(database)
         studies = studies_of(database)
@@ -72,8 +77,8 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
             *(sys.executable, "-m", "mlflow", "server"),
             *("--backend-store-uri", sqlite_address(database)),
             *("--artifacts-destination", artifacts),
-            # New experiments get the location that a study without a server gives them. The server's own kind of
-            # address could later not be written to without a server.
+            # New experiments get the location that a study without a server gives them. An address of the server's own
+            # kind could not be written to later without a server.
             *("--default-artifact-root", artifacts),
             *("--host", HOST, "--port", str(port), "--workers", "1"),
         ]

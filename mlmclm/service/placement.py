@@ -78,8 +78,8 @@ def most_places(cluster: Cluster, bundle: Resources) -> float:
     """Return how many bundles the cluster can ever hold; math.inf if that is unlimited or unknown."""
     if cluster.growth is None:
         return math.inf
-    # It is not known which nodes the autoscaler has started. To count none twice, only the head counts besides its
-    # types.
+    # It is not known which nodes the autoscaler has started. To count none twice, count only the head and the
+    # autoscaler's types.
     grown: float = sum(places(node, bundle) for node in cluster.nodes if HEAD in node)
     left = cluster.growth.most
     # Types that hold the most bundles come first, since the limit on nodes is shared by all types.
@@ -133,7 +133,7 @@ def check_workers(workers: int, choice: Choice, device: Device, cluster: Cluster
     """Refuse a stage that would wait forever.
 
     Raises:
-        UserError: the cluster can never hold so many workers; the message says what it can have and what to change.
+        UserError: the cluster can never hold that many workers; the message says what it can have and what to change.
     """
     most = most_places(cluster, worker_bundle(device))
     if most >= workers:
@@ -159,12 +159,12 @@ def check_place(what: str, bundle: Resources, cluster: Cluster, *, remedy: str) 
     """
     if most_places(cluster, bundle) < 1:
         raise UserError(
-            f"{what} needs {amounts(bundle)} on one node, and no node of this Ray cluster can ever have that: {describe(cluster)}. {remedy}"
+            f"{what} needs {amounts(bundle)} on one node, and no node of this Ray cluster can ever offer that: {describe(cluster)}. {remedy}"
         )
 
 
 def amounts(bundle: Resources) -> str:
-    """Format a bundle for people: `1 CPU and 0.25 GPU`."""
+    """Format a bundle for display: `1 CPU and 0.25 GPU`."""
     return " and ".join(f"{amount:g} {kind}" for kind, amount in bundle.items())
 
 
@@ -205,7 +205,7 @@ class PlacementGroup:
 def waiting_line(
     groups: Sequence[PlacementGroup], cluster: Cluster, starting: Mapping[str, int], *, all_of_them: bool
 ) -> str | None:
-    """Describe what a driver's work waits for and what there is, or return None if it doesn't wait.
+    """Describe what a driver's work waits for and what is free, or return None if it doesn't wait.
 
     Args:
         groups: the driver's placement groups.

@@ -1,8 +1,8 @@
 """The driver's Ray session: a given cluster, or a private one on this machine.
 
 A private cluster listens on loopback only, requires a token from every client, lives in a temporary folder, and ends
-with the driver, however the driver ends: the kernel kills Ray's daemons when the process dies that started them (which
-must happen in its main thread), and workers follow their raylet.
+with the driver, however the driver ends: the kernel kills Ray's daemons when the process that started them (which must
+do so in its main thread) dies, and workers follow their raylet.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from mlmclm.storage.temporary import swept_folder
 
 TEMPORARY_PREFIX = "mlmclm-ray-"
 ROOT = "r"
-"""Name of Ray's root folder inside a private folder of ours: Ray makes its root writable for everyone."""
+"""Name of Ray's root folder inside our own private folder: Ray makes its root writable for everyone."""
 LONGEST_ROOT = 40
 """Ray's socket paths add up to 65 characters to its root folder, and the system allows 107."""
 ANSWER_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 << 20
-"""Nothing large passes through Ray's object store: corpora and results are files."""
+"""Size of Ray's object store. Nothing large passes through it: corpora and results are files."""
 START_LIMITS = {
     "RAY_gcs_server_port_wait_time_s": "120",  # for its head service to listen; 30
     "RAY_gcs_rpc_server_connect_timeout_s": "60",  # for the head service to answer; 5
@@ -63,7 +63,7 @@ OWN_CLUSTER = {
 STARTS = 3
 """Number of attempts to start a private cluster."""
 SECONDS_A_START = 300.0
-"""After this time a start counts as hung, and its processes are ended so that it fails."""
+"""Seconds after which a start counts as hung, and its processes are ended so that it fails."""
 SECONDS_TO_END = 5.0
 """Grace period between asking a process of a failed start to end and killing it."""
 _TOKEN = "RAY_AUTH_TOKEN"
@@ -102,13 +102,13 @@ def ray_session(
 
     Args:
         store: the study's store; a private cluster keeps its access token in `store/ray/auth_token`.
-        address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job; without either, a private
+        address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job. Without either, a private
             cluster is started.
         num_cpus, num_gpus: the resources of a new cluster; None for those of the machine.
         dashboard: whether a new cluster starts the dashboard, on loopback.
         dashboard_port: its port; by default a free one.
         token: what a new cluster requires from its clients; None for the user's own token, else a new one.
-        for_jobs: whether other programs use a new cluster too, and may want what this package doesn't need of Ray:
+        for_jobs: whether other programs use a new cluster too, and may need features that this package doesn't:
             workers' output in the driver, and the autoscaler's status.
 
     Raises:
@@ -191,8 +191,8 @@ def check_cluster(address: str) -> None:
     """
     if "://" in address and not address.startswith("ray://"):
         raise UserError(
-            f"{address!r} is no address of a Ray cluster that --ray or RAY_ADDRESS can have: write HOST:PORT of its head (usually port 6379), "
-            "ray://HOST:PORT (usually 10001), or auto on one of its nodes. An http:// address is its dashboard's, for "
+            f"{address!r} is not an address of a Ray cluster for --ray or RAY_ADDRESS: write HOST:PORT of its head (usually port 6379), "
+            "ray://HOST:PORT (usually 10001), or auto on one of its nodes. An http:// address belongs to its dashboard, for "
             "`ray job submit --address`."
         )
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -239,7 +239,7 @@ def _end_daemons(folder: Path) -> None:
     `ray.shutdown` doesn't wait for them, and it doesn't know of them if `ray.init` failed.
     """
     daemons = _daemons(folder)
-    # Must be read while the daemons are alive: their open sockets tell the folders.
+    # Must be read while the daemons are alive: their open sockets show the folders.
     left = left_behind(daemons)
     for daemon in daemons:
         with suppress(psutil.Error):
@@ -338,12 +338,12 @@ def _dashboard() -> str | None:
 def _own_settings(for_jobs: bool) -> Iterator[None]:
     """Make a new cluster's servers listen on 127.0.0.1 only, and the agent of its node on a free port.
 
-    Ray does the first by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports
-    are open to the network, including the one for serialised code, protected by the token alone.
+    Ray does the former by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports
+    are open to the network, including the one for serialised code, protected only by the token.
 
-    `ray.init` can't be told the agent's port, and by default only the first cluster on a machine gets it: the agents of
-    the others stay without one, and their dashboards then take no jobs. Nor can it be told to leave out the processes
-    of the autoscaler and of the log monitor, which have nothing to do if the cluster is not `for_jobs`.
+    `ray.init` has no argument for the agent's port, and by default only the first cluster on a machine gets it: the
+    agents of the others have none, and their dashboards then take no jobs. Nor has it one to leave out the processes of
+    the autoscaler and of the log monitor, which have nothing to do if the cluster is not `for_jobs`.
     """
     from ray._private import parameter, ray_constants
 
@@ -366,7 +366,7 @@ def _job_environment() -> dict[str, Any]:
 
 
 def token_path(store: Path) -> Path:
-    """Return the file of the token of the clusters that are started for a store."""
+    """Return the file with the token of the clusters that are started for a store."""
     return store.resolve() / "ray" / "auth_token"
 
 

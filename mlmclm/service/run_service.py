@@ -45,7 +45,7 @@ from mlmclm.tracking.address import VARIABLE, own_database
 from mlmclm.tracking.database import make_usable
 
 SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": "MLflow", "prometheus": "Prometheus"}
-"""The servers by the names that they have in a record, with those for people."""
+"""Name of each server in a record -> its name for display."""
 SECONDS_BETWEEN_LOOKS = 0.2
 MOST_SECONDS_BETWEEN_STARTS = 60.0
 SECONDS_TO_ANSWER = 20.0
@@ -56,7 +56,7 @@ SECONDS_TO_CLOSE = 60.0
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """A service to start: its store, the ports of `SERVERS` that are not free ones, and Ray's CPUs (None: all)."""
+    """A service to start: its store, the ports of `SERVERS` (others get free ones), and Ray's CPUs (None: all)."""
 
     store: Path
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """A running service as it is found: faults are sentences, and resources are (used, total) by Ray's names."""
+    """The present state of a service: faults are sentences, and resources are (used, total) by Ray's names."""
 
     state: ServiceState
     faults: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
         Its record, and whether it was started now; a running service is left as it is.
 
     Raises:
-        UserError: a port, the token or the store can't be used, or a part of a service is running.
+        UserError: a port, the token or the store can't be used, or only a part of a service is running.
         EnvironmentFault: a server doesn't start.
     """
     folder = writable_folder(settings.store)
@@ -89,8 +89,8 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
         if found is not None and not found.faults:
             return found.state, False
         if found is not None:
-            raise UserError(f"The service of {settings.store} is not whole: {' '.join(found.faults)} {RESTART}")
-        end(settings.store)  # what a crash has left in files
+            raise UserError(f"The service of {settings.store} is incomplete: {' '.join(found.faults)} {RESTART}")
+        end(settings.store)  # removes files that a crash has left
         check(settings)
         log = folder / "service.log"
         say(f"starting, which takes about half a minute; the log is {log}")
@@ -128,7 +128,7 @@ def check(settings: ServiceSettings) -> str:
     """Check what can be wrong before anything is started; return the token.
 
     Raises:
-        UserError: a port is taken, the token can't be used, or a port is given for a Prometheus that is not there.
+        UserError: a port is taken, the token can't be used, or a port is given for Prometheus, which is not installed.
     """
     for name in settings.ports:
         _port(settings, name)
@@ -200,7 +200,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         _wait_for_jobs(session.dashboard, token)
         state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, left))), addresses, named)
         on_ready(state)
-        # Jobs need MLflow only to be seen, and must not end with it.
+        # Jobs need MLflow only for display, and must not end with it.
         failures, said = 0, ""
         while True:
             time.sleep(min(SECONDS_BETWEEN_LOOKS * 2 ** min(failures, 20), MOST_SECONDS_BETWEEN_STARTS))
@@ -211,7 +211,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
                 named.pop(mlflow.pid, None)
                 try:
                     _, mlflow = server.enter_context(running_server(store, port=port))
-                except MlmclmError as error:  # such as its port, which what is left of it may hold for a moment
+                except MlmclmError as error:  # such as a taken port: its remaining processes may hold it for a moment
                     failures += 1
                     if str(error) != said:
                         said = str(error)
@@ -223,7 +223,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
 
 
 def jobs_environment(store: Path, mlflow: str) -> dict[str, str]:
-    """Return the variables that jobs have by themselves: the store, the MLflow server, and this installation's programs."""
+    """Return the variables that all jobs get: the store, the MLflow server, and this installation's programs."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {"MLMCLM_STORE": str(store.resolve()), VARIABLE: mlflow, "PATH": path}
 
@@ -260,8 +260,8 @@ def look(store: Path) -> ServiceStatus | None:
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
             raise UserError(
-                f"{token_path(store)}: the service doesn't accept this token, which is not the one that it was started "
-                f"with. Put that one back, or restart: {RESTART}"
+                f"{token_path(store)}: the service doesn't accept this token, because it was started with another "
+                f"one. Put that one back, or restart: {RESTART}"
             ) from error
         faults.append(f"{SERVERS['dashboard']} doesn't answer at {dashboard} ({error}).")
     # The service's own process is a driver too, which nobody submitted.
@@ -269,7 +269,7 @@ def look(store: Path) -> ServiceStatus | None:
 
 
 def end(store: Path) -> list[str]:
-    """End what runs of a store's service, with the jobs in it; remove what is left of it; return the names of what ran.
+    """End a store's service and the jobs in it, remove their leftovers, and return the names of what ran.
 
     Raises:
         UserError: it is another machine's.
@@ -281,10 +281,10 @@ def end(store: Path) -> list[str]:
     alive = state.alive()
     processes = with_children(alive)
     left = [*map(Path, state.leftovers), *left_behind(processes)]
-    # First the one that ends the others, which is the first member.
+    # The first member ends the others, so end it first.
     if processes and state.members[0] in alive:
         _end(processes[:1], signal.SIGTERM, SECONDS_TO_CLOSE)
-    # A job's processes are ended by a process beside them that looks every second.
+    # A job's processes are ended by a supervising process that looks every second.
     for sign in (None, signal.SIGTERM, signal.SIGKILL):
         processes = _end(processes, sign, SECONDS_A_SIGNAL)
     if processes:
@@ -303,7 +303,7 @@ def _end(processes: Sequence[psutil.Process], sign: signal.Signals | None, secon
             with suppress(psutil.Error):
                 process.send_signal(sign)  # psutil refuses if the id is another process's by now
     deadline = time.monotonic() + seconds
-    # A process that has ended keeps its id until its parent has looked, which some containers' first process never does.
+    # An ended process keeps its id until its parent waits for it, which some containers' first process never does.
     while processes := [each for each in processes if start_of(each.pid) is not None and each.is_running()]:
         if time.monotonic() > deadline:
             break
@@ -312,7 +312,7 @@ def _end(processes: Sequence[psutil.Process], sign: signal.Signals | None, secon
 
 
 def writable_folder(store: Path) -> Path:
-    """Return the service's folder in the store, which is created.
+    """Create the service's folder in the store, and return it.
 
     Raises:
         UserError: the store is not writable.
@@ -339,7 +339,7 @@ def _prometheus(program: str, folder: Path, settings: ServiceSettings) -> Iterat
     """Run Prometheus for the duration of the block; yield its address and its process."""
     port = _port(settings, "prometheus")
     text = Path(__file__).with_name("prometheus.yml").read_text(encoding="utf-8")
-    # Clusters are in the temporary folder, which may be another one.
+    # Clusters are in the temporary folder, which may not be /tmp.
     text = text.replace(f"/tmp/{TEMPORARY_PREFIX}", f"{short_root()}/{TEMPORARY_PREFIX}")
     (folder / "prometheus.yml").write_text(text, encoding="utf-8")
     address = f"http://{HOST}:{port}"
@@ -354,7 +354,7 @@ def _port(settings: ServiceSettings, name: str) -> int:
 
 
 def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], named: Mapping[int, str]) -> ServiceState:
-    """Write the record of what runs now: this process, and its children with theirs, named by the child's id, else Ray."""
+    """Write the record of what runs now: this process and its descendants, named by the child's id, else Ray."""
     members = [state.members[0]]
     for child in psutil.Process().children():
         with suppress(psutil.Error):
@@ -365,7 +365,7 @@ def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], name
 
 
 def _wait_for_jobs(dashboard: str, token: str) -> None:
-    """Wait until Ray's dashboard takes jobs, which is some time after it has an address."""
+    """Wait until Ray's dashboard takes jobs, which it does some time after it has an address."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -381,7 +381,7 @@ def _ask(url: str, token: str | None = None) -> str:
     """Return the answer to a request, with the token if there is one.
 
     Raises:
-        OSError: nothing answers, or an error does (`urllib.error.HTTPError`).
+        OSError: nothing answers, or the answer is an error (`urllib.error.HTTPError`).
     """
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     with DIRECTLY.open(request, timeout=SECONDS_TO_ANSWER) as answer:

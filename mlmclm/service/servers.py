@@ -1,4 +1,4 @@
-"""Server processes of ours, on loopback: a free port, waiting until one answers, and ending it with its children."""
+"""Our server processes, on loopback: choose a free port, wait until a server answers, end it with its children."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens addresses of this machine without the proxy that the environment may name, which must not see tokens."""
+"""Opens addresses of this machine without any proxy that the environment names: it must not see tokens."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def server_process(
         what: the server's name, for messages.
         url: address that answers with status 200 once the server is ready.
         log: file for the server's output.
-        environment: variables besides this process's.
+        environment: variables in addition to this process's.
 
     Raises:
         EnvironmentFault: it exits or doesn't answer in `START_SECONDS`.
@@ -65,7 +65,7 @@ def _wait(process: subprocess.Popen[bytes], what: str, url: str, log: Path) -> N
         except OSError:
             time.sleep(0.2)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    raise EnvironmentFault(f"{what} doesn't start. Its last words:\n" + "\n".join(lines[-5:]))
+    raise EnvironmentFault(f"{what} doesn't start. Its last output:\n" + "\n".join(lines[-5:]))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -12,14 +12,14 @@ from mlmclm.service.ray_cluster import token_path
 from mlmclm.storage.home import find_home
 
 RESTART = "`mlmclm down` ends what is left of it, and `mlmclm up` starts it again."
-"""Advice for a service that is not whole."""
+"""Advice for an incomplete service."""
 
 
 def new_token(store: Path, environment: Mapping[str, str]) -> str:
     """Return the token for a new service: the user's (from the environment or the home folder), the store's, or a new one.
 
     Raises:
-        UserError: there is one that can't be used, or tokens are turned off.
+        UserError: the present token can't be used, or tokens are turned off.
     """
     mode = environment.get("RAY_AUTH_MODE") or "token"
     if mode.lower() != "token":
@@ -51,5 +51,5 @@ def read_token(path: Path) -> str:
             f"Run `chmod 600 {shlex.quote(str(path))}`, or delete the file to get a new token from the next `mlmclm up`."
         )
     if not text:
-        raise UserError(f"{path}: there is no token in this file. Delete it. {RESTART}")
+        raise UserError(f"{path}: this file has no token. Delete it. {RESTART}")
     return text

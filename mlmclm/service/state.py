@@ -1,7 +1,7 @@
-"""The record of a store's service: its addresses, and its processes by an identity that a reused process id lacks.
+"""The record of a store's service: its addresses, and its processes, identified by more than reusable ids.
 
-The record is `store/service/state.json`. A process is the same one if the machine has not been booted since, and if a
-process with that id started at that time.
+The record is `store/service/state.json`. A process is the same one if the machine has not been rebooted since,
+and a process with that id started at that time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ServiceState:
         """
         if self.machine == machine():
             return [member for member in self.members if start_of(member.pid) == member.started]
-        if self.host == platform.node():  # booted again since
+        if self.host == platform.node():  # rebooted since
             return []
         raise UserError(
             f"The service of this store was started on {self.host}, and this is {platform.node()}: run the command there. "
@@ -79,12 +79,12 @@ def read_state(store: Path) -> ServiceState | None:
         return ServiceState(**values | {"members": members, "leftovers": tuple(values["leftovers"])})
     except (TypeError, KeyError) as error:
         raise UserError(
-            f"{path}: not the record of a service ({error}). Delete it, and end by hand what it names."
+            f"{path}: not the record of a service ({error}). Delete it, and end the processes that it names by hand."
         ) from error
 
 
 def write_state(store: Path, state: ServiceState) -> None:
-    """Write the record, whole or not at all."""
+    """Write the record, completely or not at all."""
     write_json(service_folder(store) / "state.json", asdict(state))
 
 
@@ -100,7 +100,7 @@ def start_of(pid: int) -> int | None:
 
 
 def members_of(name: str, processes: Iterable[psutil.Process]) -> list[Member]:
-    """Return the members for processes of ours, without those that have ended."""
+    """Return the members for our processes, without those that have ended."""
     found = ((process.pid, start_of(process.pid)) for process in processes)
     return [Member(name, pid, started) for pid, started in found if started is not None]
 

@@ -44,7 +44,7 @@ class Exported:
     repositories: tuple[str, ...]
     tags: tuple[str, ...]
     written: tuple[str, ...]
-    """Tags of which something was written; the others were there."""
+    """Tags for which something was written; the others existed already."""
     missing: tuple[str, ...]
     """Tags whose weights the store does not have."""
 
@@ -52,7 +52,7 @@ class Exported:
 def export_revisions(
     found: FoundState, store: Path, cache: Path, repository: str, steps: Sequence[int], about: Mapping[str, Any]
 ) -> Exported:
-    """Write a trained model's revisions as a repository in the layout of the Hub's cache; what is there stays.
+    """Write a trained model's revisions as a repository in the layout of the Hub's cache; existing ones stay.
 
     `main` is the model itself. A model whose last objective is causal becomes two repositories: `repository` has it as a
     decoder, and `repository`-encoder as an encoder.
@@ -60,8 +60,8 @@ def export_revisions(
     Args:
         found: the model's last state.
         cache: the folder that `from_pretrained` takes as `cache_dir`.
-        steps: those of its revisions (`plans.legs.revision_steps`); none if the recipe asks for none.
-        about: facts for the cards beside those that the store has (`facts.study_card`).
+        steps: those of its revisions (`plans.legs.revision_steps`); empty if the recipe asks for none.
+        about: facts for the cards in addition to those that the store has (`facts.study_card`).
 
     Raises:
         UserError: no revisions were asked for, the repository's name is refused, or the folder has a repository of this
@@ -90,7 +90,7 @@ def export_revisions(
 
 
 class _Writer:
-    """Writes a model's revisions into its repositories, of which the first is the decoder's if there are two."""
+    """Writes a model's revisions into its repositories; if there are two, the decoder's is the first."""
 
     def __init__(
         self, found: FoundState, store: Path, repositories: Sequence[CachedRepository], about: Mapping[str, Any]
@@ -99,7 +99,7 @@ class _Writer:
         self.opened, self.causal = Opened(found, store), len(repositories) > 1
 
     def is_there(self, revision: Revision) -> bool:
-        """Return whether all repositories have a revision with this card; one with other weights is an error."""
+        """Return whether all repositories have a revision with this card; a `UserError` if one has other weights."""
         whole = True
         for repository, card in zip(self.repositories, self._cards(revision), strict=True):
             for tag in self._tags(revision):
@@ -113,15 +113,13 @@ class _Writer:
         return whole
 
     def write(self, revision: Revision, cache: Path) -> None:
-        """Write a revision, whole or not at all; damaged weights in the store are an error."""
+        """Write a revision, completely or not at all; a `UserError` if its weights in the store are damaged."""
         from mlmclm.pretraining.checkpoints import read_tensors
 
         stored = cast(Path, revision.folder)
         damage = states.damage(stored)
         if damage is not None:
-            raise UserError(
-                f"{stored}: {damage}. Put back a copy; or delete this folder, and {revision.tag} is left out."
-            )
+            raise UserError(f"{stored}: {damage}. Put back a copy, or delete this folder to leave {revision.tag} out.")
         weights, cards, key = dict(read_tensors(stored).weights), self._cards(revision), self._key(revision)
         with swept_folder(cache, ".revision-") as temporary:
             folder = temporary / "model"
@@ -150,10 +148,10 @@ class _Writer:
 
 
 def say_missing(missing: Sequence[str], model: str, study: Path | str) -> None:
-    """Tell the user which revisions the store lacks, and how they are made."""
+    """Tell the user which revisions the store lacks, and how to make them."""
     if missing:
         named = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         say(
-            f"{model}: {len(missing)} of its revisions are not in the store: {named}. They are kept while their stage is trained, and it was "
-            f"trained without them. Train it again in another store: `mlmclm pretrain {study} --store NEW`."
+            f"{model}: {len(missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, and this one "
+            f"was trained without them. Train it again in another store: `mlmclm pretrain {study} --store NEW`."
         )

@@ -55,12 +55,12 @@ def sizes_in(store: Path) -> list[str]:
 def find_state(
     store: Path, name: ModelName, *, step: int | None = None, of: tuple[State, str] | None = None
 ) -> FoundState:
-    """Return a model's state at a step, or the furthest one; a damaged state is reported and skipped.
+    """Return a model's state at a step, or its latest one; a damaged state is reported and skipped.
 
     Args:
-        step: optimiser steps; None for the furthest state up to the model's last step.
-        of: the study's state that the model is, and its fingerprint (`plans.stages.fingerprint`); None for the only study
-            in the store that has the model.
+        step: optimiser steps; None for the latest state up to the model's last step.
+        of: the model's last state in its study, and its fingerprint (`plans.stages.fingerprint`); None for the only
+            study in the store that has the model.
 
     Raises:
         UserError: there is no intact state, or several studies have one.
@@ -187,7 +187,7 @@ def export_state(found: FoundState, store: Path, target: Path, about: Mapping[st
     """Write a state as a Hugging Face folder with a model card; add the decoder if the last step was causal.
 
     Args:
-        about: facts for the card beside those that the store has (`facts.study_card`).
+        about: facts for the card in addition to those that the store has (`facts.study_card`).
 
     Raises:
         UserError: the target folder is not empty, or the state's corpus is not in the store.
@@ -196,7 +196,7 @@ def export_state(found: FoundState, store: Path, target: Path, about: Mapping[st
     from mlmclm.reports.model_card import model_card
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"--to {target}: there is something already; name a folder that isn't there, or is empty.")
+        raise UserError(f"--to {target}: it exists and is not empty; name a new or an empty folder.")
     opened = Opened(found, store)
     facts = opened.facts(found.state)
     card = model_card({**facts, **(about or {})})

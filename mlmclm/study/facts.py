@@ -1,6 +1,6 @@
 """Facts that a study's report and model cards show beside the scores.
 
-None of them depends on when, where or how fast anything ran, except `StudyFacts.provenance`, which records just that.
+None of them depends on when, where or how fast anything ran, except `StudyFacts.provenance`, which records just this.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def state_facts(
 def _sources(
     corpus: AnyCorpus, made_from: Mapping[str, CorpusConfig], recipe: Recipe, seen: Mapping[str, int]
 ) -> dict[str, str]:
-    """Return where a corpus comes from; of a mix, what each source has, and how much of it was `seen`, in tokens."""
+    """Return where a corpus comes from; for a mix, what each source has, and how much of it was `seen`, in tokens."""
     if "" in made_from:
         return {"source": made_from[""].source}
     assert isinstance(corpus, PreparedSources)
@@ -176,7 +176,7 @@ def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
             batch = f"{grows.first:,} growing to {batch} over {grows.steps:,} steps"
         bases = {"RoPE base": phase.rope_base, "local RoPE base": phase.local_rope_base}
         rope = "".join(f", {title} {base:g}" for title, base in bases.items() if base is not None)
-        moments = ", new optimizer moments" if phase.moments == "new" else ""
+        moments = ", new optimiser moments" if phase.moments == "new" else ""
         mix = f", of {words(phase.mix)}" if phase.mix is not None else ""
         yield (
             f"steps {leg.start} to {leg.stop} ({phase.name}): {leg.objective.words}, batches of {batch} x {phase.block_length:,} tokens, "
@@ -201,7 +201,7 @@ def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: Any
 
 
 def tokens_by_source(state: State, recipe: Recipe, corpus: AnyCorpus) -> dict[str, int]:
-    """Return the tokens that a state was trained on, by source; the only one of a study without mixes is called "".
+    """Return the number of tokens that a state was trained on, by source; the only source of a study without mixes is "".
 
     Chunks count without filling, each with the mean of its source.
     """
@@ -276,7 +276,7 @@ def sweep_facts(
     stages: Sequence[ComputedWork] = (),
     corpus: str | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of `StudyFacts` that tell of the sweep: tasks, grid, protocol and provenance.
+    """Return the arguments of `StudyFacts` that describe the sweep: tasks, grid, protocol and provenance.
 
     Args:
         stages: the work of the pretraining stages, if any.

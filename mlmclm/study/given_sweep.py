@@ -39,7 +39,7 @@ class GivenModel:
     """A model to fine-tune, and what depends on its tokenizer and context.
 
     Attributes:
-        source: where it comes from, for people; with the commit if it is from the Hub.
+        source: where it comes from, for display; with the commit if it is from the Hub.
         space: the search space with lengths settled for its context.
         tasks: the tasks' data, tokenised for it, as far as they are prepared.
     """
@@ -83,7 +83,7 @@ class GivenSweep:
         return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def check_prepared(self) -> None:
-        """Refuse a sweep some of whose tasks aren't prepared for some model; the message names all of them."""
+        """Raise one `UserError` that names every task that is not prepared for some model."""
         lacking = [
             f"task {task!r} is not prepared for model {each.model.name!r} yet: run the sweep first."
             for each in self.models
@@ -198,11 +198,11 @@ def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress:
 
 
 def _check_loading(made: GivenSweep) -> None:
-    """Load each model that has missing cells, so that one which can't be fine-tuned is refused before any is."""
+    """Load each model with missing cells, so that one that can't be fine-tuned is refused before anything is trained."""
     missing = {cell.model for cell in Ledger(made.place.store).missing(made.plan().cells)}
 
     def load(each: GivenModel) -> None:
-        load_encoder(each.model.folder)  # and let it go, because all of them may not fit into memory
+        load_encoder(each.model.folder)  # not kept, because all of them may not fit into memory
 
     for_each([each for each in made.models if each.model.name in missing], load)
 

@@ -1,8 +1,8 @@
 """The grid that a study or sweep was last run over, `store/studies/NAME/grid.json`.
 
-A folder holds one report. So another grid under an old name, whose report would lack something that the earlier one
-has, asks for a decision. A grid that only grew replaces nothing. Metrics and rule are no part of it: with another one,
-the same command reports the same cells again.
+A folder holds one report. If another grid under an old name would leave something out of the report, the user must
+decide. A grid that only grew replaces nothing. Metrics and rule are not part of a grid: if they change, the same
+command reports the same cells again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = "grid.json"
 AXES = {"models": "model", "tasks": "task", "learning_rates": "learning rate", "seeds": "seed"}
-"""Parts of a grid of which more may be added, and the word for one of them."""
+"""Parts of a grid to which items may be added, and the word for one item."""
 
 
 def grid_of(space: Space, models: Mapping[str, str]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def since_last(folder: Path, grid: Mapping[str, Any]) -> Difference:
-    """Compare a grid with the one last run over in a study's or sweep's folder, if there is one."""
+    """Compare a grid with the last one of a study's or sweep's folder, if any; a `UserError` if its record is damaged."""
     if not (folder / FILE).is_file():
         return Difference((), ())
     last = read_json(folder / FILE)
@@ -107,7 +107,7 @@ def since_last(folder: Path, grid: Mapping[str, Any]) -> Difference:
 
 
 def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
-    """Refuse a grid that lacks something of the last one in the folder; say if it only grew.
+    """Raise a `UserError` for a grid that lacks something of the last one in the folder; say if it only grew.
 
     Args:
         replace: whether the user has decided that it may.

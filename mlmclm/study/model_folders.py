@@ -83,7 +83,7 @@ def _remembered(folder: Path) -> str:
 
 
 def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
-    """Verify the folders of models from which cells are about to be computed, and export damaged ones again.
+    """Verify the folders of models whose cells are about to be computed, and export damaged ones again.
 
     Raises:
         UserError: the new export has another hash, so its cells would have other keys.
@@ -100,8 +100,8 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
             found = weights_hash(folder)
         if found != _remembered(folder):
             raise UserError(
-                f"{folder}: it was damaged, and what this version exports in its place is another model to its cells. Put back a copy; or "
-                f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed anew."
+                f"{folder}: it was damaged, and this version's export has other hashes, so it counts as another model. Put back a copy; or "
+                f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed again."
             )
         if not noted(folder):
             note_written(folder)  # exported by an earlier version, and still what that version hashed

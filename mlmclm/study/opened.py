@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 def open_study(
     study: StudyFile, place: Place, space: Space, file: Path
 ) -> tuple[PreparedStudy, dict[str, PreparedTask], list[Cell], list[dict[str, Any]]]:
-    """Return a study whose corpus, models and tasks are in the store, its tasks, its cells, and the results, never none.
+    """Return a study whose corpus, models and tasks are in the store, with its tasks, its cells, and at least one result.
 
     Args:
         file: the study file, which errors name in the command to run.

@@ -26,7 +26,7 @@ def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> in
     Returns their number.
 
     Raises:
-        UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Besides, whatever
+        UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Also whatever
             `run_stage` raises.
     """
     store, recipe = prepared.place.store, prepared.study.recipe

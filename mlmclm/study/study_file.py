@@ -22,7 +22,7 @@ from mlmclm.study.in_folder import InFolder
 
 
 class Card(Frozen):
-    """What model cards say that the study cannot know."""
+    """Facts for model cards that the study cannot know."""
 
     licence: str | None = None
     """Licence of the models, as the Hub names it (such as apache-2.0); it depends on the corpus."""
@@ -54,9 +54,9 @@ class StudyFile(InFolder):
     corpus: CorpusConfig | None = None
     """The text to train on. Either this or `corpora`."""
     corpora: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")], CorpusConfig] = Field(default_factory=dict)
-    """Several sources by name, whose shares the recipe's `mix` gives."""
+    """Several sources by name. The recipe's `mix` gives their shares."""
     tokenizer: TokenizerConfig | None = None
-    """May be left out if there are models to continue from; theirs is used then."""
+    """May be left out if there are models to continue from; their tokenizer is used then."""
     recipe: Recipe
     card: Card = Card()
     """Entries of the models' cards."""
@@ -143,7 +143,7 @@ class StudyFile(InFolder):
 
     @property
     def source(self) -> str:
-        """The corpus's source, or the mixes that models are trained on, for people."""
+        """The corpus's source, or the mixes that models are trained on, for display."""
         mixes = self.recipe.mixes({name.size for name in self.parsed})
         return "; ".join(words(mix) for mix in mixes if mix is not None) or self.sources[""].source
 

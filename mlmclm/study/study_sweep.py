@@ -88,7 +88,7 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
             return prepare_task(
                 get_task(task, prepared.place.task_dirs),
                 prepared.corpus.tokenizer,
-                # The tokens are the same for all models, but `bos` asks something of the tokenizer.
+                # The tokens are the same for all models, but `bos` needs a tokenizer that adds BOS.
                 next((own for own in every if own.pooling == "bos"), every[0]),
                 prepared.place.store,
                 prepared.place.data_root,
@@ -101,7 +101,7 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
 def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], place: Place) -> Planned:
     """Return the cells of a grid in the order in which workers take them, and count those that must wait.
 
-    A cell waits until the results that choose its starting weights are there; only then is its key known.
+    A cell waits until the results that choose its starting weights exist; only then is its key known.
     """
     declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     data = {name: task.task_data for name, task in tasks.items()}
@@ -114,7 +114,7 @@ def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, Prep
 
 
 def together(parts: Iterable[Planned]) -> Planned:
-    """Return the plan of several models from the plan of each."""
+    """Combine the plans of several models into one."""
     parts = list(parts)
     waiting: Counter[str] = Counter()
     for part in parts:

@@ -1,4 +1,4 @@
-"""MLflow tracking of a study: stages while they run, each (model, task) when its cells are there, and the cells."""
+"""MLflow tracking of a study: stages while they run, each (model, task) when its cells are done, and the cells."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ The next run of the study, or `mlmclm tracking sync`, writes what is left.
 
 
 NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens"), "")
-"""Facts of a model of which nothing is known, as `model_facts` gives them."""
+"""Facts of a model about which nothing is known, in the form of `model_facts`."""
 PATIENT_SECONDS = 24 * 3600.0
 
 
@@ -51,8 +51,8 @@ class StudyTracking:
     doesn't make the study fail.
 
     Args:
-        patient: whether leaving the context waits as long as it takes, and writes runs again that are not there any
-            more; else it waits for `SECONDS_TO_FINISH`.
+        patient: whether leaving the context waits as long as it takes, and writes deleted runs again; otherwise it
+            waits for `SECONDS_TO_FINISH`.
     """
 
     def __init__(self, study: StudyFile | SweepFile, place: Place, *, patient: bool = False) -> None:
@@ -140,7 +140,7 @@ class StudyTracking:
         self._tracker.cell(result)
 
     def stored(self, prepared: PreparedStudy | None, space: Space, results: Iterable[dict[str, Any]]) -> None:
-        """Record all that a store holds of the study, except its analysis."""
+        """Record everything that a store has of the study, except its analysis."""
         if prepared is not None:
             self.pretrained(prepared)
         self.sweep_begins(space, prepared)
@@ -221,8 +221,8 @@ def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None
     """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
 
     `objective` joins the objectives in order (`clm+mlm`); it is empty for a model that was not pretrained here.
-    `mask_ratio` is the last masked objective's share of hidden tokens, of 1; `tokens` counts those of all steps; of
-    chunks, whose tokens only the corpus knows, it is empty without one.
+    `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1. `tokens` counts those of all steps;
+    it is empty for chunks without a `corpus`, because only the corpus knows their tokens.
     """
     starts = (0, *(phase.until for phase in name.phases))
     begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]

@@ -26,8 +26,8 @@ class SweepFile(InFolder):
     """A sweep of given models; `docs/given-models.md` has an example.
 
     A model is a folder, the name of a model in a study of the store (NAME or STUDY/NAME; `STUDY/*` is all of a study's),
-    or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). It is called by the last part of that, or, if
-    `models` is a mapping, by its key. Folders are relative to the sweep file or, if nothing is found there, to the
+    or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). Its name is the last part of that or, if
+    `models` is a mapping, its key. Folders are relative to the sweep file or, if nothing is found there, to the
     working directory.
     """
 
@@ -102,7 +102,7 @@ def load_sweep(path: Path) -> SweepFile:
 def sweep_of_options(
     models: Sequence[str], tasks: Sequence[str], space: str | None, *, name: str | None, baseline: str | None
 ) -> SweepFile:
-    """Return the sweep that the options of a command describe; what is not allowed is a `UserError`."""
+    """Return the sweep that the options of a command describe; a `UserError` if they are not allowed."""
     if space is None:
         raise UserError("--space is missing: name a search space, such as glue, or a YAML file.")
     values = {"models": list(models), "space": space, "tasks": list(tasks) or None, "baseline": baseline}

@@ -40,7 +40,7 @@ class ZeroShotTasks:
 
 
 def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> ZeroShotTasks | None:
-    """Read the tasks that a study's models answer without training; None if there are none. Raises as `read_tasks` does."""
+    """Read the tasks that a study's models answer without training; None if there are none. Raises like `read_tasks`."""
     if file.zero_shot is None:
         return None
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
@@ -63,13 +63,13 @@ def evaluate(
         The error if some failed, for the caller to raise once the rest of the study is done.
 
     Raises:
-        UserError: a model can't be evaluated so, or results are damaged; the message names all of them.
+        UserError: a model can't be evaluated this way, or results are damaged; the message names all of them.
     """
     if evaluations is None:
         return None
     wanted = evaluations.of_models(models)
     keys = [evaluation_key(*each) for each in wanted]
-    # A study can't go on beside a damaged result, which would be missing in its report.
+    # A study can't go on with a damaged result, which its report would lack.
     found = Evaluations(place.store).find_all(keys)
     results = [
         {"model": subject.name, "task": task.name, "key": key}
@@ -85,7 +85,7 @@ def evaluate(
                 missing, evaluations.asked, store=place.store, data_root=place.data_root, device=file.device, cpus=cpus
             )
     except MlmclmError as error:
-        say(f"{error}\nThe study goes on, and ends with this error.")
+        say(f"{error}\nThe study continues, and will end with this error.")
         return error
     return None
 
@@ -97,7 +97,7 @@ def evaluations_there(evaluations: ZeroShotTasks, place: Place, models: Sequence
 
 
 def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[str, Any]]:
-    """Return the results that a study has so far, those of its last run's list; compute nothing."""
+    """Return a study's results so far, by the list of its last run; compute nothing."""
     path = place.study_folder(file) / LISTING
     if file.zero_shot is None or not path.is_file():
         return []
@@ -105,7 +105,7 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
     # Earlier versions wrote a list of results only.
     if isinstance(listing, list) or listing["asked"] != _asked(file):
         say(
-            f"{file.name}: its zero-shot results are left out: they are of other tasks or models than the file now gives."
+            f"{file.name}: its zero-shot results are left out: they belong to other tasks or models than the file now has."
         )
         return []
     ledger = Evaluations(place.store)
@@ -135,6 +135,6 @@ def zero_shot_facts(file: StudyFile | SweepFile, place: Place) -> tuple[ZeroShot
 
 
 def _numbers(values: Any) -> list[float]:
-    """Return the examples' values if all are numbers; those of a perplexity are pairs."""
+    """Return the examples' values if all are numbers (a perplexity's are pairs)."""
     known = values or []
     return known if all(isinstance(each, int | float) for each in known) else []

@@ -37,7 +37,7 @@ class CellQueue:
             models = [each for each, waiting in self._waiting.items() if waiting]
             if not models:
                 return None
-            # Of equals, `max` returns the first: the one with the longest training, or else the grid's first.
+            # On ties, `max` returns the first: the one with the longest training, or else the grid's first.
             model = max(models, key=lambda each: self._work[each] / (1 + workers[each]))
             self._model_of[worker] = model
         training = self._waiting[model].popleft()

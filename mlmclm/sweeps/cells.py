@@ -23,7 +23,7 @@ class SweepModel:
 
 @dataclass(frozen=True)
 class ListedCell:
-    """A cell of a sweep by its names and key, as a manifest lists it; computing it takes a `Cell`."""
+    """A cell of a sweep by its names and key, as a manifest lists it. To compute it, a `Cell` is needed."""
 
     key: str
     model: str
@@ -55,7 +55,7 @@ def expand(
     Args:
         task_data: task name -> fingerprint of its data, for every task of the space.
         declarations: task name -> declaration, for tasks that workers may not have installed.
-        starts: (model, task that others start from) -> start; cells whose start isn't here are left out.
+        starts: (model, task that others start from) -> start; cells whose start is missing here are left out.
         recut: the tasks whose prepared data have `recut` set (`PreparedTask.recut`).
     """
     # Model and task vary slowest, because a worker drops its cached weights and data when the model changes.

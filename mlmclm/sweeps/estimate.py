@@ -34,7 +34,7 @@ from mlmclm.sweeps.trainings import trainings_of, work_of
 from mlmclm.tasks.prepare_task import find_or_prepare
 
 FEWEST_RESULTS = 4
-"""Results of a model from which its speed is taken; with fewer it is measured."""
+"""Fewest results of a model from which its speed is taken; with fewer it is measured."""
 STEPS, WARM_UP_STEPS = 14, 4
 """Steps of training that a measurement takes, and how many of the first are discarded."""
 FILE_BYTES = (3_000, 60_000)
@@ -56,7 +56,7 @@ class Range:
 
 @dataclass(frozen=True)
 class SweepEstimate:
-    """Estimate for the missing cells of a sweep, by measurements on `device`."""
+    """Estimate for the missing cells of a sweep, from measurements on `device`."""
 
     trainings: int
     seconds: Range
@@ -65,11 +65,11 @@ class SweepEstimate:
     device: str
     disk_bytes: Range
     runs: int
-    """MLflow runs: one a cell, and one summary a model and task."""
+    """MLflow runs: one per cell, and one summary per model and task."""
 
 
 def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: Path | None) -> int:
-    """Return how many of these cells this machine computes at once, which is measured if they share GPUs."""
+    """Return how many of these cells this machine computes at once; this is measured if they share GPUs."""
     gpus = None if space.gpus_per_cell == "shared" else space.gpus_per_cell
     if space.gpus_per_cell == "shared" and visible("cuda"):
         gpus = share_here(cells, store=store, data_root=data_root)
@@ -140,7 +140,7 @@ def _speed(cells: Sequence[Cell], ledger: Ledger, device: str, store: Path, data
 
 
 def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> list[float]:
-    """Return the seconds a unit of work of some steps of training, measured now or earlier."""
+    """Return the seconds per unit of work of some steps of training, measured now or earlier."""
     protocol = cell.protocol.model_copy(update={"max_steps": STEPS, "epochs": None})
     key = stable_hash([cell.weights, cell.task_data, protocol.identity(), device])
     kept = store / "calibrations" / f"{key}.json"
@@ -173,4 +173,4 @@ def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> l
 
 
 class _Measured(Exception):
-    """Ends a training of which enough has been measured."""
+    """Ends a training once enough of it has been measured."""

@@ -1,6 +1,6 @@
-"""Why cells failed: one small file per cell, `store/cells/failed/<key>.json`, which goes when the cell gets its result.
+"""Why cells failed: one small file per cell, `store/cells/failed/<key>.json`, deleted when the cell gets its result.
 
-It is a note for people. What is computed next is decided by the results alone.
+It is a note for people. The results alone decide what is computed next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FailureNote:
     reason: str
     """One line, as `outcome.describe` gives it."""
     kind: str
-    """Class of the failure, by which retries are bounded: `crash`, `out of memory`, `lost node`, `user error`, ..."""
+    """Class of the failure, which bounds its retries: `crash`, `out of memory`, `lost node`, `user error`, ..."""
     count: int
     """How often the cell has failed since it was first noted."""
     node: str
@@ -38,7 +38,7 @@ class FailureNote:
 def record(cells: Path | ObjectPath, key: str, reason: str, kind: str, node: str = "") -> None:
     """Note in the ledger's folder (`Ledger.folder`) that a cell failed.
 
-    A note that cannot be written (a full disk) is said once and doesn't raise, because it must not end a sweep.
+    A note that cannot be written (a full disk) is reported once and doesn't raise, because it must not end a sweep.
     """
     path = _path(cells, key)
     now = datetime.now(UTC).isoformat(timespec="seconds")

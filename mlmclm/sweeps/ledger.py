@@ -38,7 +38,7 @@ EXAMPLES = "examples_sha256"
 class Ledger:
     """The results of one store, and the claims of the processes that compute them.
 
-    Both are below `root`, by default where the store says (`ledger_place`).
+    Both are below `root`; by default the store says where that is (`ledger_place`).
     """
 
     part = "cells"
@@ -175,7 +175,7 @@ class Ledger:
         if found is not None:
             return found, False
         self.write(compute(cell))
-        # Read back, because a result that another process filed meanwhile stays and is the one that counts.
+        # Read back: if another process has filed a result meanwhile, that one stays and counts.
         filed = self.find(key)
         if filed is None:
             raise EnvironmentFault(f"{self.path(key)}: it was written but cannot be found. Was it removed?")
@@ -191,7 +191,7 @@ class Ledger:
         return {path.stem for path in paths if path.suffix == ".json" and path.stem[:2] == path.parent.name}
 
     def holders(self) -> dict[str, Holder]:
-        """Return the processes that compute cells now, by the cell's key."""
+        """Return the processes that are computing cells, by the cell's key."""
         return self.claims.held(self.claim(""))
 
     def set_aside(self, key: str) -> Path | ObjectPath:
@@ -206,7 +206,7 @@ class Ledger:
         path = self.path(key)
         with self.claims.attempt([self.claim(key)]) as other:
             if other is not None:
-                raise UserError(f"result {key}: {other} computes this cell now; wait for it.")
+                raise UserError(f"result {key}: {other} is computing this cell; wait for it.")
             if not path.exists():
                 raise UserError(f"result {key}: there is none in {self.folder}.")
             folder = self.folder / "set-aside" / f"{key}-{time.time_ns()}"
@@ -226,7 +226,7 @@ class Ledger:
         unique: dict[str, Cell] = {}
         for cell in cells:
             unique.setdefault(cell_key(cell), cell)
-        if isinstance(self.folder, ObjectPath):  # one listing in place of a question for each
+        if isinstance(self.folder, ObjectPath):  # one listing instead of a request for each
             there = self.keys() if unique else set()
             return [cell for key, cell in unique.items() if key not in there]
         return [cell for key, cell in unique.items() if not self.path(key).exists()]
@@ -242,9 +242,9 @@ class Ledger:
         return [named(found[key], cell) for key, cell in keyed if key in found]
 
     def find_all(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the results with these keys that there are, by key; one error names all damaged files."""
+        """Return the existing results with these keys, by key; one error names all damaged files."""
         keys = list(keys)
-        if isinstance(self.folder, ObjectPath):  # one listing, and all contents side by side
+        if isinstance(self.folder, ObjectPath):  # one listing, and all contents concurrently
             there = self.keys()
             paths = {key: self.folder / key[:2] / f"{key}.json" for key in keys if key in there}
             contents = dict(zip(paths, read_all(list(paths.values())), strict=True))

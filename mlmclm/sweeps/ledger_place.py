@@ -17,7 +17,7 @@ LOCAL = "file://"
 
 
 def ledger_root(store: Path) -> Path | ObjectPath:
-    """Return the folder or address below which the store's results and their claims are.
+    """Return the folder or address that holds the store's results and their claims.
 
     Raises:
         UserError: the file `ledger.json` is damaged.
@@ -44,7 +44,7 @@ def place_ledger(store: Path, url: str) -> None:
         )
     if noted is None and (store / "cells").is_dir():
         raise UserError(
-            f"--ledger {url}: {store} has results of its own, which would not be found any more. Move {store / 'cells'} to "
+            f"--ledger {url}: {store} has results of its own, which would no longer be found. Move {store / 'cells'} to "
             f"{url}/cells first, or use another --store."
         )
     if not url.startswith(LOCAL):

@@ -66,7 +66,7 @@ def listed(cells: Iterable[Cell]) -> list[ListedCell]:
 
 
 def read_manifest(name: str, store: Path) -> Manifest:
-    """Return the manifest of a sweep or study of a store.
+    """Return the manifest of a sweep or study in a store.
 
     Raises:
         UserError: there is none, or it is damaged.

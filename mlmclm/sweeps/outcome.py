@@ -15,8 +15,8 @@ class SweepOutcome:
     """Results of a sweep, and the cells that have none.
 
     `results` are in the order of the cells, without gaps for those that have no result. `computed` counts the cells
-    that were computed now, `reused` those that already had a result. `failed` lists the cells that raised, with the
-    error. `not_run` lists those that were never tried, because a fault of the machine would have hit them all.
+    that were computed now, `reused` those that already had a result. `failed` lists the cells that raised, with their
+    errors. `not_run` lists those that were never tried, because a fault of the machine would have hit them all.
     """
 
     results: list[dict[str, Any]]

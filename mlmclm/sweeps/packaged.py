@@ -20,7 +20,7 @@ def names_in(folder: Path) -> list[str]:
 def packaged_or_own(kind: str, name_or_path: str | Path, folder: Path, beside: Path | None = None) -> Path:
     """Return the file of a packaged name (`quickstart`) or of a path.
 
-    Whatever ends in .yaml or .yml, or contains a folder, is a path.
+    A name that ends in .yaml or .yml, or contains a folder, is a path.
 
     Args:
         beside: the folder of the file that gives the name; paths are looked up there first (`files.places_of`).

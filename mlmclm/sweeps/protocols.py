@@ -70,7 +70,7 @@ class SeedOfEach(OfStreams[Number]):
 
 
 class SeedsOfEach(OfStreams[Numbers]):
-    """Numbers for each random stream, which stand for all combinations."""
+    """A list of numbers for each random stream, standing for all combinations."""
 
 
 OneSeed = Number | SeedOfEach
@@ -143,7 +143,7 @@ class TaskProtocols(Frozen):
                     f"{missing} Add it to the tasks, or start from the models themselves: start_from: {{}}"
                 )
             if source in self.start_from:
-                raise ValueError(f"start_from.{task}: {source} starts from {self.start_from[source]} itself")
+                raise ValueError(f"start_from.{task}: {source} itself starts from {self.start_from[source]}")
         for key, axes in (("grid", self.grid), *((f"task_grids.{task}", own) for task, own in self.task_grids.items())):
             for axis in axes:
                 if axis not in AXES:
@@ -203,7 +203,7 @@ def _text(value: Any) -> str:
 
 
 class ProtocolFile(TaskProtocols):
-    """A protocol file, which may also give learning rates and seeds for spaces that have none."""
+    """A protocol file, which may also give learning rates and seeds to spaces that have none."""
 
     description: str = ""
     learning_rates: LearningRates | None = None

@@ -1,4 +1,4 @@
-"""The results of a sweep as files that need nothing of this package: Parquet, CSV and JSON."""
+"""The results of a sweep as files that can be read without this package: Parquet, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.status import SweepStatus
 
 MORE = ("weights", "task_data", "engine", "examples")
-"""Entries of a result that the table has beside those of `results_table`."""
+"""Entries of a result that the table has in addition to those of `results_table`."""
 
 
 def export_sweep(found: SweepStatus, ledger: Ledger, folder: Path) -> int:
     """Write `results.parquet`, `results.csv` and `sweep.json`; return the number of results.
 
-    Beside the columns of `results_table` there are `scores.SPLIT.METRIC`, `cost.NAME`, `protocol.NAME` and `streams.NAME`.
-    `sweep.json` has all cells with their state.
+    Besides the columns of `results_table` there are `scores.SPLIT.METRIC`, `cost.NAME`, `protocol.NAME` and
+    `streams.NAME`. `sweep.json` has all cells with their state.
 
     Raises:
         UserError: there are no results, or one is damaged.

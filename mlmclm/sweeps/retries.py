@@ -27,7 +27,7 @@ class Retries(Frozen):
     """
 
     out_of_memory: int = Field(default=3, ge=0)
-    """The GPU's memory, or the machine's. Fewer cells run beside each other from then on."""
+    """The GPU's memory, or the machine's. Fewer cells run at once from then on."""
     lost_node: int = Field(default=20, ge=0)
     """The node went away, which says nothing about the cell: spot instances do so all the time."""
     hung: int = Field(default=2, ge=0)
@@ -42,8 +42,8 @@ class Retries(Frozen):
 
 def failure_of(error: BaseException) -> Failure:
     """Return the class of the error that ended a worker."""
-    # Ray wraps what a task raised in an error of both classes, so the names of all base classes are looked at. Importing
-    # torch and Ray for their classes would slow down every command.
+    # Ray wraps what a task raised in an error of both classes, so check the names of all base classes. Importing torch
+    # and Ray for their classes would slow down every command.
     names = {kind.__name__ for kind in type(getattr(error, "cause", None) or error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
         return Failure.OUT_OF_MEMORY

@@ -54,7 +54,7 @@ def run_layers(
         say(f"{count:,} cells wait for the best {task} cell of their model")
     first = [cell for cell in planned.cells if cell.start is None]
     outcome = compute(first)
-    if outcome.not_run:  # a fault of the machine, which the second layer would meet too
+    if outcome.not_run:  # a fault of the machine, which would hit the second layer too
         return outcome
     # The results of the first layer decide what the second one starts from.
     planned = plan()
@@ -75,7 +75,7 @@ def _race(
     results: Sequence[Mapping[str, Any]],
     run: Callable[[Sequence[Cell]], SweepOutcome],
 ) -> SweepOutcome:
-    """Compute the cells that the race asks for, round by round; where it stands follows from the results alone."""
+    """Compute the cells that the race asks for, round by round. Its state follows from the results alone."""
     scores: dict[tuple[str, str, str], dict[tuple[float, Seed], float | None]] = defaultdict(dict)
 
     def add(results: Iterable[Mapping[str, Any]]) -> None:
@@ -99,7 +99,7 @@ def _race(
         ahead = [cell for cell in wanted if (cell.model, cell_key(cell)) not in done]
         if not ahead:
             cut = len(cells) - len(done)
-            say(f"race: {len(done):,} of {len(cells):,} cells are there, {cut:,} at learning rates that are cut")
+            say(f"race: {len(done):,} of {len(cells):,} cells have results, {cut:,} are at learning rates that are cut")
             return outcome
         done |= {(cell.model, cell_key(cell)) for cell in ahead}
         latest = run(ahead)
@@ -143,8 +143,8 @@ def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[s
         if again["scores"] != filed["scores"]:
             say(
                 f"{cell_name(cell)}: trained again it scored {again['scores']['validation']} on validation, and "
-                f"{filed['scores']['validation']} before, on other hardware or with other software; what starts from it now "
-                "is the later one"
+                f"{filed['scores']['validation']} before, on other hardware or with other software; other cells start from "
+                "the later one"
             )
 
 

@@ -75,7 +75,7 @@ def run_sweep(
         on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
             order of `cells`.
         session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
-        worker: a subclass of `SweepWorker` to use in its place.
+        worker: a subclass of `SweepWorker` to use instead of it.
         ledger: the ledger that holds the results; by default the store's.
 
     Returns:
@@ -89,7 +89,7 @@ def run_sweep(
     # A worker need not have the driver's working directory.
     store = store.resolve()
     ledger = ledger or Ledger(store)
-    # Cells of two names for the same weights have one key: computed once, announced under each name.
+    # Cells of two names for the same weights have one key. They are computed once and announced under each name.
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         names_of[cell_key(cell)].append(cell)
@@ -228,7 +228,7 @@ def _run_trials(
                     trainable,
                     param_space={"resources": dict(resources)},
                     tune_config=tune.TuneConfig(
-                        num_samples=workers,  # Tune makes trials as it finds places for them, so few of these are made
+                        num_samples=workers,  # Tune makes trials as it finds places for them, so most are never made
                         scheduler=pool,
                         trial_name_creator=lambda trial: f"worker {next(numbers)}",
                         trial_dirname_creator=lambda trial: trial.trial_id,
@@ -236,7 +236,7 @@ def _run_trials(
                     run_config=tune.RunConfig(
                         name=f"{name}-{rounds}",
                         storage_path=str(storage),
-                        # Workers are started again without limit; `WorkerPool` limits how often a cell is.
+                        # Workers are restarted without limit; `WorkerPool` limits how often a cell is.
                         failure_config=tune.FailureConfig(max_failures=-1),
                         callbacks=[pool.callback],
                         stop=pool,
@@ -270,7 +270,7 @@ def _left_by_others(
     waiting, free, said = dict(taken), False, False
     while waiting and not free:
         for key, cell in list(waiting.items()):
-            # Asked before looking for the result: a result is filed before its claim ends, so none can be missed.
+            # Checked before looking for the result: a result is filed before its claim ends, so none can be missed.
             other = ledger.claims.holder(ledger.claim(key))
             if ledger.path(key).exists() and on_done(key) is not None:
                 del waiting[key]

@@ -1,4 +1,4 @@
-"""Calibration of a shared GPU: how many cells should train on it beside each other.
+"""Calibration of a shared GPU: how many cells should train on it at once.
 
 The same cell is trained by one process, by two at once, and so on, without its learning rate changing any weight much.
 Another process is worth its memory as long as all of them together take clearly more steps a second than before. A CPU
@@ -29,16 +29,16 @@ from mlmclm.storage.files import read_json, stable_hash, write_json
 MOST_CELLS = 16
 """The most cells that may share a GPU."""
 LEAST_GAIN = 1.1
-"""Another cell must raise the steps that all take together by this factor."""
+"""Another cell must raise the total steps per second by this factor."""
 SECONDS, WARM_UP_STEPS = 3.0, 5
-"""How long a number of cells is measured, and the steps that each process takes before that."""
+"""Seconds for which each number of cells is measured, and the steps that each process takes before that."""
 RATE = 1e-9
 """Learning rate of the measurement: no cell may diverge."""
 STEPS = 1_000_000
 
 
 def heaviest(cells: Iterable[Cell]) -> Cell:
-    """Return the cell that needs the most memory by its weights and the tokens of a batch: all must fit where it does."""
+    """Return the cell that needs the most memory by its weights and the tokens of a batch: if it fits, all do."""
 
     def weight(cell: Cell) -> int:
         files = Path(cell.model_folder).glob("*.safetensors")

@@ -31,7 +31,7 @@ class NamedProtocol(Protocol):
 
 
 def _as_accepted(schema: dict[str, Any]) -> None:
-    """Let a space's JSON Schema do without learning rates and seeds where a named protocol may bring them."""
+    """Make learning rates and seeds optional in a space's JSON Schema where a named protocol may bring them."""
     schema["required"] = ["tasks", "protocol"]
     named = {"properties": {"protocol": {"anyOf": [{"type": "string"}, {"required": ["base"]}]}}}
     schema["anyOf"] = [{"required": ["learning_rates", "seeds"]}, named]
@@ -40,8 +40,8 @@ def _as_accepted(schema: dict[str, Any]) -> None:
 class Space(TaskProtocols):
     """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`, at each point of a task's `grid`.
 
-    A setting is that of `protocol`, unless `per_task` or `per_model` changes it for the cell's task or model. Where both
-    do, the model's holds.
+    Settings come from `protocol`, unless `per_task` or `per_model` changes them for the cell's task or model. If both
+    do, the model's value holds.
     """
 
     model_config = ConfigDict(json_schema_extra=_as_accepted)
@@ -69,7 +69,7 @@ class Space(TaskProtocols):
 
     A fraction lets several cells share a GPU; they then share its memory too, without any guard. With `shared`, a short
     measurement on a GPU finds how many should (`mlmclm.sweeps.sharing`). With 0, cells run on CPUs. By default a cell has
-    a GPU if the recipe's `device` says so, which is if the cluster has any or can get any."""
+    a GPU if the recipe's `device` says so; with `auto`, if the cluster has any or can get any."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """The most cells that run at once."""
     allocation: Literal["grid", "race"] = "grid"

@@ -37,13 +37,13 @@ class KeptWeights(Ledger):
 
 @dataclass(frozen=True)
 class Planned:
-    """The cells of a sweep that can be computed now, and counts of those whose start isn't chosen yet or can't be."""
+    """The cells of a sweep that can be computed now, and counts of those whose start is not chosen yet, or cannot be."""
 
     cells: list[Cell]
     sources: dict[str, Cell] = field(default_factory=dict)
     """Key -> chosen cell that others start from."""
     waiting: dict[str, int] = field(default_factory=dict)
-    """Task -> number of cells that wait for its best cell, without which they have no key yet."""
+    """Task -> number of cells that wait for its best cell; until it is chosen they have no key."""
     stranded: dict[str, int] = field(default_factory=dict)
     """Model and task (`m/mnli`) -> number of cells with nothing to start from, because all cells there diverged."""
 
@@ -60,7 +60,7 @@ def best_cell(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         score = value_of(result["scores"]["validation"], result["metric"])
         return -score, result["learning_rate"], Seeds.of(read_seed(result["seed"]))
 
-    # Of equals, `min` returns the first: the earlier point of the grid.
+    # On ties, `min` returns the first: the earlier point of the grid.
     return min(scored, key=standing, default=None)
 
 

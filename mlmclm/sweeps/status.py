@@ -80,7 +80,7 @@ class CellState:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """The states of all cells at one time. Cells of equal keys, under two names of a model, count for each name."""
+    """The states of all cells at one time. A cell under two names of a model counts for each name."""
 
     manifest: Manifest
     states: tuple[CellState, ...]
@@ -181,7 +181,7 @@ class Watch:
         return SweepStatus(self._manifest, tuple(states))
 
     def _read(self, there: set[str]) -> dict[str, str]:
-        """Read the results that are new, forget those that are gone, and return the messages about damaged ones."""
+        """Read new results, forget deleted ones, and return the messages about damaged ones."""
         for gone in self._results.keys() - there:
             del self._results[gone]
         damages: dict[str, str] = {}
@@ -206,7 +206,7 @@ class Watch:
 
 
 def rate(finished: Iterable[float], *, since: float = 0.0) -> float | None:
-    """Return how many results per second there were, from their times in seconds; None if fewer than two count.
+    """Return the number of results per second, from their times in seconds; None if fewer than two count.
 
     Results from before `since`, or from more than `RATE_SECONDS` before the last one, don't count.
     """
@@ -218,7 +218,7 @@ def rate(finished: Iterable[float], *, since: float = 0.0) -> float | None:
 
 
 def _instant(text: Any) -> float:
-    """Return an ISO time in seconds of the epoch, or 0 if it is none."""
+    """Return an ISO time in seconds since the epoch, or 0 if the text is no time."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (TypeError, ValueError):

@@ -17,7 +17,7 @@ class SweepProgress:
     """Counts the cells of one run, shows the counts, and exports them as metrics, which needs a Ray session.
 
     Args:
-        reused: number of cells that have a result already; they are part of the total that is shown.
+        reused: number of cells that have a result already; the shown total includes them.
         table: the table of all cells, with the present results.
         visible: whether to show anything.
     """
@@ -48,7 +48,7 @@ class SweepProgress:
                     self._bar.complete = self._done >= (self._bar.total or 0)
 
     def started(self, cell: Cell, worker: str) -> None:
-        """Note that a cell has been given to a worker, of this name."""
+        """Note that a cell has been given to the worker with this name."""
         self._running[cell.task] += 1
         self._table.started(cell, worker)
         self._export(cell.task)

@@ -82,7 +82,7 @@ class SweepTable:
         self._running.pop(cell_name(cell), None)
 
     def add(self, result: Mapping[str, Any]) -> str | None:
-        """Add a cell's result; if it is the last one of its model and task, return a line that sums them up."""
+        """Add a cell's result; if it is the last one of its model and task, return a line that summarises them."""
         model, task = result["model"], result["task"]
         pair = self._pairs[model, task]
         pair.done += 1
@@ -158,7 +158,7 @@ def _drawn(columns: list[list[str]]) -> Iterator[Text]:
     """Yield the lines of a table: headers, a rule, rows.
 
     Rich's own table takes fifteen times as long (140 ms for 42 models and 12 tasks), and it is drawn twice a second
-    beside the work.
+    during the work.
     """
     widths = list(map(_width, columns))
     for number, cells in enumerate(zip(*columns, strict=True)):

@@ -29,10 +29,10 @@ TAKEN = "taken"
 
 
 class SweepWorker(tune.Trainable):
-    """Computes the cells of a training with each call of `take`, which Tune's call of `train` reports on.
+    """Computes the cells of a training with each call of `take`; Tune's next call of `train` reports on them.
 
-    A trial is a worker: it lasts as long as there are trainings to take. Its config holds `resources`, amounts by Ray's
-    names. Cells run on the GPU if it reserves one or a fraction of one, else on the CPU.
+    A trial is a worker: it lasts as long as there are trainings to take. Its config holds `resources` (amounts by Ray's
+    names). Cells run on the GPU if it reserves one or a fraction of one, else on the CPU.
 
     An error that would recur (bad input, a full disk) is the cell's outcome and is not retried. Any other exception
     ends the actor, and Tune starts another one.
@@ -110,7 +110,7 @@ class SweepWorker(tune.Trainable):
         return report
 
     def _get_ready(self) -> None:
-        # A node with a folder of that name on its own disk would compute cells that nobody finds.
+        # A node with a folder of the same name on its own disk would compute cells that nobody finds.
         if not self._seen.is_dir():
             raise EnvironmentFault(
                 f"{platform.node()} doesn't see this sweep in {self._store}: the store must be on a file system that all "
@@ -137,7 +137,7 @@ class SweepWorker(tune.Trainable):
                     missing.append(cell)
             if not missing:
                 return outcomes
-            # Each is filed before the next one is evaluated, so that none is lost if a later evaluation fails.
+            # File each result before the next evaluation, so that none is lost if a later evaluation fails.
             for result in self.compute(missing):
                 if self._failures:
                     result["cost"]["retried_after"] = self._failures

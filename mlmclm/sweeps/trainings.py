@@ -12,7 +12,7 @@ from mlmclm.sweeps.cells import cell_name
 from mlmclm.tasks.prepared_task import PreparedTask
 
 BACKWARD = 2
-"""Work of a backward pass over that of a forward pass: a matrix product has two gradients."""
+"""Work of a backward pass relative to a forward pass: a matrix product has two gradients."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def work_of(task: PreparedTask, protocol: Protocol) -> tuple[float, float]:
 
 
 def with_trainings(cells: Iterable[Cell], tasks: Mapping[str, PreparedTask]) -> list[Cell]:
-    """Return the cells with what the prepared data of their tasks say of their training."""
+    """Return the cells with the work and the sharing of their training, from the prepared data of their tasks."""
 
     @cache
     def work(task: str, protocol: Protocol) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 With a trial per cell and Tune's `reuse_actors`, a freed actor is given the trial whose own actor is still starting, and
 that actor is removed. Wherever actors start more slowly than cells end, one worker would compute everything, and
 neither a dead worker's place nor a new node would be used. A trial that is a worker has none of these problems: Tune
-starts as many as the cluster has room for, starts a dead one again, and gives those that wait to nodes that join.
+starts as many as the cluster has room for, restarts dead ones, and gives those that wait to nodes that join.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERR
 from mlmclm.sweeps.trainings import Training, trainings_of
 
 WAITING_WORKERS = 8
-"""Workers to ask for beyond those that are known to fit, at any time, for nodes that join later."""
+"""Workers to request beyond those that are known to fit, at any time, for nodes that join later."""
 MOST_FAILED_STARTS = 10
 """Workers that fail to start before the sweep gives up, unless a cell ends in between."""
 SECONDS_UNTIL_VISIBLE = 120.0
@@ -61,11 +61,11 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         cells: the cells to compute, by key.
         on_done: called with the key of a cell whose result is filed; returns its status, or None if the result isn't
             visible here yet.
-        shares_memory: whether workers share memory, the GPU's or the machine's, so that fewer of them need less.
-        silence: for how many seconds the claim on a cell hasn't been renewed.
+        shares_memory: whether workers share memory (the GPU's or the machine's), so that running fewer of them helps.
+        silence: returns for how many seconds the claim on a cell hasn't been renewed.
         check_place: raises a UserError if the cluster can no longer hold a worker.
-        on_failure: called with the key of a cell that failed, also if it will be retried, the reason, its class, and the
-            name of the node, empty if that isn't known.
+        on_failure: called when a cell failed, even if it will be retried, with its key, the reason, its class, and the
+            name of the node (empty if unknown).
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._failures: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
         """Failures of each training so far, as they will stand in its results."""
         self._ended: dict[str, Failure] = {}
-        """Workers that were ended from here, and why."""
+        """Workers that this pool ended, and why."""
         self._since: dict[str, float] = {}
         """When each worker took its training."""
         self._trials: dict[str, Trial] = {}
@@ -113,7 +113,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self.taken: dict[str, Cell] = {}
         """The cells that other processes are computing, by key."""
         self.fault = False
-        """True once a fault of the machine would fail every further cell, so that computing them is in vain."""
+        """True once a fault of the machine would make every further cell fail."""
         self.broken: BaseException | None = None
         """An error in the driver itself."""
 
@@ -130,7 +130,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         return self.fault
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Stop workers that haven't started once there is nothing for them to take; leave the choice to Tune otherwise."""
+        """Once nothing is left to take, stop workers that haven't started; otherwise leave the choice to Tune."""
         if not self._queue or self._full:
             tune_controller.search_alg.set_finished()  # or it would replace those that are stopped here
             for trial in tune_controller.get_trials():
@@ -143,7 +143,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         return self._most_busy is not None and len(self._queue.held) >= self._most_busy
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        """Give the worker its next training, or end it if there is none, and then see to the one that it reports on."""
+        """Give the worker its next training, or end it if there is none; then handle the one that it reports on."""
         training = self._queue.give_up(trial.trial_id)
         self.fault = self.fault or result.get("outcome") == ENVIRONMENT_FAULT
         busy = self.give(trial, result["hostname"])
@@ -168,7 +168,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         return True
 
     def lost(self, trial: Trial) -> None:
-        """Put the training of a worker that ended back, unless it has failed too often."""
+        """Put back the training of a worker that has ended, unless it has failed too often."""
         error, ended = _error_of(trial), self._ended.pop(trial.trial_id, None)
         training, node = self._queue.give_up(trial.trial_id), self._nodes.get(trial.trial_id, "")
         self._queue.forget(trial.trial_id)
@@ -183,7 +183,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         failure = ended or failure_of(error)
         failures = self._failures[training.keys]
         again = any(each["failure"] == Failure.OUT_OF_MEMORY for each in failures)
-        # Once for each training: one that is too large by itself must not end up slowing down all others.
+        # At most once per training: one that is too large by itself must not slow down all others.
         if failure is Failure.OUT_OF_MEMORY and self._shares_memory and not again and self._most_held > 1:
             self._most_busy = max(1, (self._most_busy or self._most_held) - 1)
             self._progress.note(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
@@ -212,7 +212,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         """Look for results that were not visible here when their workers had filed them.
 
         Raises:
-            EnvironmentFault: one is still not there after `SECONDS_UNTIL_VISIBLE`.
+            EnvironmentFault: one is still not visible after `SECONDS_UNTIL_VISIBLE`.
         """
         for key, (deadline, seconds) in list(self.late.items()):
             status = self._on_done(key)
@@ -231,13 +231,13 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
             limit = math.inf if self._time_limit is None else self._time_limit * len(training.cells)
             if time.monotonic() > self._since[worker] + limit:
                 self._end(worker, Failure.TIME_LIMIT)
-                # The error says the limit, which the death of the actor doesn't.
+                # This error names the limit; that of the actor's death doesn't.
                 self._queue.give_up(worker)
                 error = EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)")
                 self._failed(training, error, Failure.TIME_LIMIT, self._nodes[worker])
                 continue
-            # Not before it has held the training for that long: until it claims the cells, the claims may still be those
-            # of a worker that was ended.
+            # Count from when it took the training: until it claims the cells, the claims may still be those of a worker
+            # that was ended.
             silence = min(time.monotonic() - self._since[worker], *map(self._silence, training.keys))
             if silence > SECONDS_UNTIL_HUNG:
                 self._end(worker, Failure.HUNG)
@@ -287,7 +287,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
             self.fault = True
 
     def _failed(self, training: Training, error: Exception, kind: str, node: str) -> None:
-        """Note that the cells of a training failed, except those that have a result; several are tried one by one first."""
+        """Note that the cells of a training without a result failed; several are first tried one by one."""
         left = dict(training.cells)
         for key, cell in training.cells.items():
             status = self._on_done(key)
@@ -309,9 +309,9 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
 
 
 class _Callback(TrialProgressCallback):
-    """Receiver of what only callbacks are told: that a worker has started or crashed, and that time passes.
+    """Receives what only callbacks are told: that a worker has started or crashed, and that time passes.
 
-    It takes the place of Tune's own progress callback, which prints a line for each trial that ends, at any verbosity.
+    It replaces Tune's own progress callback, which prints a line for each trial that ends, at any verbosity.
     Tune pickles its callbacks into a state that is never read, so this one pickles to nothing.
     """
 

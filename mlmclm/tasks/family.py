@@ -284,6 +284,7 @@ class Family(ABC):
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
         """Return an array of the family's own shape for each sequence (`rows`, int [S]), which `examples` works on.
 
+        `hidden` is [T, hidden], as in `loss`; `rows` are the sequences' numbers in `evaluation_sequences`, int64 [S].
         A NaN in the model's output must stay one, because that is how a diverged model is recognised.
         """
 
@@ -316,7 +317,7 @@ class Family(ABC):
 
 @cache
 def families() -> dict[str, type[Family]]:
-    """Return all families by name, from `mlmclm/tasks/families/` and other installed packages; no name may be twice."""
+    """Return all families by name, from `mlmclm/tasks/families/` and other packages; a `UserError` if two share a name."""
     own = [kind for kind in classes_in("mlmclm.tasks.families") if issubclass(kind, Family)]
     found: dict[str, type[Family]] = {}
     for family in (*own, *(plugin(FAMILIES, name) for name in plugin_names(FAMILIES))):

@@ -21,7 +21,7 @@ DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}
 
 
 def chosen_address(given: str | None, store: Path, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Choose the address that a study's runs are written to; return it, and where it comes from.
+    """Choose the address to which a study's runs are written; return it, and where it comes from.
 
     The study file (`given`) comes first, then MLflow's own environment variable, as in every program that uses MLflow,
     then the store.
@@ -54,7 +54,7 @@ def check_address(address: str) -> None:
 
     Raises:
         UserError: the address is not of a supported kind.
-        EnvironmentFault: nothing answers, or something else than an MLflow server or database does.
+        EnvironmentFault: nothing answers, or something that is neither an MLflow server nor a database.
     """
     # SQLAlchemy's schemes may name a driver too, as in postgresql+psycopg2.
     scheme = urlsplit(address).scheme.split("+")[0]
@@ -87,8 +87,8 @@ def _check_server(address: str) -> None:
         except (OSError, urllib.error.URLError) as error:
             reason = str(getattr(error, "reason", error))
     raise EnvironmentFault(
-        f"The MLflow server at {address} doesn't answer ({reason}). Start it, correct the address, or leave it out: "
-        "then everything is written to the store."
+        f"The MLflow server at {address} doesn't answer ({reason}). Start it, correct the address, or leave it out "
+        "to write everything to the store."
     )
 
 
@@ -105,7 +105,7 @@ def _check_sqlite(address: str) -> None:
         reason = str(error)
     if reason is not None:
         raise EnvironmentFault(
-            f"{path}: MLflow cannot use this database ({reason}). Move it away, with the {path.name}-wal and {path.name}-shm that may lie beside "
+            f"{path}: MLflow cannot use this database ({reason}). Move it away, together with any {path.name}-wal and {path.name}-shm beside "
             "it, or choose another address: the next run, or `mlmclm tracking sync STUDY.yaml`, then writes all of the study's runs."
         )
 

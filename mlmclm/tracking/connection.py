@@ -36,7 +36,7 @@ CLIENT_ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves one request per run
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Variables that MLflow reads on import or on calls; what the user has set stays."""
+"""Variables that MLflow reads on import or on calls; the user's own values stay."""
 POINTS_A_BATCH, VALUES_A_BATCH = 1000, 100
 LONGEST_PARAM, LONGEST_TAG = 6000, 5000
 
@@ -56,9 +56,9 @@ class Connection:
     (importing MLflow 2 s, creating its SQLite schema 3 s). A connection belongs to one thread.
 
     Args:
-        experiment: the name of the study's experiment; that of its cells is named after it (`cells_experiment`).
+        experiment: the name of the study's experiment; that of its cells follows from it (`cells_experiment`).
         folder: the store's `mlflow/`, which holds the index.
-        verify: whether to forget runs that are not there any more, which takes about 2 ms for each run that is.
+        verify: whether to forget deleted runs, which takes about 2 ms for each existing run.
     """
 
     def __init__(self, address: str, experiment: str, folder: Path, *, verify: bool = False) -> None:
@@ -90,7 +90,7 @@ class Connection:
         return self._cells if record.bulk else self._main
 
     def _open(self, name: str, view: Mapping[str, str], verify: bool) -> Experiment:
-        """Find or create an experiment with a shared view, and take up runs of ours that its index lacks."""
+        """Find or create an experiment with a shared view, and index our runs that its index lacks."""
         found = self._client.get_experiment_by_name(name)
         if found is not None and found.lifecycle_stage == "deleted":
             # MLflow keeps the name of a deleted experiment reserved, so a new one could not be created under it.
@@ -130,7 +130,7 @@ class Connection:
         self._client.rename_experiment(experiment_id, aside)
         self._client.delete_experiment(experiment_id)
         say(
-            f"MLflow: the runs of {name} are written anew, in the layout of this version. The earlier ones are deleted; "
+            f"MLflow: the runs of {name} are written again, in the layout of this version. The earlier ones are deleted; "
             f"`mlflow experiments restore -x {experiment_id}` brings them back as {aside!r}."
         )
 
@@ -139,8 +139,8 @@ class Connection:
 
         Args:
             content: the record's `content_hash`.
-            look_first: search for a run with this key before creating one, because the reply to an earlier request may
-                have been lost.
+            look_first: search for a run with this key before creating one, because an earlier request may have
+                succeeded although its reply was lost.
         """
         part = self.part(record)
         entry = part.index.get(record.key)
@@ -227,7 +227,7 @@ class Connection:
         return bool(run.info.lifecycle_stage == "deleted")
 
     def _adopt(self, part: Experiment, condition: str) -> set[str]:
-        """Index runs of ours that the index lacks: it was lost, or their creator was killed before it could index them.
+        """Index our runs that the index lacks: it was lost, or their creator was killed before it could index them.
 
         `condition` is a filter of MLflow's run search, empty for all runs. Returns the ids of all runs that were found.
         """
@@ -250,7 +250,7 @@ class Connection:
 def _written_by() -> dict[str, str]:
     """Return MLflow's own tags for who writes a run, and by which program.
 
-    They are no part of a record's content, so a study that another user goes on with leaves the runs as they are.
+    They are not part of a record's content, so a study that another user continues leaves the runs as they are.
     """
     try:
         user = getpass.getuser()

@@ -3,7 +3,7 @@
 MLflow creates its schema in dozens of steps that take seconds in all, and it cannot open a database whose creation was
 interrupted. One process at a time therefore creates the database in a temporary folder beside its final path and
 renames it. The store's own database is only a view of the store's files: if it is unusable, it is set aside and created
-anew.
+again.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def make_usable(database: Path, *, own: bool) -> None:
     """Create a missing database, and replace the store's own if MLflow cannot use it.
 
     Args:
-        own: whether it is the store's own; any other is left as it is, for MLflow to judge.
+        own: whether it is the store's own; MLflow must judge any other, which is left as it is.
 
     Raises:
         EnvironmentFault: the folder is not writable.
@@ -104,7 +104,7 @@ def make_usable(database: Path, *, own: bool) -> None:
                 return
             aside = _set_aside(database)
             say(
-                f"{database} is not used: {reason}. It is kept as {aside.name}, and this study's runs are written anew; "
+                f"{database} is not used: {reason}. It is kept as {aside.name}, and this study's runs are written again; "
                 "`mlmclm tracking sync STUDY.yaml` writes those of another study."
             )
         # Companion files without their database would corrupt a new one of the same name.
@@ -115,7 +115,7 @@ def make_usable(database: Path, *, own: bool) -> None:
 
 @cache
 def commit_lightly() -> None:
-    """Let this process's SQLite databases be synced to the disk now and then rather than at every commit.
+    """Sync this process's SQLite databases to the disk now and then rather than at every commit.
 
     A power failure may then lose the last runs, which `mlmclm tracking sync` writes again; it cannot damage the file.
     MLflow commits six times for each run, and a third of the time went to waiting for the disk.
@@ -128,7 +128,7 @@ def commit_lightly() -> None:
 
 
 def own_fault(database: Path) -> str | None:
-    """Return the `fault` of the store's own database, of which the schema's revision and the pages are checked too."""
+    """Return the `fault` of the store's own database; also checks the schema's revision and the pages."""
     return fault(database, _revision(), pages=True)
 
 
@@ -146,11 +146,11 @@ def fault(database: Path, revision: str | None = None, *, pages: bool = False) -
         with closing(_connect(database)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if not {"alembic_version", "experiments", "runs"} <= tables:
-                return "it has no whole schema: its making was interrupted"
+                return "its schema is incomplete: its creation was interrupted"
             found = [version for (version,) in connection.execute("SELECT version_num FROM alembic_version")]
             if not found or (revision is not None and found != [revision]):
                 have = ", ".join(map(str, found)) or "none"
-                return f"its schema is of revision {have}, and this MLflow's of {revision}: another version made it, or its making was interrupted"
+                return f"its schema has revision {have}, and this MLflow's {revision}: another version made it, or its creation was interrupted"
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if pages else "ok"
             return None if damage == "ok" else f"it is damaged ({damage})"
     # A subclass of DatabaseError that means "locked" or "cannot open", which says nothing about damage.

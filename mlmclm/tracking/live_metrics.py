@@ -1,6 +1,6 @@
 """Definitions of all live metrics; Ray exports each to Prometheus under its name with the prefix `ray_`.
 
-Labels are few and have closed sets of values (task, status, model, objective). A trial or a cell is never a label,
+Labels are few, with closed sets of values (task, status, model, objective). A trial or a cell is never a label,
 because Prometheus keeps a time series for each combination of values. The dashboards in `dashboards/` query these
 names, and a test compares the two.
 """

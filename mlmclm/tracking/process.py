@@ -27,7 +27,7 @@ from mlmclm.tracking.tracker import ExportReport, Tracker
 from mlmclm.tracking.views import cell_record
 
 NICE = 19
-"""Added to the process's niceness: where all cores are taken, the sweep goes first. Ray's workers have a niceness of 15."""
+"""Added to the process's niceness: if all cores are busy, the sweep goes first. Ray's workers have a niceness of 15."""
 START_SECONDS = 60.0
 """Seconds that closing grants the process to start, import MLflow, and create its database, besides the time to write."""
 
@@ -47,7 +47,7 @@ class TrackingProcess:
         self._messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._report: ExportReport | None = None
         self._process = subprocess.Popen(
-            # -P: a file of the working directory must not pass for a module of the standard library.
+            # -P: a file in the working directory must not shadow a module of the standard library.
             [sys.executable, "-P", "-m", "mlmclm.tracking.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -114,7 +114,7 @@ class TrackingProcess:
             while kind != "close":
                 kind, value = self._messages.get()
                 pickle.dump((kind, value), to, pickle.HIGHEST_PROTOCOL)
-                # Of several cells that wait, one call sends as many as its buffer holds.
+                # If several cells wait, one call sends as many as its buffer holds.
                 if kind == "close" or self._messages.empty():
                     to.flush()
             self._report = pickle.load(back)

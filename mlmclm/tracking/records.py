@@ -18,7 +18,7 @@ Point = tuple[str, float, int, int]
 class DataSet:
     """A data set that a run has used, as MLflow shows its inputs.
 
-    `digest` identifies the content, `source` says where it is, and `context` what it was used for.
+    `digest` identifies the content, `source` says where it is, and `context` says what it was used for.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Summaries of a running sweep: a (model, task) is summarised as soon as all of its cells are there."""
+"""Summaries of a running sweep: a (model, task) is summarised as soon as all of its cells are done."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Summaries:
         self._results: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
 
     def add(self, result: Mapping[str, Any]) -> RunRecord | None:
-        """Take a cell's result; return the summary of its (model, task) if that was the last one.
+        """Add a cell's result; return the summary of its (model, task) if this was the last cell.
 
         The summary is still marked as running, because the analysis of the whole study adds what needs other models.
         """

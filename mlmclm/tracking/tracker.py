@@ -1,8 +1,8 @@
 """Exporter that turns records into MLflow runs in a background thread.
 
 The work never waits for MLflow and never fails because of it: a record that cannot be exported is retried, and what is
-left at the end is reported, not raised. Summaries come first: a bulk record (`RunRecord.bulk`) waits until no other is
-left.
+left at the end is reported, not raised. Summaries come first: a bulk record (`RunRecord.bulk`) waits until no other
+record is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STOP_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The outcome of an export: `exported` records were written, `unchanged` already there, `failed` are missing."""
+    """The outcome of an export: `exported` records were written, `unchanged` ones existed already, `failed` ones are missing."""
 
     exported: int
     unchanged: int
@@ -45,7 +45,7 @@ class Tracker:
         store: the store; the index is kept in its `mlflow/`.
         experiment: the name of the study's experiment.
         address: an MLflow tracking address; None for the store's own database.
-        verify: whether to look for runs that are not there any more (`Connection`).
+        verify: whether to look for deleted runs (`Connection`).
     """
 
     def __init__(self, store: Path, experiment: str, *, address: str | None = None, verify: bool = False) -> None:
@@ -66,7 +66,7 @@ class Tracker:
         self._thread.start()
 
     def put(self, record: RunRecord) -> None:
-        """Queue a record and return at once; a queued record with the same key is replaced.
+        """Queue a record and return at once; replaces a queued one with the same key. A `RuntimeError` after `close`.
 
         Put parents before children: a child whose parent is neither exported nor queued has no parent until it is put
         again.

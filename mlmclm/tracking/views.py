@@ -1,7 +1,7 @@
 """Conversion of results to records: how a study appears in MLflow. Pure functions of the store's content.
 
-docs/report.md lists the experiments, runs and columns. Parameters are few: a cell's names put the learning rate first in
-MLflow's parallel coordinates plot, which takes the first three in alphabetical order.
+docs/report.md lists the experiments, runs and columns. Parameters are few, and named so that the learning rate comes
+first in MLflow's parallel coordinates plot, which takes the first three in alphabetical order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NOTE_TAG, COMMIT_TAG = "mlflow.note.content", "mlflow.source.git.commit"
 VIEW = "mlmclm"
 """Key of a study's table in MLflow: its columns and their order."""
 MODEL_TRAINING = "workflowType=machine_learning"
-"""Query that selects MLflow's view of model training; a fresh browser would open the one for generative AI."""
+"""Query that selects MLflow's view for model training; a fresh browser would open the one for generative AI."""
 BY_SCORE = "orderByKey=metrics.%60score%60&orderByAsc=false"
 LINK_QUERY = f"{MODEL_TRAINING}&viewStateShareKey={VIEW}"
 CHARTS = "mlmclm-charts"
 """Key of the charts of a study's summaries, grouped by objective."""
 CHARTS_QUERY = f"{MODEL_TRAINING}&viewStateShareKey={CHARTS}&compareRunsMode=CHART"
 CELLS_ID = "{cells}"
-"""Stands in tags for the id of the experiment of the cells, which is known once the experiment exists."""
+"""Placeholder in tags for the id of the cells' experiment, which is known once the experiment exists."""
 CURVE_POINTS = 10
 """Points of a cell's loss curve in MLflow; the whole curve is in the result. Each costs 0.2 ms and 250 bytes."""
 NAMES = {
@@ -41,7 +41,7 @@ NAMES = {
     "test_sd": "score_sd",
     "validation_mean": "validation_score",
 }
-"""Names in MLflow of the analysis' numbers; the others keep theirs."""
+"""Names in MLflow of some of the analysis's numbers; the others keep theirs."""
 SUMMARY_COLUMNS = (
     *("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.validation_score"),
     *("metrics.best_learning_rate", "metrics.sd_seeds", "metrics.seeds", "params.model", "params.objective"),
@@ -181,10 +181,10 @@ def group_record(
     results: Sequence[Mapping[str, Any]] = (),
     status: Status = "FINISHED",
 ) -> RunRecord:
-    """Build the summary of one (model, task), with the analysis' numbers as metrics; unknown ones are left out.
+    """Build the summary of one (model, task), with the analysis's numbers as metrics; unknown ones are left out.
 
     Args:
-        about: parameters that the study knows: `objective`, `size`, `mask_ratio`, `tokens` and `family`.
+        about: parameters from the study: `objective`, `size`, `mask_ratio`, `tokens` and `family`.
         metric: the name of the main score, to which the numbers refer.
         rates: the best learning rate as text, with counts if seeds have different ones (`selection.rates_text`).
         metrics: the numbers, from `analysis.summary.task_metrics`.
@@ -201,7 +201,7 @@ def group_record(
         notes.append(f"Best learning rate {rates}: {score} {known['score']:.4f}{interval}.")
     if results:
         chosen = quote(f"params.model = '{model}' and params.task = '{task}'", safe="")
-        # Relative, as the server's address is unknown here. MLflow takes no shared view beside a filter, but an order.
+        # Relative, as the server's address is unknown here. With a filter MLflow accepts an order but no shared view.
         notes.append(f"[Its cells](#/experiments/{CELLS_ID}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={chosen})")
     time_ms = last_finished_ms(results)
     protocols = _shared([dict(flatten(result["protocol"], "settings.")) for result in results])
@@ -231,7 +231,7 @@ def group_record(
 
 
 def zero_shot_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, str]) -> RunRecord:
-    """Build the run of a model's result on a zero-shot task, beside the summaries of the tasks that are fine-tuned on.
+    """Build the run of a model's result on a zero-shot task; it stands beside the summaries of fine-tuned tasks.
 
     `score` is the metric that stands for the task; all metrics have their own names too.
 
@@ -244,7 +244,7 @@ def zero_shot_record(study: str, result: Mapping[str, Any], *, about: Mapping[st
     named |= {name.replace(",", ""): entry["score"] for name, entry in result["metrics"].items()}
     finished = finished_ms(result)
     return RunRecord(
-        # A task that is fine-tuned on may have the same name.
+        # A fine-tuned task may have the same name.
         key=stable_hash(["zero-shot", study, model, task]),
         name=f"{model} {task} zero-shot",
         parent_key=sweep_key(study),
@@ -327,8 +327,8 @@ def stage_record(
         settings: the whole nested configuration, which becomes parameters named `a.b.c`.
         rows: the lines of `metrics.jsonl`: `step`, `time` (seconds since 1970), and numbers by name. For live curves,
             put the same record again with more rows; only the new ones are sent.
-        facts: what the stage ran on (`system_facts`). They become tags, since a resumed stage may have moved to another
-            machine.
+        facts: machine and software of the stage (`system_facts`). They become tags, since a resumed stage may have
+            moved to another machine.
         models: the names of the models that share the stage.
     """
     points = [

@@ -49,7 +49,7 @@ def test_a_damaged_corpus_is_found_named_and_repaired(tmp_path: Path, call: Call
     shards = sorted(folder.glob("*.bin"))
     assert described["shards"] == len(shards) > 3
     code, output, _ = call("data", "verify", *words)
-    assert (code, output) == (0, f"{len(shards)} shards of corpus {folder.name} are what was written\n")
+    assert (code, output) == (0, f"{len(shards)} shards of corpus {folder.name} are intact\n")
 
     content = shards[1].read_bytes()
     shards[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

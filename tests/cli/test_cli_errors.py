@@ -265,7 +265,7 @@ def test_a_ray_cluster_that_does_not_answer_is_found_before_anything_is_prepared
     assert "The Ray cluster at 127.0.0.1:1 doesn't answer" in printed
     code, printed = run(*words, "--ray", "http://127.0.0.1:8265")
     assert code == 2, printed
-    assert "An http:// address is its dashboard's" in printed
+    assert "An http:// address belongs to its dashboard" in printed
     assert not (tmp_path / "store" / "corpora").exists()
 
 

@@ -79,7 +79,7 @@ def test_a_study_file_says_which_store_and_recipe(study: Path, store: Path, tmp_
     assert "model-index:" in card and "| sst2 | " in card and "model-index:" not in before
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
     code, _, errors = run(*words)
-    assert code == 2 and "there is something already" in errors
+    assert code == 2 and "exists and is not empty" in errors
 
 
 def test_mistakes_are_said(store: Path, tmp_path: Path, run: Run) -> None:
@@ -118,7 +118,7 @@ def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study:
     )
     assert code == 0, errors
     made = json.loads(output)
-    assert f"has come to step {made['step']} of 3,000" in errors and made["step"] % 5 == 0
+    assert f"is at step {made['step']} of 3,000" in errors and made["step"] % 5 == 0
     assert made["model"] == f"1m-mlm40-3k-{made['step']}"
     assert f"steps 0 to {made['step']}: masked at 40 % (MLM)" in (tmp_path / "out" / "README.md").read_text()
 

@@ -226,7 +226,7 @@ def test_a_cell_starts_from_another_s_weights_which_are_kept_once(place: Path, r
     when = kept.stat().st_mtime_ns
     assert cell("conll2003", "--start-from", source["key"], "--seed", "1")["start"] == started["start"]
     assert kept.stat().st_mtime_ns == when
-    for key, message in (("0" * 64, "has no result of that key"), (started["key"], "starts from another itself")):
+    for key, message in (("0" * 64, "has no result of that key"), (started["key"], "itself starts from another cell")):
         code, _, errors = run(place / "model", "conll2003", "--lr", "1e-3", "--space", space, "--start-from", key)
         assert code == 2
         assert message in " ".join(errors.split())

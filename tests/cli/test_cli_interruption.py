@@ -16,7 +16,7 @@ from mlmclm.cli import interruption
 from small_study import run, start, write_study
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-MESSAGE = "mlmclm: interrupted ({}); what is finished is kept, the same command goes on from it."
+MESSAGE = "mlmclm: interrupted ({}); what is finished is kept, and the same command resumes from it."
 WAITING_VERB = """
 import sys, time
 from pathlib import Path

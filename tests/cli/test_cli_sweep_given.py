@@ -116,7 +116,7 @@ def test_models_of_a_sweep_are_compared(run: Run, computed: list[dict[str, Any]]
     [
         ((), "give a study file, a sweep file, or models with --model."),
         (("--model", "euro"), "--space is missing"),
-        (("sweep.yaml", "--model", "euro"), "--model: sweep.yaml says that; give a file or options."),
+        (("sweep.yaml", "--model", "euro"), "--model: sweep.yaml sets this already; give a file or options."),
         (("--model", "eurro", "--space", "space.yaml"), "unknown model 'eurro'"),
         (("--model", "euro", "--model", "x/euro", "--space", "space.yaml"), "two models are called 'euro'"),
         (("--model", "nostudy/*", "--space", "space.yaml"), "unknown study with models 'nostudy'"),

@@ -128,4 +128,4 @@ def test_mistakes_are_named(run: Run, place: Path, tmp_path: Path) -> None:
         assert message in " ".join(printed.split())
         assert "Traceback" not in printed
     code, printed = run("tasks", "--task-dir", FOLDER, "check", "sst2", *model, *data)
-    assert (code, "give --task-dir behind `check`" in printed) == (2, True), printed
+    assert (code, "give --task-dir after `check`" in printed) == (2, True), printed

@@ -159,7 +159,10 @@ def test_validation_takes_the_first_blocks_of_each_source_by_weight() -> None:
         ({}, "its weights add up to 0"),
         ({"web": "half"}, "web: the weight 'half' is not a number"),
         ({"web": float("inf")}, "web: the weight inf"),
-        ({"web": 0.123456789, "books": 1}, "no common measure above 1/100,000 of their sum; round them"),
+        (
+            {"web": 0.123456789, "books": 1},
+            "cannot be written as whole numbers that sum to at most 100,000; round them",
+        ),
         (["web"], "expected the name of a source, or names with their weights"),
     ],
 )
@@ -172,7 +175,7 @@ def test_wrong_weights_are_refused(mix: Any, said: str) -> None:
 
 def test_a_source_that_yaml_reads_as_something_else_is_refused() -> None:
     for name in (False, 2024):
-        with pytest.raises(ValidationError, match=f"the source {name} is no text; put its name in quotes"):
+        with pytest.raises(ValidationError, match=f"the source {name} is not a string; put its name in quotes"):
             Recipe.model_validate({"mix": {name: 1, "en": 2}})
 
 

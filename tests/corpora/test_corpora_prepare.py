@@ -294,7 +294,7 @@ def test_a_corpus_without_text_is_an_error(tmp_path: Path, shared_tokenizer: Pat
     source = tmp_path / "corpus.jsonl"
     source.write_text('{"text": ""}\n{"text": null}\n{"text": "  "}\n')
     config = CorpusConfig(source=str(source))
-    with pytest.raises(UserError, match="there is no text in it"):
+    with pytest.raises(UserError, match="it has no text"):
         prepare_corpus(
             config, TokenizerConfig(path=str(shared_tokenizer)), block_length=8, store=tmp_path / "store", workers=1
         )

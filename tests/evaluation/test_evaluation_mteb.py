@@ -65,7 +65,7 @@ def test_a_local_set_is_scored_once_for_each_model_and_way_to_embed(
     data, folder = tmp_path / "data" / "reqa_squad", save_model(tmp_path / "model")
     code, output, errors = evaluate(folder, "--mteb", data, "--json")
     assert code == 0, errors
-    assert "not a folder of sentence-transformers" in errors
+    assert "not a sentence-transformers folder" in errors
     (result,) = json.loads(output)["results"]
     assert (result["task"], result["scoring"], result["main"]) == ("reqa_squad", "embedding", "ndcg_at_10")
     assert 0.01 < result["metrics"]["ndcg_at_10"]["score"] < 1
@@ -119,9 +119,9 @@ def test_a_local_set_that_would_be_scored_wrongly_is_refused(
     }
     for number, (part, rows, message) in enumerate(
         (
-            ("corpus", [{"_id": "d", "text": None}], "corpus.parquet, row 0: text None is no text"),
-            ("queries", [{"_id": "q", "text": 3}], "queries.parquet, row 0: text 3 is no text"),
-            ("corpus", [{"_id": "d", "text": "x"}] * 2, "corpus.parquet, row 1: the _id 'd' is there twice"),
+            ("corpus", [{"_id": "d", "text": None}], "corpus.parquet, row 0: text None is not a string"),
+            ("queries", [{"_id": "q", "text": 3}], "queries.parquet, row 0: text 3 is not a string"),
+            ("corpus", [{"_id": "d", "text": "x"}] * 2, "corpus.parquet, row 1: the _id 'd' occurs twice"),
             ("qrels", [], "qrels.parquet has no score above 0"),
             ("qrels", [JUDGED | {"score": 0}], "qrels.parquet has no score above 0"),
             ("qrels", [JUDGED, JUDGED | {"score": 0}], "'d' is judged twice for 'q'"),
@@ -171,7 +171,7 @@ def test_mistakes_are_said(tmp_path: Path, evaluate: Callable[..., Any], monkeyp
         ("SciFat", "Did you mean: 'SciFact'?"),
         ("SciFact", "its data set mteb/scifact cannot be loaded"),
         ("SciFact", f"the cache {tmp_path / 'datasets' / 'mteb___scifact'}, which is missing"),
-        (tmp_path / "empty", "queries.parquet, corpus.parquet, qrels.parquet is not there"),
+        (tmp_path / "empty", "queries.parquet, corpus.parquet, qrels.parquet is missing"),
     ):
         code, _, errors = evaluate(folder, "--mteb", name)
         assert code == 2 and message in errors, errors

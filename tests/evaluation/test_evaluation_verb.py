@@ -196,7 +196,7 @@ def test_mistakes_are_named(place: Path, run: Run, tmp_path: Path, monkeypatch: 
         ((model, "--task", place / "odd.yaml"), "its requests cannot be built (ValueError"),
         ((model, "--task", place / "sampled.yaml"), "samples its answers"),
         ((model, "--task", place / "none.yaml"), "no such file"),
-        ((model, "--task", place / "lost.yaml"), "data file no.parquet is not there"),
+        ((model, "--task", place / "lost.yaml"), "data file no.parquet does not exist"),
         ((model, "--task", wrong(doc_to_txt="x")), "unknown key 'doc_to_txt'. Did you mean 'doc_to_text'?"),
         (
             (model, "--task", wrong(metric_list=[{"metric": "acc_nrm"}])),

@@ -224,7 +224,7 @@ def test_memory_and_disk_are_recognised_in_what_any_of_the_workers_raised(error:
     recipe = Recipe(batch=64, workers=4, zero_stage=2, block_length=512)
     assert stage_errors.final(wrapped.worker_failures) is not None, "tried again it would fail again"
     found = stage_errors.explain(wrapped, title="2m clm 0-600", folder=Path("runs/x"), recipe=recipe)
-    assert "runs/x; the same command goes on from them" in str(found)
+    assert "runs/x; the same command resumes from them" in str(found)
     if error in DISK:
         assert "the disk is full" in str(found)
     else:

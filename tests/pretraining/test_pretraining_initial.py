@@ -161,7 +161,7 @@ def test_changed_weights_are_another_model_and_a_folder_that_is_gone_is_the_one_
     found = find_prepared(first.study, first.place)
     assert found is not None
     assert first.initial == gone.initial == found.initial and first.fingerprint == gone.fingerprint == found.fingerprint
-    assert "decoder is no longer there; what it held is in the store" in " ".join(capsys.readouterr().err.split())
+    assert "decoder no longer exists; the store's copy is used" in " ".join(capsys.readouterr().err.split())
     save_small_decoder(folder, seed=1)
     other = made(path)
     assert other.corpus.key == first.corpus.key  # its tokenizer is the same

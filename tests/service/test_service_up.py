@@ -68,7 +68,7 @@ def test_jobs_find_this_store_this_server_and_this_installation(
     [
         ("t\n", 0o644, r"other users may read this token \(mode 644\).*chmod 600"),
         ("t\n", 0o620, "other users may read"),
-        (" \n", 0o600, "no token in this file"),
+        (" \n", 0o600, "this file has no token"),
         (None, 0, r"can't be read \(No such file.*mlmclm up"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(tmp_path: Path, d
     with socket.create_server(("127.0.0.1", 0)) as free:
         gone = f"http://127.0.0.1:{free.getsockname()[1]}"
     write_state(tmp_path, ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard, "mlflow": gone}, me))
-    with pytest.raises(UserError, match=f"not whole: MLflow doesn't answer at {gone}.*mlmclm down"):
+    with pytest.raises(UserError, match=f"incomplete: MLflow doesn't answer at {gone}.*mlmclm down"):
         start(ServiceSettings(tmp_path))
 
 

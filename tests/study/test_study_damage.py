@@ -213,7 +213,7 @@ def test_damage_is_mended_or_named_with_a_remedy_and_never_believed(
         file.unlink()  # the copies are links
         file.write_bytes(damaged(content, how, text=file.suffix in (".json", ".jsonl")))
     capfd.readouterr()
-    remedies = "made again|exported again|hashed again|making .* again"
+    remedies = "made again|exported again|hashed again|making .* again|rebuilt from"
     try:
         found = Study(folder, store).all_that_is_read()
     except MlmclmError as error:

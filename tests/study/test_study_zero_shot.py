@@ -136,7 +136,7 @@ def test_files_are_looked_up_beside_the_study_and_named_where_they_are_not_there
     (tmp_path / "words.yaml").write_text("task: words")
     asked = parse(ZeroShot, {"tasks": ["words.yaml", "lambada_openai"], "limit": 5}, where="study")
     assert asked.found(tmp_path, None).tasks == (str(tmp_path / "words.yaml"), "lambada_openai")
-    with pytest.raises(UserError, match=r"zero_shot\.winogender: wino is not there \(looked for .*wino"):
+    with pytest.raises(UserError, match=r"zero_shot\.winogender: wino does not exist \(looked for .*wino"):
         parse(ZeroShot, {"winogender": "wino"}, where="study").found(tmp_path, None)
     with pytest.raises(UserError, match="nothing to evaluate on"):
         parse(ZeroShot, {"limit": 5}, where="study")

@@ -66,7 +66,7 @@ def test_a_race_chooses_what_the_whole_grid_would_with_fewer_cells(
     assert outcome.computed == len(outcome.results) == sum(map(len, rounds)) < 0.75 * len(cells)
     keys = [cell_key(cell) for each in rounds for cell in each]
     assert len(set(keys)) == len(keys)
-    assert f"race: {outcome.computed} of {len(cells)} cells are there" in capfd.readouterr().err
+    assert f"race: {outcome.computed} of {len(cells)} cells have results" in capfd.readouterr().err
     whole = run_layers(lambda: Planned(cells), store=tmp_path / "whole")
     for task in LEVELS:
         means = {

@@ -142,7 +142,7 @@ def test_a_model_whose_every_source_diverged_has_nothing_to_start_from(tmp_path:
     [
         ({"start_from": {"conll2003": "sst"}}, "start_from.conll2003: unknown task 'sst'. Did you mean 'sst2'?"),
         ({"start_from": {"conll": "sst2"}}, "start_from: unknown task 'conll'. Did you mean 'conll2003'?"),
-        ({"start_from": {"conll2003": "sst2", "sst2": "mnli"}, "tasks": ["conll2003", "sst2", "mnli"]}, "sst2 starts from mnli"),
+        ({"start_from": {"conll2003": "sst2", "sst2": "mnli"}, "tasks": ["conll2003", "sst2", "mnli"]}, "sst2 itself starts from mnli"),
         ({"tasks": ["rte", "sst2"], "protocol": "glue", "start_from": None}, "Add it to the tasks, or start from the models"),
     ],
 )  # fmt: skip

@@ -94,7 +94,7 @@ def test_a_database_whose_making_was_interrupted_anywhere_is_known_by_its_schema
     reasons = [own_fault(path) for path in halves]
     whole = reasons.index(None)
     assert whole > 20
-    assert all(reason is not None and "its making was interrupted" in reason for reason in reasons[:whole])
+    assert all(reason is not None and "its creation was interrupted" in reason for reason in reasons[:whole])
     assert reasons[whole:] == [None] * len(reasons[whole:])
 
 
@@ -133,7 +133,7 @@ def test_an_unusable_database_is_set_aside_and_the_studys_runs_are_written_anew(
     assert database.with_name("mlflow.db.unusable-1").read_bytes() == before
     said = capfd.readouterr().err
     assert f"{database} is not used: " in said
-    assert "It is kept as mlflow.db.unusable-1, and this study's runs are written anew" in said
+    assert "It is kept as mlflow.db.unusable-1, and this study's runs are written again" in said
 
 
 def test_only_addresses_of_the_store_s_own_files_follow_it_where_it_goes(halves: list[Path], tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_server_names_an_unusable_database_and_what_writes_it_anew(halves: l
     (tmp_path / "mlflow").mkdir()
     shutil.copy(halves[1], tmp_path / "mlflow" / "mlflow.db")
     with (
-        pytest.raises(EnvironmentFault, match=r"its making was interrupted.*tracking sync STUDY.yaml.*sets it aside"),
+        pytest.raises(EnvironmentFault, match=r"its creation was interrupted.*tracking sync STUDY.yaml.*sets it aside"),
         running_server(tmp_path),
     ):
         pass

@@ -131,7 +131,7 @@ class Host:
                         )
 
     def zeros(self, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Return zeroed fp32 tensors that all workers share; collective."""
+        """Return zeroed fp32 tensors that all workers share, or raise a `RuntimeError` if they can't; collective."""
         starts = np.cumsum([0, *(-(-shape.numel() // ALIGNED) * ALIGNED for shape in shapes)])
         # All tensors lie in rank 0's region; the others only take part in the exchange.
         memories = _share(HEAD + 4 * int(starts[-1]) if self.rank == 0 else HEAD)

@@ -46,7 +46,7 @@ class HostAdamW(torch.optim.AdamW):
         for common in self.common.values():
             firsts, seconds = host.owned(common.first), host.owned(common.second)
             for part, first, second in zip(common.owned, firsts, seconds, strict=True):
-                # Views of shared memory as optimizer state: torch updates the moments in place.
+                # Views of shared memory as optimiser state: torch updates the moments in place.
                 self.state[part] = {"step": torch.tensor(float(step)), "exp_avg": first, "exp_avg_sq": second}
         # Nobody may read a weight before rank 0 has written it.
         host.meet()

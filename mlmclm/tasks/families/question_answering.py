@@ -361,10 +361,10 @@ class QuestionAnswering(Family):
         return (functional.cross_entropy(start, wanted_start) + functional.cross_entropy(end, wanted_end)) / 2
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        """Find each window's best span, as (score, first token, last token).
+        """Find each window's best span, float64 [3]: score, first token, last token.
 
-        Tokens count from the window's first passage token. In a task with unanswerable questions, the array also holds
-        the score of the empty answer.
+        Tokens count from the window's first passage token. In a task with unanswerable questions, the score of the
+        empty answer follows, [4].
         """
         import torch
         import torch.nn.functional as functional

@@ -316,7 +316,7 @@ class Retrieval(Family):
         """Compute the contrastive loss of a batch's embeddings.
 
         Args:
-            vectors: embeddings of all queries, followed by those of their documents and of all hard negatives.
+            vectors: embeddings of all queries, their documents and all hard negatives, [2B + negatives, hidden].
             targets: `documents`, numbers of the documents' and negatives' texts; with negatives also `queries`.
         """
         import torch

@@ -61,7 +61,7 @@ def words_of_tokens(words: list[str], offsets: Sequence[tuple[int, int]]) -> Arr
 
 
 def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> Array:
-    """Compute the study's F1 (arXiv 2507.00994) of each sentence: the macro average over its tags, O included.
+    """Compute the study's F1 (arXiv 2507.00994), float64 [sentences]: the macro average over a sentence's tags, with O.
 
     A sentence without words has NaN. The split's score is the mean over sentences.
 
