@@ -87,6 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
             *_, owner, model, _, revision = self.path.partition("?")[0].split("/")
             files = self.hub.repositories[f"{owner}/{model}"].files(revision)
             return self._answer([_info(path, content) for path, content in files.items()])
+        if self.path.startswith("/api/datasets/"):  # it has none
+            return self._answer({"error": "not there"}, status=404)
         if not self.path.endswith("/refs"):
             return self._answer({"id": "me/model", "sha": "0", "siblings": [], "name": "me"})
         *_, owner, model, _ = self.path.split("/")
@@ -108,6 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, value: Any, status: int = 200) -> None:
         content = json.dumps(value).encode()
         self.send_response(status)
+        if status == 404:
+            self.send_header("X-Error-Code", "RepoNotFound")
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -42,7 +42,7 @@ def prepare(
     ray: options.Ray = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prepares a study's corpus, tokenizer and tasks, and says what is in them.
+    """Prepares a study's corpus, tokenizer and tasks, and says what is in them. A study without a space has no tasks.
 
     Everything is checked here before anything is trained: missing columns, empty splits, labels out of range, sequences
     that are too long. The corpus is tokenised by this machine's processors, or by Ray Data where there is a Ray cluster
@@ -59,11 +59,11 @@ def prepare(
 
     study = load_study(file)
     place = options.place(store, data, task_dir)
-    space = study_space(study, place.task_dirs)
+    space = None if study.space is None else study_space(study, place.task_dirs)
     with one_session(place, ray) as session:
         prepared = prepared_for(study, place, ray, session)
         corpora = {name: describe(source) for name, source in prepared.corpus.sources.items()}
-    tasks = prepare_tasks(prepared, space)
+    tasks = prepare_tasks(prepared, space) if space is not None else {}
     described = {
         name: {
             "family": task.family,
@@ -78,6 +78,9 @@ def prepare(
         return
     for name, corpus_facts in corpora.items():
         _show_corpus(name, corpus_facts)
+    if space is None:
+        show("no tasks are prepared: the study names no search space")
+        return
     rows = [
         (
             name,

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from mlmclm.cli.options import Assumed
 from mlmclm.cli.output import print_json, show
 from mlmclm.cli.plan import time_text
-from mlmclm.errors import UserError
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.numbers import rate_text
 from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
@@ -19,7 +19,7 @@ from mlmclm.seeds import seed_labels, seed_value
 from mlmclm.study.last_grid import since_last
 from mlmclm.study.opened import find_models, find_tasks
 from mlmclm.study.place import Place
-from mlmclm.study.prepare import check_models_to_continue, find_prepared
+from mlmclm.study.prepare import check_models_to_continue, check_sources, find_prepared
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.study_sweep import plan_sweep, study_grid, study_space, together
@@ -37,17 +37,25 @@ if TYPE_CHECKING:
 def show_dry_run(study: StudyFile, place: Place, assumed: Assumed | None, *, as_json: bool) -> None:
     """Print which parts of a study exist, which would be computed, and what its sweep would take.
 
-    Model names, the search space and the tasks are checked on the way. The sweep is estimated once its models are
-    exported.
+    Model names, the corpora, the search space and the tasks are checked on the way. The sweep is estimated once its
+    models are exported.
 
     Args:
         assumed: None leaves the sweep out.
+
+    Raises:
+        EnvironmentFault: a corpus could not be looked up on the Hub. The plan has been shown.
     """
-    space = study_space(study, place.task_dirs)
-    plan = make_plan(study.parsed, study.recipe)
+    # A study that is only pretrained needs no search space.
+    space = None if assumed is None and study.space is None else study_space(study, place.task_dirs)
+    plan, fault = make_plan(study.parsed, study.recipe), None
     prepared = find_prepared(study, place)
     if prepared is None:
         check_models_to_continue(study, place, plan)
+        try:
+            check_sources(study, place)
+        except EnvironmentFault as error:
+            fault = error  # the plan can be shown without the network, but the command could not run now
     else:
         plan = prepared.plan
     stages = [_stage(stage, prepared) for stage in plan.stages]
@@ -59,7 +67,7 @@ def show_dry_run(study: StudyFile, place: Place, assumed: Assumed | None, *, as_
         "stages": stages,
         "steps_to_train": sum(stage["steps_to_train"] for stage in stages),
     }
-    if assumed is not None:
+    if assumed is not None and space is not None:
         models = (
             [model for model in find_models(prepared).values() if model is not None] if prepared is not None else []
         )
@@ -73,15 +81,21 @@ def show_dry_run(study: StudyFile, place: Place, assumed: Assumed | None, *, as_
         found |= _sweep(study, place, space, grid, planned, models, assumed, **waiting)
     if as_json:
         print_json(found)
-        return
+    else:
+        _show_study(study, found, space if assumed is not None else None)
+    if fault is not None:
+        raise fault
+
+
+def _show_study(study: StudyFile, found: Mapping[str, Any], space: Space | None) -> None:
     show(f"study {study.name}: nothing is computed now (--dry-run)")
     show(f"corpus {study.source}: {found['corpus']}")
     for size, source in study.initial.items():
         show(f"models {size}: continue from {source}")
-    for stage in stages:
+    for stage in found["stages"]:
         left = f"{stage['steps_to_train']:,} of {stage['steps']:,} steps to train"
         show(f"stage {stage['title']}: {left if stage['steps_to_train'] else 'done'}")
-    if assumed is not None:
+    if space is not None:
         _show_sweep(found, space)
 
 

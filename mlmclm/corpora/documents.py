@@ -76,6 +76,15 @@ class Source(Protocol):
         """Describe the source's files that are not read; empty if there are none."""
         return ""
 
+    def check(self) -> None:
+        """Check that the source exists, as far as opening it has not done so; reads no document.
+
+        Raises:
+            UserError: there is no such source.
+            EnvironmentFault: the server that knows cannot be reached.
+        """
+        return
+
 
 def _texts(pieces: Iterable[Piece]) -> Iterator[str]:
     return chain.from_iterable(piece() for piece in pieces)
@@ -290,6 +299,15 @@ class HubSource(Source):
         names = ("source", "config_name", "revision", "split", "validation_split", "text_column")
         return stable_hash([getattr(self._config, name) for name in names])[:16]
 
+    def check(self) -> None:
+        """Ask the hub, once and with a short patience, whether it has the data set; see `Source.check`."""
+        from huggingface_hub import HfApi
+
+        try:
+            HfApi().dataset_info(self._config.source, revision=self._config.revision, timeout=10)
+        except Exception as error:  # among them those of its HTTP library, whichever that is
+            raise self._unavailable(error) from error
+
     def pieces(self, part: str) -> Sequence[Piece]:
         """Return one piece: the `datasets` library reads a split from its beginning."""
         split = self._config.split if part == TRAIN else self._config.validation_split
@@ -319,13 +337,15 @@ class HubSource(Source):
         """Return the error for a data set that the hub doesn't have, or for a hub that cannot be reached."""
         import huggingface_hub.constants
         from datasets.exceptions import DatasetNotFoundError
+        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
+        absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError, HFValidationError)
         installed = " nor ".join(map(repr, plugin_names(CORPORA)))
         installed = installed or "a source of an installed package (there is none: run `make install` again)"
         tried = ", ".join(map(str, self._tried))
         neither = f"corpus source {self._config.source!r} is neither {installed} nor a file or folder ({tried})"
         offline = huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower()
-        if isinstance(error, DatasetNotFoundError) and not offline:
+        if isinstance(error, absent) and not offline:
             return UserError(f"{neither}, nor a data set that the Hugging Face hub shows to you ({one_line(error)}).")
         return EnvironmentFault(
             f"{neither}, and it cannot be loaded as a data set of the Hugging Face hub "

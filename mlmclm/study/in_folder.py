@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, field_validator
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
 from mlmclm.configuration import Frozen
+from mlmclm.errors import UserError
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.sweeps.learning_rates import without_duplicates
+from mlmclm.sweeps.packaged import SPACES, names_in
 from mlmclm.sweeps.protocols import Changes
 from mlmclm.sweeps.space import Space, find_space
 
@@ -18,8 +20,8 @@ from mlmclm.sweeps.space import Space, find_space
 class InFolder(Frozen):
     """Settings of the sweep in study files and sweep files, and the file's folder, where paths in it are looked up first."""
 
-    space: str
-    """Search space: the name of a file in tune_spaces/, or the path of any other file."""
+    space: str | None = None
+    """Search space: the name of a file in tune_spaces/, or the path of any other file. Only fine-tuning needs it."""
     tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None = None
     """Tasks to use in place of the search space's."""
     per_task: dict[str, Changes] = Field(default_factory=dict)
@@ -44,6 +46,14 @@ class InFolder(Frozen):
             )
         return value
 
+    @model_validator(mode="after")
+    def _changes_of_a_space(self) -> Self:
+        if self.space is None:
+            for key in ("tasks", "per_task", "per_model"):
+                if getattr(self, key):
+                    raise ValueError(f"{key}: it changes a search space, and none is given; add 'space'")
+        return self
+
     def model_post_init(self, context: Any) -> None:
         """Remember the file."""
         self._file = (context or {}).get("file")
@@ -58,5 +68,14 @@ class InFolder(Frozen):
         return key if self._file is None else f"{self._file}: {key}"
 
     def find_space(self) -> Space:
-        """Return the search space with this file's tasks and overrides (`sweeps.space.find_space`)."""
+        """Return the search space with this file's tasks and overrides (`sweeps.space.find_space`).
+
+        Raises:
+            UserError: the file names no space, or there is no such space.
+        """
+        if self.space is None:
+            raise UserError(
+                f"{self.at('space')}: it is missing; fine-tuning needs a search space. Name a packaged one "
+                f"({', '.join(names_in(SPACES))}) or a file of your own."
+            )
         return find_space(self.space, self.tasks, beside=self.folder, per_task=self.per_task, per_model=self.per_model)

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlmclm.corpora.chunks import Chunks, rows_of_length
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.documents import open_source
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources, find_sources, prepare_sources
 from mlmclm.corpora.prepare_corpus import Session, find_corpus, prepare_corpus
 from mlmclm.corpora.process_map import Progress
@@ -109,6 +110,12 @@ def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> P
     """
     beginning, corpus = _find(study, place, damaged=damaged)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
+
+
+def check_sources(study: StudyFile, place: Place) -> None:
+    """Check that every corpus's source exists, without reading a document; see `Source.check`."""
+    for corpus in study.sources.values():
+        open_source(corpus, workers=1, store=place.store, data_root=place.data_root, beside=study.folder).check()
 
 
 def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None:

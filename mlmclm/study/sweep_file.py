@@ -34,6 +34,8 @@ class SweepFile(InFolder):
     kind = "a sweep"
     name: str = "sweep"
     """Name of the report's folder and of the MLflow experiment."""
+    space: str
+    """Search space: the name of a file in tune_spaces/, or the path of any other file."""
     models: Mapping[str, str] = Field(min_length=1)
     """Models to fine-tune: a list, or a mapping of names to sources."""
     baseline: str | None = None

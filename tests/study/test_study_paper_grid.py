@@ -57,8 +57,11 @@ def test_the_example_is_the_study_s_15120_cells() -> None:
 
 
 def test_its_dry_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = tmp_path / "data" / load_study(PAPER).source  # stands in for the Hub's, which cannot be asked here
+    corpus.mkdir(parents=True)
+    (corpus / "train.txt").write_text("Some text.")
     with pytest.raises(SystemExit) as ended:
-        main(["study", str(PAPER), "--dry-run", "--json", "--store", str(tmp_path)])
+        main(["study", str(PAPER), "--dry-run", "--json", "--store", str(tmp_path), "--data", str(tmp_path / "data")])
     assert not ended.value.code
     found = json.loads(capsys.readouterr().out)
     assert (found["cells"], found["cells_to_compute"]) == (15_120, 15_120)
