@@ -21,6 +21,7 @@ TABLES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Compressions that pyarrow reads, with pyarrow's names."""
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PART = re.compile(r"(?P<split>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?")
 """Name, without suffixes, of the Hub's part files of a split, such as `train-00000-of-00002.parquet`."""
 NO_TABLES = ("dataset_info.json", "dataset_infos.json", "state.json")
@@ -41,8 +42,11 @@ def is_compressed(path: Path) -> bool:
     return path.suffix.lower() in COMPRESSED
 
 
-def read_table(path: Path) -> pa.Table:
+def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
     """Read the table in a file; text columns have a plain string type, however the file encodes them.
+
+    Args:
+        header: names of the columns of a CSV or TSV file whose first line is a row already.
 
     Raises:
         UserError: the file is truncated, is not UTF-8, or does not match its suffix.
@@ -51,22 +55,47 @@ def read_table(path: Path) -> pa.Table:
     import pyarrow.parquet
 
     kind = kind_of(path)
-    try:
+    with _whole(path):
         # pyarrow reads an uncompressed Parquet file by itself, without loading all of it as bytes first.
         if kind == ".parquet" and not is_compressed(path):
             return _plain(pyarrow.parquet.read_table(path))
-        with open_bytes(path) as file:
-            content = file.read()
         if kind == ".parquet":
-            return _plain(pyarrow.parquet.read_table(pa.BufferReader(content)))
-        # The UTF-8 byte order mark, which some programs write.
-        content = content.removeprefix(b"\xef\xbb\xbf")
-        _check_text(path, content)
+            with open_bytes(path) as file:
+                return _plain(pyarrow.parquet.read_table(pa.BufferReader(file.read())))
+        content = _read_utf8(path)
         if kind in (".csv", ".tsv"):
-            return _plain(_read_separated(content, "," if kind == ".csv" else "\t"))
+            return _plain(_read_separated(content, DELIMITERS[kind], header))
         return _plain(_read_json(content))
+
+
+def read_text(path: Path) -> str:
+    """Read a whole text file, decompressed and without a byte order mark.
+
+    Raises:
+        UserError: the file is truncated or is not UTF-8.
+    """
+    with _whole(path):
+        return _read_utf8(path).decode()
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Turn the errors of readers into a `UserError`."""
+    import pyarrow as pa
+
+    try:
+        yield
     except (pa.ArrowException, OSError, EOFError, OverflowError, lzma.LZMAError, json.JSONDecodeError) as error:
         raise UserError(f"{path} cannot be read; is it cut short? ({one_line(error)})") from error
+
+
+def _read_utf8(path: Path) -> bytes:
+    with open_bytes(path) as file:
+        content = file.read()
+    # The UTF-8 byte order mark, which some programs write.
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    _check_text(path, content)
+    return content
 
 
 @contextmanager
@@ -89,11 +118,14 @@ def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
         yield text
 
 
-def files_of(folders: Iterable[Path], names: Iterable[str]) -> list[Path]:
+def files_of(folders: Iterable[Path], names: Iterable[str], kinds: Sequence[str] = TABLES) -> list[Path]:
     """Find the files of a split, in order: the first of these names that exists, in the first folder that has it.
 
     A split is a file (`train.csv`), or else the Hub's parts of a file (`train-00000-of-00002.parquet`), or else a
     folder of files (`train/`). A name may begin with a folder (`qrels/test`).
+
+    Args:
+        kinds: suffixes of the files, in order of preference.
 
     Raises:
         UserError: some parts are missing or duplicated.
@@ -102,34 +134,34 @@ def files_of(folders: Iterable[Path], names: Iterable[str]) -> list[Path]:
     for name in names:
         for folder in there:
             place = folder / name
-            beside = _tables_in(place.parent)
-            whole = _one_kind([file for file in beside if _stem_and_kind(file)[0] == place.name])
+            beside = _files_in(place.parent, kinds)
+            whole = _one_kind([file for file in beside if _stem_and_kind(file)[0] == place.name], kinds)
             if whole:
                 return whole[:1]
             parts = [file for file in beside if (part := _part_of(file)) and part["split"] == place.name]
-            inside = [file for file in _tables_in(place) if file.name not in NO_TABLES]
-            found = _one_kind(parts) or _one_kind(inside)
+            inside = [file for file in _files_in(place, kinds) if file.name not in NO_TABLES]
+            found = _one_kind(parts, kinds) or _one_kind(inside, kinds)
             if found:
                 _check_parts(found)
                 return found
     return []
 
 
-def names_in(folders: Iterable[Path]) -> list[str]:
-    """Return the names of the tables in these folders, for messages."""
-    return [file.name for folder in dict.fromkeys(folders) for file in _tables_in(folder)]
+def names_in(folders: Iterable[Path], kinds: Sequence[str] = TABLES) -> list[str]:
+    """Return the names of the files of these kinds in these folders, for messages."""
+    return [file.name for folder in dict.fromkeys(folders) for file in _files_in(folder, kinds)]
 
 
-def _tables_in(folder: Path) -> list[Path]:
+def _files_in(folder: Path, kinds: Sequence[str]) -> list[Path]:
     if not folder.is_dir():
         return []
-    files = (file for file in folder.iterdir() if kind_of(file) in TABLES and not file.name.startswith("."))
+    files = (file for file in folder.iterdir() if kind_of(file) in kinds and not file.name.startswith("."))
     return sorted(file for file in files if file.is_file())
 
 
-def _one_kind(files: Sequence[Path]) -> list[Path]:
+def _one_kind(files: Sequence[Path], kinds: Sequence[str]) -> list[Path]:
     """Return the files of the most preferred format that is there."""
-    ranks = [(TABLES.index(kind_of(file)), is_compressed(file)) for file in files]
+    ranks = [(kinds.index(kind_of(file)), is_compressed(file)) for file in files]
     return [file for file, rank in zip(files, ranks, strict=True) if rank == min(ranks)]
 
 
@@ -160,8 +192,8 @@ def _check_text(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _read_separated(content: bytes, delimiter: str) -> pa.Table:
-    """Read a CSV or TSV file with a header; fields that begin with a quotation mark must also end with one.
+def _read_separated(content: bytes, delimiter: str, header: Sequence[str] | None) -> pa.Table:
+    """Read a CSV or TSV file; without `header`, its first line names the columns. Fields that begin with a quotation mark must also end with one.
 
     TSV files such as GLUE's may break this rule: if any field does, quotation marks are ordinary characters.
     """
@@ -177,7 +209,7 @@ def _read_separated(content: bytes, delimiter: str) -> pa.Table:
         raise pa.ArrowInvalid("a quoted field has no end")
     return pyarrow.csv.read_csv(
         pa.BufferReader(content),
-        read_options=pyarrow.csv.ReadOptions(block_size=_block(content)),
+        read_options=pyarrow.csv.ReadOptions(block_size=_block(content), column_names=header),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted
         ),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.errors import UserError, meant, unknown
+from mlmclm.storage.data_files import DELIMITERS, kind_of
 
 if TYPE_CHECKING:
     from mlmclm.tasks.declaration import Task
@@ -47,9 +49,19 @@ class Columns:
         if wanted not in table.column_names:
             raise UserError(
                 f"{self.where}: the column {wanted!r} is missing.{meant(wanted, table.column_names)} "
-                f"There are: {', '.join(table.column_names) or '(none)'}."
+                f"There are: {', '.join(table.column_names) or '(none)'}.{self._headerless()}"
             )
         return table[wanted]
+
+    def _headerless(self) -> str:
+        """Return a hint if the first line of a CSV or TSV file seems to be a row, which pyarrow takes for names."""
+        wanted = {self.raw.columns.get(name) or self.task.column(name) for name in self.task.kind.columns}
+        if kind_of(Path(self.raw.where)) not in DELIMITERS or wanted & set(self.raw.table.column_names):
+            return ""
+        return (
+            " If the file's first line is a row, put a line with the columns' names above it, or declare them: header: "
+            f"[{', '.join(['...'] * len(self.raw.table.column_names))}]."
+        )
 
     def typed(self, canonical: str, kind: pa.DataType) -> pa.Array:
         """Return a column cast to its canonical type, or raise UserError."""

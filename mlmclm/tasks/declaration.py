@@ -135,10 +135,14 @@ class Task(Frozen):
     data_dir: Annotated[str | None, Inside] = None
     """Folder inside a data set without a configuration of that name: a configuration in `refs/convert/parquet`."""
     folder: Annotated[str | None, Inside] = None
-    """Folder under `--data` that replaces the Hub. It holds `<split>.parquet`, `.jsonl`, `.json`, `.csv` or `.tsv` (may
-    be compressed), or the files of a download from the Hub, such as `data/<split>-00000-of-00002.parquet`."""
+    """Folder under `--data` that replaces the Hub. It holds `<split>.parquet`, `.jsonl`, `.json`, `.csv` or `.tsv`, a
+    file in a layout that `tasks.layouts` reads (all may be compressed), or the files of a download from the Hub, such
+    as `data/<split>-00000-of-00002.parquet`."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Canonical name -> the source's name, where they differ; `a.b` is field b of the struct column a."""
+    header: tuple[str, ...] | None = None
+    """Names of the columns, in order, of CSV and TSV files whose first line is a row, such as CoLA's. A file whose
+    first line has one of these names has a header of its own."""
     splits: Splits
     label_names: tuple[str, ...] | None = None
     """Names of the classes or tags, by number; None to find them in the data."""

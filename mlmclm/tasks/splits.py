@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.storage.data_files import TABLES, files_of, names_in, read_table
+from mlmclm.storage.data_files import files_of, names_in
 from mlmclm.storage.files import read_json
 from mlmclm.tasks.declaration import SourceTable, Task
 from mlmclm.tasks.generator import find_generator
+from mlmclm.tasks.layouts import SUFFIXES, read_layout
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,15 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable) -> Raw:
     inner = (part.config_name or task.config_name, task.data_dir)
     folders = [folder, folder / "data", *(folder / name for name in inner if name)]
     try:
-        files = files_of(folders, names)
+        files = files_of(folders, names, SUFFIXES)
         if not files:
             raise UserError(
-                f"{folder} has no split {split!r} ({split}{', '.join(TABLES)}, compressed or in the Hub's parts); "
-                f"there are: {', '.join(names_in(folders)) or '(no data files)'}."
+                f"{folder} has no split {split!r} ({split}{', '.join(SUFFIXES)}, compressed or in the Hub's parts); "
+                f"there are: {', '.join(names_in(folders, SUFFIXES)) or '(no data files)'}."
             )
-        tables = [read_table(file) for file in files]
+        tables = [
+            read_layout(file, lambda name: part.columns.get(name) or task.column(name), task.header) for file in files
+        ]
     except UserError as error:
         raise UserError(f"task {task.name}: {error}") from error
     names_of = _names_in(tables[0].schema.metadata)

@@ -1,0 +1,167 @@
+"""Files as they are published (SQuAD's JSON, CoNLL's columns, TREC's judgements, TSV without a header) are read as the
+same tables in Parquet are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mlmclm.errors import UserError
+from mlmclm.tasks.layouts import read_layout
+from mlmclm.tasks.load import load_task
+from mlmclm.tasks.registry import get_task
+from small_models import write_entities, write_questions, write_retrieval, write_table
+
+
+def load(name: str, root: Path) -> Any:
+    return load_task(get_task(name), store=Path("unused"), data_root=root)
+
+
+def plain(name: str) -> str:
+    return name
+
+
+def rewritten(root: Path, name: str, suffix: str, text: Callable[[list[dict[str, Any]]], str]) -> None:
+    """Replaces the Parquet file of a split by a text file."""
+    file = root / f"{name}.parquet"
+    rows = pq.read_table(file).to_pylist()
+    file.with_suffix(suffix).write_text(text(rows), encoding="utf-8")
+    file.unlink()
+
+
+def squad(rows: list[dict[str, Any]]) -> str:
+    """The rows in SQuAD v2's layout; all questions on one passage are in one paragraph."""
+    paragraphs: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        answers = [dict(zip(row["answers"], pair, strict=True)) for pair in zip(*row["answers"].values(), strict=True)]
+        asked = {"id": row["id"], "question": row["question"], "answers": answers, "is_impossible": not answers}
+        paragraphs.setdefault(row["context"], []).append(asked)
+    listed = [{"context": context, "qas": asked} for context, asked in paragraphs.items()]
+    return json.dumps({"version": "v2.0", "data": [{"title": "", "paragraphs": [each]} for each in listed]})
+
+
+@pytest.mark.parametrize("unanswerable", [False, True])
+def test_squad_s_json_gives_the_questions_that_parquet_gives(tmp_path: Path, unanswerable: bool) -> None:
+    task = get_task("squad_v2" if unanswerable else "squad_4k")
+    write_questions(tmp_path, unanswerable=unanswerable)
+    folder = tmp_path / task.name
+    expected = {file.stem: pq.read_table(file).to_pylist() for file in folder.glob("*.parquet")}
+    for split in expected:
+        rewritten(folder, split, ".json", squad)
+        found = read_layout(folder / f"{split}.json", plain).to_pylist()
+        # Questions on one passage stand together in the JSON.
+        assert sorted(found, key=lambda row: row["id"]) == sorted(expected[split], key=lambda row: row["id"])
+    data = load(task.name, tmp_path)
+    assert len(data.train) + len(data.validation) == len(expected["train"])
+    assert len(data.test) == len(expected["validation"])
+
+
+def test_a_json_file_of_another_layout_stays_a_table(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text('{"paragraphs": "a", "data": 1}\n{"paragraphs": "b", "data": 2}\n')
+    assert read_layout(tmp_path / "train.json", plain).column_names == ["paragraphs", "data"]
+
+
+def test_a_question_without_its_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1"}]}]}]}')
+    with pytest.raises(UserError, match=r"train\.json: not in SQuAD's layout after all: question 1 .* 'question'"):
+        read_layout(tmp_path / "train.json", plain)
+
+
+def conll(rows: list[dict[str, Any]]) -> str:
+    """Four columns, as in CoNLL-2003."""
+    names = get_task("conll2003").label_names or ()
+    sentences = (
+        "\n".join(f"{word} NN B-NP {names[tag]}" for word, tag in zip(row["tokens"], row["ner_tags"], strict=True))
+        for row in rows
+    )
+    return "-DOCSTART- -X- -X- O\n\n" + "\n\n".join(sentences) + "\n"
+
+
+def iob2(rows: list[dict[str, Any]]) -> str:
+    """Numbered words between tabs with comments, as in UNER."""
+    names = get_task("conll2003").label_names or ()
+    text = ""
+    for number, row in enumerate(rows):
+        text += f"# sent_id = {number}\n# text = {' '.join(row['tokens'])}\n"
+        pairs = enumerate(zip(row["tokens"], row["ner_tags"], strict=True), 1)
+        text += "".join(f"{place}\t{word}\t{names[tag]}\t-\t-\n" for place, (word, tag) in pairs) + "\n"
+    return text
+
+
+@pytest.mark.parametrize(("suffix", "layout"), [(".txt", conll), (".conll", conll), (".iob2", iob2)])
+def test_words_in_columns_give_the_task_that_parquet_gives(
+    tmp_path: Path, suffix: str, layout: Callable[[list[dict[str, Any]]], str]
+) -> None:
+    write_entities(tmp_path)
+    expected = load("conll2003", tmp_path).fingerprint
+    for split in ("train", "validation", "test"):
+        rewritten(tmp_path / "conll2003", split, suffix, layout)
+    # As CoNLL-2003 calls it.
+    (tmp_path / "conll2003" / f"validation{suffix}").rename(tmp_path / "conll2003" / f"valid{suffix}")
+    assert load("conll2003", tmp_path).fingerprint == expected
+
+
+def test_a_word_that_is_a_number_sign_is_no_comment_and_columns_have_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text("# SYM O\n1 CD B-NUM\n\nthe DT O\n")
+    table = read_layout(tmp_path / "train.conll", plain)
+    assert table.column_names == ["tokens", "tags", "column_1", "column_2", "column_3"]
+    assert table["tokens"].to_pylist() == [["#", "1"], ["the"]] and table["column_2"].to_pylist()[0] == ["SYM", "CD"]
+
+
+def test_a_line_of_another_width_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text("a O\nb O\nc\n")
+    with pytest.raises(UserError, match=r"train\.conll, line 3: 1 fields, where the lines before have 2"):
+        read_layout(tmp_path / "train.conll", plain)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".qrels", ".tsv"])
+def test_trec_s_judgements_give_the_task_that_parquet_gives(tmp_path: Path, suffix: str) -> None:
+    write_retrieval(tmp_path)
+    expected = load("reqa_squad", tmp_path).fingerprint
+    rewritten(
+        tmp_path / "reqa_squad",
+        "qrels",
+        suffix,
+        lambda rows: "".join(f"{row['query-id']} 0 {row['corpus-id']} {row['score']}\n" for row in rows),
+    )
+    assert load("reqa_squad", tmp_path).fingerprint == expected
+
+
+def test_a_line_that_is_no_judgement_is_named(tmp_path: Path) -> None:
+    (tmp_path / "qrels.txt").write_text("q1 0 d1 1\nq2 0 d2\n")
+    with pytest.raises(UserError, match=r"qrels\.txt, line 2: not a judgement in TREC's layout .*'q2 0 d2'"):
+        read_layout(tmp_path / "qrels.txt", plain)
+
+
+COLA = "gj04\t1\t\tOur friends won't buy this analysis.\ngj04\t0\t*\tThey drank the pub.\n"
+
+
+@pytest.mark.parametrize("header", ["", "source\tlabel\toriginal_label\tsentence\n"])
+def test_cola_is_read_with_and_without_a_header(tmp_path: Path, header: str) -> None:
+    sentences = {"sentence": ["Our friends won't buy this analysis.", "They drank the pub."] * 20, "label": [1, 0] * 20}
+    for split in ("train", "validation"):
+        write_table(tmp_path / "parquet" / "cola", split, sentences)
+    (tmp_path / "tsv" / "cola").mkdir(parents=True)
+    for file in ("train.tsv", "dev.tsv"):
+        (tmp_path / "tsv" / "cola" / file).write_text(header + COLA * 20)
+    assert load("cola", tmp_path / "tsv").fingerprint == load("cola", tmp_path / "parquet").fingerprint
+
+
+def test_a_header_of_another_length_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,b,c\n")
+    with pytest.raises(UserError, match=r"its first line has 3 fields, .* which names 2: label, text"):
+        read_layout(tmp_path / "train.csv", plain, ("label", "text"))
+
+
+def test_a_first_line_that_is_a_row_is_pointed_out(tmp_path: Path) -> None:
+    (tmp_path / "sst2").mkdir()
+    with gzip.open(tmp_path / "sst2" / "train.tsv.gz", "wt") as file:
+        file.write("a lovely film\t1\na dull one\t0\n")
+    with pytest.raises(UserError, match=r"If the file's first line is a row, .* header: \[\.\.\., \.\.\.\]"):
+        load("sst2", tmp_path)
