@@ -50,6 +50,8 @@ def _run(
     """Pack one stream; return the parts of which it left documents out."""
     short: set[str] = set()
     shown = writers.get(TRAIN)  # Progress is that of the training part if the stream has it.
+    if stream.chosen:  # All documents are read before the first one is tokenised.
+        report("choosing documents" if shown is not None else "choosing documents for validation", 0, None)
     with closing(encoder(stream, {part: writer.next for part, writer in writers.items()})) as answers:
         for encoded in answers:
             ended = _add(encoded, writers, short)

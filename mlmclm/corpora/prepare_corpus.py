@@ -191,12 +191,12 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
     """Make the tokenizer; one that is to be trained sees a fixed sample of the training text."""
 
     def texts() -> Iterator[str]:
+        place.report("choosing text for the tokenizer", 0, None)
         chosen = tokenizer_sample(place.corpus, place.source, place.below, characters=TRAINING_CHARACTERS)
         place.report("training the tokenizer", 0, None)
         yield from chosen
 
     prepare_tokenizer(config, store=place.store, corpus_key=text_key(place.corpus, place.origin), texts=texts())
-    place.report("tokenizer ready", 1, 1)
 
 
 def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *, characters: int) -> list[str]:

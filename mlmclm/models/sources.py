@@ -12,9 +12,27 @@ from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.models.notes import tokenizer_file_hash
 from mlmclm.storage.files import first_there, hash_file, places_of, read_json
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
 """OWNER/NAME, with @REVISION unless it is the newest."""
+OWNERS = {
+    "bert-": "google-bert",
+    "distilbert-": "distilbert",
+    "ettin-": "jhu-clsp",
+    "eurobert-": "EuroBERT",
+    "modernbert-": "answerdotai",
+    "roberta-": "FacebookAI",
+    "xlm-roberta-": "FacebookAI",
+}
+"""Beginnings of names, in small letters, of encoders that people call without their owner on the Hub."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def hub_hint(model: str) -> str:
+    """Return a sentence that gives a model's full name on the Hub, or how such names look; empty for a path."""
+    if "/" in model:
+        return ""
+    owners = [owner for beginning, owner in OWNERS.items() if model.lower().startswith(beginning)]
+    return f" On the Hub it is {owners[0]}/{model}." if owners else " A model of the Hub is named OWNER/NAME."
 
 
 def local_folder(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path | None:
@@ -43,7 +61,7 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
         return folder
     if HUB_NAME.fullmatch(source) is None:
         looked = f" (looked for {' and '.join(map(str, places))})" if len(places) > 1 else ""
-        raise UserError(f"{source}: no such model folder{looked}.")
+        raise UserError(f"{source}: no such model folder{looked}.{hub_hint(source)}")
     from huggingface_hub import snapshot_download
 
     name, _, revision = source.partition("@")

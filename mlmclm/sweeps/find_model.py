@@ -7,7 +7,7 @@ from pathlib import Path
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.folder import weights_hash
 from mlmclm.models.notes import CONTEXT, TOKENIZER, read_notes
-from mlmclm.models.sources import HUB_NAME, fetch, local_folder
+from mlmclm.models.sources import HUB_NAME, fetch, hub_hint, local_folder
 from mlmclm.progress import say
 from mlmclm.sweeps.cells import SweepModel
 
@@ -41,7 +41,8 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
         return SweepModel(Path(model).name, folder, weights_hash(folder))
     if model not in by_name:
         names = [name for name in by_name if "/" not in name]
-        raise unknown("model", model, names, where=f"{model} is no folder; studies of {store}")
+        error = unknown("model", model, names, where=f"{model} is no folder; studies of {store}")
+        raise UserError(f"{error}{hub_hint(model)}")
     found = by_name[model]
     if len(found) > 1:
         studies = ", ".join(f"{study}/{model}" for study in sorted(found.values()))

@@ -103,7 +103,9 @@ class SweepProgress:
         words = {"diverged": "diverged", "failed": "failed", "reused": "computed by other processes"}
         hourly = 3600 * (rate or 0.0)
         speed = [f"{hourly:,.0f} cells an hour" if hourly >= 10 else f"{hourly:.2g} cells an hour"] if rate else []
-        return ", ".join(speed + [f"{self._ended[status]} {words[status]}" for status in words if self._ended[status]])
+        ended = [f"{self._ended[status]} {words[status]}" for status in words if self._ended[status]]
+        # A terminal shows the running cells above the bar. Without them a log would say "0/4 cells" for minutes.
+        return ", ".join(speed + ended + ([] if console.is_terminal else [self._table.running()]))
 
     def _export(self, task: str) -> None:
         gauge("mlmclm_cells_remaining").set(self._remaining[task], tags={"task": task})

@@ -97,6 +97,13 @@ class SweepTable:
         diverged = f", {pair.diverged} diverged" if pair.diverged else ""
         return f"{model} on {task}: all {pair.cells:,} cells are done{best}{diverged}"
 
+    def running(self) -> str:
+        """Say how many cells are running, and which of them for how long: `2 running, m/sst2/lr1e-03/s0 for 34 s`."""
+        if not self._running:
+            return "none running"
+        name, (began, _) = min(self._running.items(), key=lambda item: item[1])
+        return f"{len(self._running)} running, {name} for {time.monotonic() - began:.0f} s"
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = max(1, options.size.height - OTHER_LINES - min(len(self._running), RUNNING_SHOWN))
         models, columns = self._fitting(lines, options.max_width)

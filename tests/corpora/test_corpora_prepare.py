@@ -211,6 +211,17 @@ def test_progress_is_reported(lines: Path, tmp_path: Path) -> None:
     assert ("tokenising", 4000, 4000) in seen
 
 
+def test_progress_names_what_is_going_on_from_the_first_document_to_the_last(lines: Path, tmp_path: Path) -> None:
+    seen: list[str] = []
+    config = CorpusConfig(source=str(lines), validation_fraction=0.1, max_tokens=3000, max_validation_tokens=1000)
+    trained = TokenizerConfig(train_vocab_size=300)
+    prepare_corpus(config, trained, block_length=16, store=tmp_path, progress=lambda what, *_: seen.append(what))
+    assert list(dict.fromkeys(seen)) == [
+        "choosing text for the tokenizer", "training the tokenizer",
+        "choosing documents", "tokenising", "choosing documents for validation", "tokenising for validation",
+    ]  # fmt: skip
+
+
 def test_importing_it_imports_nothing_heavy() -> None:
     code = (
         "import sys, mlmclm.corpora.prepare_corpus, mlmclm.pydocs.tasks\n"

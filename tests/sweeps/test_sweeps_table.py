@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 from sweep_cells import make_cell, make_result
 
 from mlmclm.finetuning.cell import Cell
+from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 
 MODELS, TASKS, RATES, SEEDS = ("2m-clm-600", "2m-clm-150-mlm40-600"), ("sst2", "conll2003"), (1e-4, 1e-3), (0, 1)
@@ -113,3 +115,21 @@ def test_at_the_scale_of_the_published_grid_every_form_fits_and_the_sums_are_rig
             f"and {42 - shown} more models: {60 * (42 - shown):,}/{120 * (42 - shown):,}, {12 * (42 - shown)} diverged"
         ])  # fmt: skip
         assert shown >= min(42, (height - 9) // 2)
+
+
+def test_a_log_says_what_runs_while_no_cell_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlmclm.progress.SECONDS_BETWEEN_LINES", 0.0)
+    written = io.StringIO()
+    monkeypatch.setattr("mlmclm.progress.console", Console(file=written, width=200))
+    monkeypatch.setattr("mlmclm.sweeps.sweep_progress.console", Console(file=written, width=200))
+    cells = grid()
+    progress = SweepProgress(cells, table=SweepTable(cells))
+    monkeypatch.setattr("mlmclm.sweeps.sweep_progress.gauge", lambda _: Mock())  # needs a Ray session
+    with progress.shown():
+        progress.tick()
+        progress.started(cells[0], "worker 1")
+        progress.started(cells[1], "worker 2")
+        progress.tick()
+    _, before, after = written.getvalue().splitlines()
+    assert before == "fine-tuning: 0/16 cells, 0 s, none running"
+    assert after == "fine-tuning: 0/16 cells, 0 s, 2 running, 2m-clm-600/sst2/lr1e-04/s0 for 0 s"
