@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -12,9 +15,33 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Va
 from mlmclm.errors import UserError, one_line, unknown
 
 
+class Role(Enum):
+    """What a field of settings changes: `batch: Annotated[int, Role.WEIGHTS]`. A field has one role or several.
+
+    The keys under which results are found again follow from the roles (`Frozen.keyed`).
+    """
+
+    WEIGHTS = "the weights that a training ends with"
+    SHAPE = "a model's configuration, before any training"
+    SOURCE = "which data are read"
+    TEXT = "which documents are for training, and which for validation"
+    TOKENS = "the tokens that a model is trained or evaluated on"
+    EVALUATION = "the scores of trained weights"
+    CHOICE = "which results there are; each has a key of its own"
+    WORK = "where and how fast results are computed"
+    DISPLAY = "names, records and reports"
+
+
+class Enters(Enum):
+    """How a field enters the keys of its roles, if not always: `rows: Annotated[Rows, Role.WEIGHTS, Enters.IF_CHANGED]`."""
+
+    IF_CHANGED = "only where it differs from its default, so that results from before the field existed keep their keys"
+    INDIRECTLY = "through what is computed from it, which the code that makes the key adds"
+
+
 class Frozen(BaseModel):
     """Base of all configuration objects: immutable; unknown keys are errors, as are fractions given for integers
-    and infinite numbers."""
+    and infinite numbers. Each field declares its `Role`."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -23,6 +50,41 @@ class Frozen(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,  # they describe keys in JSON Schemas
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **more: Any) -> None:
+        """Check the roles of a new class's fields.
+
+        Raises:
+            TypeError: a field has no role, or enters keys where it differs from a default that it doesn't have.
+        """
+        super().__pydantic_init_subclass__(**more)
+        for name, field in cls.model_fields.items():
+            if not any(isinstance(mark, Role) for mark in field.metadata):
+                raise TypeError(
+                    f"{cls.__module__}.{cls.__qualname__}.{name}: a field of settings declares what it changes, such as "
+                    f"`{name}: Annotated[..., Role.WEIGHTS]`; allowed: {', '.join(map(str, Role))}"
+                )
+            if Enters.IF_CHANGED in field.metadata and field.is_required():
+                raise TypeError(f"{cls.__module__}.{cls.__qualname__}.{name}: {Enters.IF_CHANGED} needs a default")
+
+    @classmethod
+    def fields_with(cls, mark: Any) -> tuple[str, ...]:
+        """Return the names of the fields whose annotation has a role or another mark, in the order of the class."""
+        return tuple(name for name, field in cls.model_fields.items() if mark in field.metadata)
+
+    def keyed(self, *roles: Role) -> dict[str, Any]:
+        """Return the fields that enter a key of what these roles change, by name and as JSON values.
+
+        The fields of nested settings count by their own roles.
+        """
+        plain, fields = self.model_dump(mode="json"), type(self).model_fields
+        found: dict[str, Any] = {}
+        for name in _entering(type(self), roles):
+            value = _keyed(getattr(self, name), plain[name], roles)
+            if Enters.IF_CHANGED not in fields[name].metadata or value != _defaults(type(self), roles)[name]:
+                found[name] = value
+        return found
 
     @field_validator("*", mode="before")
     @classmethod
@@ -33,6 +95,33 @@ class Frozen(BaseModel):
             if kinds & {int, float} and bool not in kinds:
                 raise ValueError("expected a number")
         return value
+
+
+@cache
+def _entering(settings: type[Frozen], roles: tuple[Role, ...]) -> tuple[str, ...]:
+    """Return the names of the fields that enter a key of these roles directly."""
+    indirect = settings.fields_with(Enters.INDIRECTLY)
+    wanted = {name for role in roles for name in settings.fields_with(role)}
+    return tuple(name for name in settings.model_fields if name in wanted and name not in indirect)
+
+
+@cache
+def _defaults(settings: type[Frozen], roles: tuple[Role, ...]) -> dict[str, Any]:
+    """Return the defaults of fields that enter a key only where they differ, in the form of `Frozen.keyed`."""
+    made = settings.model_construct()
+    plain = made.model_dump(mode="json")
+    return {name: _keyed(getattr(made, name), plain[name], roles) for name in settings.fields_with(Enters.IF_CHANGED)}
+
+
+def _keyed(value: Any, plain: Any, roles: tuple[Role, ...]) -> Any:
+    """Return a field's value as in a key, given it also as a JSON value."""
+    if isinstance(value, Frozen):
+        return value.keyed(*roles)
+    if isinstance(value, Mapping) and isinstance(plain, Mapping):
+        return {name: _keyed(each, plain[name], roles) for name, each in value.items()}
+    if isinstance(value, tuple) and isinstance(plain, list):
+        return [_keyed(each, other, roles) for each, other in zip(value, plain, strict=True)]
+    return plain
 
 
 def _kinds(form: Any) -> set[Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Enters, Frozen, Role
 
 
 class CorpusConfig(Frozen):
@@ -20,40 +20,40 @@ class CorpusConfig(Frozen):
     - the name of a Hugging Face data set.
     """
 
-    source: str = Field(min_length=1)
-    config_name: str | None = None
-    revision: str | None = None
-    split: str = "train"
-    validation_split: str | None = None
+    source: Annotated[str, Role.SOURCE, Enters.INDIRECTLY] = Field(min_length=1)
+    config_name: Annotated[str | None, Role.SOURCE] = None
+    revision: Annotated[str | None, Role.SOURCE] = None
+    split: Annotated[str, Role.SOURCE] = "train"
+    validation_split: Annotated[str | None, Role.SOURCE, Role.TEXT] = None
     """The split of the validation blocks. By default the source's own validation part if it has one (`pydocs`, or a
     folder with validation files), else a share of the documents of `split`."""
-    text_column: str = "text"
-    text_documents: Literal["file", "paragraph"] = "file"
+    text_column: Annotated[str, Role.SOURCE] = "text"
+    text_documents: Annotated[Literal["file", "paragraph"], Role.SOURCE, Enters.INDIRECTLY] = "file"
     """What counts as one document in a text file (.txt, .md): the file, or each of its paragraphs (separated by empty
     lines). With paragraphs, one file's text can be in both training and validation, and no context is longer than a
     paragraph."""
-    streaming: bool = False
-    """Take documents in the order of the stream instead of choosing them by hash; no data set is downloaded whole."""
-    validation_fraction: float = Field(default=0.01, gt=0.0, lt=1.0)
+    validation_fraction: Annotated[float, Role.TEXT] = Field(default=0.01, gt=0.0, lt=1.0)
     """Share of documents held out (by a hash of the text) if the source has no validation part of its own."""
-    max_documents: int | None = Field(default=None, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1)
+    streaming: Annotated[bool, Role.TEXT] = False
+    """Take documents in the order of the stream instead of choosing them by hash; no data set is downloaded whole."""
+    max_documents: Annotated[int | None, Role.TOKENS] = Field(default=None, ge=1)
+    max_tokens: Annotated[int | None, Role.TOKENS] = Field(default=None, ge=1)
     """Upper bound of the training tokens, rounded down to whole blocks."""
-    max_validation_tokens: int | None = Field(default=262_144, ge=1)
+    max_validation_tokens: Annotated[int | None, Role.TOKENS] = Field(default=262_144, ge=1)
     """Upper bound of the validation tokens. Over 262,144 tokens a validation loss is known to about 0.005 nats."""
-    seed: int = 0
+    seed: Annotated[int, Role.TEXT] = 0
     """Seed for choosing documents: those within `max_documents` and `max_tokens`, and those held out."""
-    workers: Literal["auto", "local", "ray"] = "auto"
+    workers: Annotated[Literal["auto", "local", "ray"], Role.WORK] = "auto"
     """Where to tokenise: in `local` processes of this machine, or on a cluster with `ray` Data. `auto` uses a cluster
     if there is one."""
-    shards: str | None = None
+    shards: Annotated[str | None, Role.WORK] = None
     """Location of the blocks if not the store: a folder, or any fsspec address such as s3://bucket/corpora, from which
     each node copies the shards that it reads to `cache`."""
-    cache: str | None = None
+    cache: Annotated[str | None, Role.WORK] = None
     """A node's folder for its copies of shards from an address; by default ~/.cache/mlmclm/corpora."""
-    shard_mib: float = Field(default=64.0, gt=0.0)
+    shard_mib: Annotated[float, Role.WORK] = Field(default=64.0, gt=0.0)
     """Size of a shard, in MiB. A preparation that ends early keeps its finished shards."""
-    max_unknown: float = Field(default=0.2, ge=0.0, le=1.0)
+    max_unknown: Annotated[float, Role.WORK] = Field(default=0.2, ge=0.0, le=1.0)
     """Largest share of unknown tokens, and of documents without any token, with which the tokenizer fits the text."""
 
     def identity(self) -> dict[str, object]:
@@ -61,8 +61,7 @@ class CorpusConfig(Frozen):
 
         The source's fingerprint stands for the text, wherever it is stored, and covers `text_documents`.
         """
-        same_tokens = {"workers", "shards", "cache", "shard_mib", "max_unknown"}
-        return self.model_dump(exclude={"source", "text_documents", *same_tokens})
+        return self.keyed(Role.SOURCE, Role.TEXT, Role.TOKENS)
 
     @model_validator(mode="after")
     def _cache_of_an_address(self) -> Self:
@@ -74,13 +73,13 @@ class CorpusConfig(Frozen):
 class TokenizerConfig(Frozen):
     """The tokenizer's origin: exactly one of `name`, `path` and `train_vocab_size`."""
 
-    name: str | None = Field(default=None, min_length=1)
+    name: Annotated[str | None, Role.TOKENS, Enters.INDIRECTLY] = Field(default=None, min_length=1)
     """A model on the Hugging Face hub."""
-    revision: str | None = None
+    revision: Annotated[str | None, Role.TOKENS, Enters.INDIRECTLY] = None
     """The hub's revision of `name`."""
-    path: str | None = Field(default=None, min_length=1)
+    path: Annotated[str | None, Role.TOKENS, Enters.INDIRECTLY] = Field(default=None, min_length=1)
     """A `tokenizer.json`, a folder with it or with GPT-2's `vocab.json` and `merges.txt`, or a tiktoken `.model`."""
-    train_vocab_size: int | None = Field(default=None, ge=300, le=1_000_000)
+    train_vocab_size: Annotated[int | None, Role.TOKENS, Enters.INDIRECTLY] = Field(default=None, ge=300, le=1_000_000)
     """Train a byte-level BPE of this size (256 bytes and special tokens included) on the corpus."""
 
     @model_validator(mode="after")

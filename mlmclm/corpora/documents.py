@@ -13,6 +13,7 @@ from lzma import LZMAError
 from pathlib import Path
 from typing import Any, Protocol, Required, TypedDict, Unpack
 
+from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
@@ -296,8 +297,8 @@ class HubSource(Source):
 
     def fingerprint(self) -> str:
         """Return a hash of the name, revision, splits and column: a revision's content never changes on the hub."""
-        names = ("source", "config_name", "revision", "split", "validation_split", "text_column")
-        return stable_hash([getattr(self._config, name) for name in names])[:16]
+        # The order of the class's fields is part of the hash.
+        return stable_hash([self._config.source, *self._config.keyed(Role.SOURCE).values()])[:16]
 
     def check(self) -> None:
         """Ask the hub, once and with a short patience, whether it has the data set; see `Source.check`."""

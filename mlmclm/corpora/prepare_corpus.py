@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from mlmclm.configuration import Role
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.chosen_documents import head, held_out, smallest_hashes
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
@@ -184,7 +185,8 @@ def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
 
 def text_key(corpus: CorpusConfig, origin: str) -> str:
     """Return a key of the text that a tokenizer is trained on: the whole training text, however much of it is packed."""
-    return stable_hash([origin, corpus.validation_split, corpus.validation_fraction, corpus.streaming, corpus.seed])
+    # The order of the class's fields is part of the key.
+    return stable_hash([origin, *corpus.keyed(Role.TEXT).values()])
 
 
 def _tokenizer(config: TokenizerConfig, place: _Place) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError, one_line
@@ -73,7 +74,8 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
         origin = ["name", config.name, config.revision]
     else:
         origin = ["trained", config.train_vocab_size, TRAINING_CHARACTERS, PRETOKENISATION, corpus_key]
-    return stable_hash([TOKENIZER_VERSION, *origin])[:16]
+    more = config.keyed(Role.TOKENS)
+    return stable_hash([TOKENIZER_VERSION, *origin, *([more] if more else [])])[:16]
 
 
 def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str = "", texts: Iterable[str] = ()) -> Path:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.errors import UserError
 from mlmclm.storage.files import first_there, places_of
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class ZeroShot(Frozen):
     """The tasks that every model answers without training."""
 
-    tasks: tuple[str, ...] = ()
+    tasks: Annotated[tuple[str, ...], Role.EVALUATION, Enters.INDIRECTLY] = ()
     """Tasks of lm-evaluation-harness by name, or YAML files in its format."""
-    winogender: str | None = None
+    winogender: Annotated[str | None, Role.EVALUATION, Enters.INDIRECTLY] = None
     """Folder with Winogender's files."""
-    winogender_rule: Literal["mass", "published"] = "mass"
-    limit: int | None = Field(None, ge=1)
+    winogender_rule: Annotated[Literal["mass", "published"], Role.EVALUATION, Enters.INDIRECTLY] = "mass"
+    limit: Annotated[int | None, Role.EVALUATION, Enters.INDIRECTLY] = Field(None, ge=1)
     """Evaluate on the first documents of each task of the harness only."""
 
     @model_validator(mode="after")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlmclm.finetuning.protocol import EVALUATION_FIELDS, Protocol
+from mlmclm.configuration import Role
+from mlmclm.finetuning.protocol import Protocol
 from mlmclm.seeds import Seed, seed_value
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
@@ -97,7 +98,7 @@ def training_key(cell: Cell) -> str:
     if not cell.training_data or cell.protocol.evaluate_every:
         return cell_key(cell)
     # How pairs are truncated is already in the tokenised rows.
-    settings = {name: value for name, value in cell.protocol.identity().items() if name not in EVALUATION_FIELDS}
+    settings = cell.protocol.keyed(Role.WEIGHTS)
     start = cell.start.key if cell.start else None
     seed = seed_value(cell.seed)
     batches = [DISTINCT_VERSION] if cell.has_distinct_batches else []

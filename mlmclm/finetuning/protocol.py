@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mlmclm.configuration import parse
+from mlmclm.configuration import Enters, Role, parse
 from mlmclm.tasks.settings import TaskSettings
-
-FIRST_FIELDS = frozenset(
-    (
-        "max_length", "max_train_examples", "max_evaluation_examples", "max_evaluation_documents", "pooling", "classifier",
-        "head_dropout", "label_sub_tokens", "stride", "max_answer_tokens", "query_prefix", "document_prefix", "temperature",
-        "symmetric", "batch_size", "max_steps", "epochs", "warmup_ratio", "adam_beta1", "adam_beta2", "adam_epsilon",
-        "weight_decay", "clip_norm", "precision", "attention", "evaluation_batch_tokens",
-    )
-)  # fmt: skip
-"""Fields in every cell's key. A field added later enters the key only where it differs from its default, so that old
-results keep their keys."""
-
-
-EVALUATION_FIELDS = frozenset(
-    ("max_evaluation_examples", "max_evaluation_documents", "evaluation_batch_tokens", "max_answer_tokens")
-)
-"""Fields that change what a trained model scores, but not its training."""
 
 
 class Protocol(TaskSettings):
@@ -37,42 +20,44 @@ class Protocol(TaskSettings):
     weights and computes in bfloat16.
     """
 
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: Annotated[int, Role.WEIGHTS] = Field(default=32, ge=1)
     """Examples per step: pairs in retrieval, windows in question answering."""
-    max_steps: int | None = Field(default=1000, ge=1)
-    epochs: float | None = Field(default=None, gt=0)
+    max_steps: Annotated[int | None, Role.WEIGHTS] = Field(default=1000, ge=1)
+    epochs: Annotated[float | None, Role.WEIGHTS] = Field(default=None, gt=0)
     """Passes over the training split. If `max_steps` is also set, the lower of the two limits applies (study: one epoch
     for CoNLL-2003, 1,000 steps otherwise)."""
-    warmup_ratio: float = Field(default=0.1, ge=0, le=1)
+    warmup_ratio: Annotated[float, Role.WEIGHTS] = Field(default=0.1, ge=0, le=1)
     """Share of the steps in which the learning rate warms up linearly from 0; it then decays linearly to 0."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
-    adam_epsilon: float = Field(default=1e-5, gt=0)
-    weight_decay: float = Field(default=0.1, ge=0)
+    adam_beta1: Annotated[float, Role.WEIGHTS] = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: Annotated[float, Role.WEIGHTS] = Field(default=0.95, ge=0, lt=1)
+    adam_epsilon: Annotated[float, Role.WEIGHTS] = Field(default=1e-5, gt=0)
+    weight_decay: Annotated[float, Role.WEIGHTS] = Field(default=0.1, ge=0)
     """Weight decay of matrices; vectors (norms, biases) have none, as in Hugging Face's Trainer."""
-    clip_norm: float | None = Field(default=1.0, gt=0)
+    clip_norm: Annotated[float | None, Role.WEIGHTS] = Field(default=1.0, gt=0)
     """Largest norm of the gradient (1.0 is Trainer's); None disables clipping."""
-    precision: Literal["bf16-autocast", "fp32", "bf16"] = "bf16-autocast"
+    precision: Annotated[Literal["bf16-autocast", "fp32", "bf16"], Role.WEIGHTS] = "bf16-autocast"
     """`bf16-autocast` keeps weights and optimiser state in fp32 and multiplies matrices in bfloat16; `fp32` does all in
     fp32; `bf16` keeps weights, gradients and optimiser state in bfloat16 too (study)."""
-    attention: Literal["bidirectional", "causal"] = "bidirectional"
+    attention: Annotated[Literal["bidirectional", "causal"], Role.WEIGHTS] = "bidirectional"
     """Attention mask: a token sees the whole sequence, or no later token."""
-    length_share: float | None = Field(default=None, gt=0, le=1)
+    length_share: Annotated[float | None, Role.TOKENS, Role.WEIGHTS, Enters.IF_CHANGED] = Field(
+        default=None, gt=0, le=1
+    )
     """Share of the model's context length that replaces `max_length`, rounded (study: 0.99); see `at_context` and
     `models.folder.context_of`."""
-    evaluation_batch_tokens: int = Field(default=4096, ge=64)
+    evaluation_batch_tokens: Annotated[int, Role.EVALUATION] = Field(default=4096, ge=64)
     """Largest number of tokens in an evaluation batch; a longer sequence gets a batch of its own."""
-    decoupled_weight_decay: bool = False
+    decoupled_weight_decay: Annotated[bool, Role.WEIGHTS, Enters.IF_CHANGED] = False
     """If True, a step subtracts `weight_decay` x (its rate / the peak rate) of a weight, instead of `weight_decay` x
     its rate. This is MosaicML's DecoupledAdamW, whose values are small (1e-6)."""
 
-    evaluate_every: int | None = Field(default=None, ge=1)
+    evaluate_every: Annotated[int | None, Role.WEIGHTS, Enters.IF_CHANGED] = Field(default=None, ge=1)
     """Steps between evaluations on the validation split. The scores are then those of the weights with the best
     validation score, that of the main metric. None evaluates once, at the end."""
-    patience: int | None = Field(default=None, ge=1)
+    patience: Annotated[int | None, Role.WEIGHTS, Enters.IF_CHANGED] = Field(default=None, ge=1)
     """Number of evaluations in a row without a better score after which training stops. None trains to the end."""
 
-    chunk_tokens: int | None = Field(default=None, ge=64)
+    chunk_tokens: Annotated[int | None, Role.WEIGHTS, Enters.IF_CHANGED] = Field(default=None, ge=64)
     """Retrieval: number of tokens that a step encodes at a time, with cached gradients (GradCache). A larger batch then
     costs time but no memory. None encodes the batch in one piece. Chunking changes the dropout masks of a model with
     dropout."""
@@ -101,13 +86,11 @@ class Protocol(TaskSettings):
         return parse(Protocol, {**self.model_dump(), **settled}, where=where)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that enter a cell's key and that reports show.
+        """Return the settings that enter a cell's key and that reports show, as their fields' roles say.
 
         `pair_truncation` is missing: `Cell.identity` adds it where it changes the cell's examples.
         """
-        defaults = type(self).model_construct().model_dump(mode="json")
-        values = self.model_dump(mode="json", exclude={"pair_truncation"})
-        return {name: value for name, value in values.items() if name in FIRST_FIELDS or value != defaults[name]}
+        return self.keyed(Role.WEIGHTS, Role.TOKENS, Role.EVALUATION)
 
     @classmethod
     def of_result(cls, identity: Mapping[str, Any]) -> Protocol:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Frozen, Role
 
 
 class Corruption(Frozen):
     """Shares of the hidden tokens that are masked, randomised or kept; they add up to 1. BERT uses 0.8, 0.1 and 0.1."""
 
-    mask: float = Field(1.0, ge=0, le=1)
+    mask: Annotated[float, Role.WEIGHTS] = Field(1.0, ge=0, le=1)
     """Share replaced by the mask token."""
-    random: float = Field(0.0, ge=0, le=1)
+    random: Annotated[float, Role.WEIGHTS] = Field(0.0, ge=0, le=1)
     """Share replaced by a random token, never a special one."""
-    keep: float = Field(0.0, ge=0, le=1)
+    keep: Annotated[float, Role.WEIGHTS] = Field(0.0, ge=0, le=1)
     """Share left unchanged."""
 
     @model_validator(mode="after")

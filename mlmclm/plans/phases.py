@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.corpora.mixes import Mix
 from mlmclm.plans.schedules import LAWS, Law
 
-CARRIED = ("block_length", "batch", "peak_learning_rate", "weight_decay", "rope_base", "local_rope_base", "mix")
-"""Settings that a phase takes from the one before it, or from the recipe, unless it says them."""
+_CARRIED = "as in the phase before it, or in the recipe"
+"""Mark of the settings that are so unless a phase says them."""
 
 
 class BatchWarmup(Frozen):
     """Growth of the batch at the start of a phase, in equal numbers of steps at each size."""
 
-    steps: int = Field(ge=1)
+    steps: Annotated[int, Role.WEIGHTS] = Field(ge=1)
     """Steps until the batch has its full size."""
-    first: int = Field(ge=1)
+    first: Annotated[int, Role.WEIGHTS] = Field(ge=1)
     """Sequences of the first steps; sizes grow by this number."""
 
     def sizes(self, batch: int) -> int:
@@ -36,34 +36,34 @@ class BatchWarmup(Frozen):
 class TrainingPhase(Frozen):
     """A phase. What it doesn't say is as in the phase before it, or in the recipe; its schedule always begins anew."""
 
-    name: str = Field(pattern=r"^[a-z]+$")
+    name: Annotated[str, Role.DISPLAY] = Field(pattern=r"^[a-z]+$")
     """Short name; revisions of exported models are tagged with it and the phase's own steps (`ext2000`)."""
-    steps: int | None = Field(None, ge=1)
+    steps: Annotated[int | None, Role.WEIGHTS] = Field(None, ge=1)
     """Optimiser steps. Either these or `tokens`."""
-    tokens: int | None = Field(None, ge=1)
+    tokens: Annotated[int | None, Role.WEIGHTS] = Field(None, ge=1)
     """Tokens, rounded up to whole steps."""
-    block_length: int | None = Field(None, ge=8)
+    block_length: Annotated[int | None, Role.WEIGHTS, Role.SHAPE, _CARRIED] = Field(None, ge=8)
     """Tokens per sequence. It divides the recipe's `block_length`, in which the corpus is stored, or is a multiple of it."""
-    batch: int | None = Field(None, ge=1)
+    batch: Annotated[int | None, Role.WEIGHTS, _CARRIED] = Field(None, ge=1)
     """Sequences per step over all workers."""
-    batch_warmup: BatchWarmup | None = None
-    peak_learning_rate: float | None = Field(None, gt=0)
-    weight_decay: float | None = Field(None, ge=0)
-    warmup_steps: int = Field(0, ge=0)
+    batch_warmup: Annotated[BatchWarmup | None, Role.WEIGHTS] = None
+    peak_learning_rate: Annotated[float | None, Role.WEIGHTS, _CARRIED] = Field(None, gt=0)
+    weight_decay: Annotated[float | None, Role.WEIGHTS, _CARRIED] = Field(None, ge=0)
+    warmup_steps: Annotated[int, Role.WEIGHTS] = Field(0, ge=0)
     """Steps of linear warm-up of the learning rate at the start of the phase."""
-    decay: Law = "constant"
+    decay: Annotated[Law, Role.WEIGHTS] = "constant"
     """Shape of the decay, as the recipe's: constant (no decay), linear, 1-sqrt, 1-square or cosine."""
-    decay_steps: int | None = Field(None, ge=1)
+    decay_steps: Annotated[int | None, Role.WEIGHTS] = Field(None, ge=1)
     """Steps of decay at the end of the phase; None for all that follow the warm-up."""
-    final_share: float = Field(0.0, ge=0, lt=1)
+    final_share: Annotated[float, Role.WEIGHTS] = Field(0.0, ge=0, lt=1)
     """Share of the peak to which the learning rate decays."""
-    rope_base: float | None = Field(None, gt=1)
+    rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, _CARRIED] = Field(None, gt=1)
     """Base of the rotary position embedding; of layers with global attention, where there are others."""
-    local_rope_base: float | None = Field(None, gt=1)
+    local_rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, _CARRIED] = Field(None, gt=1)
     """The same for layers with local attention."""
-    mix: Mix | None = None
+    mix: Annotated[Mix | None, Role.WEIGHTS, _CARRIED] = None
     """Sources with their weights, as the recipe's `mix`; the name of a source stands for that source alone."""
-    moments: Literal["keep", "new"] = "keep"
+    moments: Annotated[Literal["keep", "new"], Role.WEIGHTS] = "keep"
     """Whether the optimizer keeps its moments or starts with zero moments, as if only the weights had been loaded."""
 
     @model_validator(mode="after")
@@ -90,26 +90,30 @@ class TrainingPhase(Frozen):
         return LAWS[self.decay].decays
 
 
+CARRIED = TrainingPhase.fields_with(_CARRIED)
+"""Settings that a phase takes from the one before it, or from the recipe, unless it says them."""
+
+
 class SettledPhase(Frozen):
     """A phase at its place in a recipe: everything is a number."""
 
-    name: str
-    start: int
+    name: Annotated[str, Role.DISPLAY]
+    start: Annotated[int, Role.WEIGHTS, Enters.INDIRECTLY]
     """Step at which it begins."""
-    stop: int
-    block_length: int
-    batch: int
-    batch_warmup: BatchWarmup | None
-    peak_learning_rate: float
-    weight_decay: float
-    warmup_steps: int
-    decay: str
-    decay_steps: int
-    final_share: float
-    rope_base: float | None
-    local_rope_base: float | None
-    mix: Mix | None = None
-    moments: Literal["keep", "new"]
+    stop: Annotated[int, Role.WEIGHTS, Enters.INDIRECTLY]
+    block_length: Annotated[int, Role.WEIGHTS, Role.SHAPE]
+    batch: Annotated[int, Role.WEIGHTS]
+    batch_warmup: Annotated[BatchWarmup | None, Role.WEIGHTS, Enters.IF_CHANGED] = None
+    peak_learning_rate: Annotated[float, Role.WEIGHTS]
+    weight_decay: Annotated[float, Role.WEIGHTS]
+    warmup_steps: Annotated[int, Role.WEIGHTS]
+    decay: Annotated[str, Role.WEIGHTS]
+    decay_steps: Annotated[int, Role.WEIGHTS]
+    final_share: Annotated[float, Role.WEIGHTS]
+    rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, Enters.IF_CHANGED] = None
+    local_rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, Enters.IF_CHANGED] = None
+    mix: Annotated[Mix | None, Role.WEIGHTS, Enters.IF_CHANGED] = None
+    moments: Annotated[Literal["keep", "new"], Role.WEIGHTS]
 
     def batch_at(self, step: int) -> int:
         """Return the sequences of a step, counted from 0 at initialisation."""
@@ -125,10 +129,11 @@ class SettledPhase(Frozen):
     def identity(self) -> dict[str, Any]:
         """Return what determines the weights after a step of the phase, for a state's key.
 
-        A phase without decay doesn't depend on its own length, so models that stay in it longer share its states.
+        The leg in the phase adds where it starts and stops. A phase without decay doesn't depend on its own length, so
+        models that stay in it longer share its states.
         """
-        left_out = {"name", "start", "stop"} | (set() if LAWS[self.decay].decays else {"decay_steps", "final_share"})
-        return self.model_dump(mode="json", exclude=left_out, exclude_none=True)
+        left_out = () if LAWS[self.decay].decays else ("decay_steps", "final_share")
+        return {name: value for name, value in self.keyed(Role.WEIGHTS, Role.TOKENS).items() if name not in left_out}
 
 
 def samples_in(steps: int, batch: int, warmup: BatchWarmup | None) -> int:

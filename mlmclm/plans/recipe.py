@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.corpora.chunks import Rows
 from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import UserError
@@ -42,9 +42,9 @@ class LossWeights(Frozen):
     against `weight_decay`, and the moments that a phase of the other kind inherits.
     """
 
-    clm: float = Field(1.0, gt=0, allow_inf_nan=False)
+    clm: Annotated[float, Role.WEIGHTS] = Field(1.0, gt=0, allow_inf_nan=False)
     """Factor for causal language modelling."""
-    mlm: float = Field(1.0, gt=0, allow_inf_nan=False)
+    mlm: Annotated[float, Role.WEIGHTS] = Field(1.0, gt=0, allow_inf_nan=False)
     """Factor for masked language modelling."""
 
 
@@ -52,88 +52,90 @@ class Recipe(Frozen):
     """Settings for pretraining a model. Defaults are the study's (arXiv 2507.00994) unless a field says otherwise.
 
     Fields that change the weights beyond rounding are part of a state's key (`identity`). Fields that only divide the
-    work over workers are not.
+    work over workers are not. `rewarmup_steps` and phases enter it with the legs of the state's history.
     """
 
-    block_length: int = Field(2048, ge=8)
+    block_length: Annotated[int, Role.WEIGHTS, Role.SHAPE] = Field(2048, ge=8)
     """Tokens per sequence."""
-    batch: int = Field(1152, ge=1)
+    batch: Annotated[int, Role.WEIGHTS] = Field(1152, ge=1)
     """Sequences per step over all workers. The default is the published 2,359,296 tokens a step (99 B in 42,000 steps)
     in full blocks of 2,048. The study counts 192 GPUs x 12 sequences, twice as many, which its tokens fill by half."""
-    peak_learning_rate: float = Field(5e-4, gt=0)
-    warmup_steps: int = Field(2000, ge=0)
-    decay_steps: int = Field(2000, ge=0)
+    peak_learning_rate: Annotated[float, Role.WEIGHTS] = Field(5e-4, gt=0)
+    warmup_steps: Annotated[int, Role.WEIGHTS] = Field(2000, ge=0)
+    decay_steps: Annotated[int, Role.WEIGHTS] = Field(2000, ge=0)
     """Steps of learning-rate decay at the end of the last phase and of each `dec` phase."""
-    decay: Law = "linear"
+    decay: Annotated[Law, Role.WEIGHTS, Enters.IF_CHANGED] = "linear"
     """Shape of the decay: linear, 1-sqrt, 1-square or cosine (to 0), or constant (no decay)."""
-    rewarmup_steps: int | None = Field(None, ge=0)
+    rewarmup_steps: Annotated[int | None, Role.WEIGHTS, Enters.INDIRECTLY] = Field(None, ge=0)
     """Steps of warm-up in a phase that starts from a decayed state (`dec` in the name); None takes `warmup_steps`."""
-    optimizer: Literal["adamw", "stable-adamw"] = "adamw"
+    optimizer: Annotated[Literal["adamw", "stable-adamw"], Role.WEIGHTS, Enters.IF_CHANGED] = "adamw"
     """AdamW, or StableAdamW with decoupled weight decay and none on norms and biases, as Ettin's models were trained
     (`mlmclm.pretraining.stable_adamw`). The latter needs `zero_stage: 0`."""
-    adam_betas: tuple[float, float] = (0.9, 0.95)
-    adam_eps: float = Field(1e-5, gt=0)
-    weight_decay: float = Field(0.1, ge=0)
+    adam_betas: Annotated[tuple[float, float], Role.WEIGHTS] = (0.9, 0.95)
+    adam_eps: Annotated[float, Role.WEIGHTS] = Field(1e-5, gt=0)
+    weight_decay: Annotated[float, Role.WEIGHTS] = Field(0.1, ge=0)
     """Weight decay: AdamW's, times the learning rate and on all parameters; or StableAdamW's, times the rate's share of
     the peak."""
-    clip: float = Field(1.0, ge=0)
+    clip: Annotated[float, Role.WEIGHTS] = Field(1.0, ge=0)
     """Maximum norm of the whole gradient; 0 turns clipping off."""
-    precision: Literal["bf16-autocast", "fp32"] = "bf16-autocast"
+    precision: Annotated[Literal["bf16-autocast", "fp32"], Role.WEIGHTS] = "bf16-autocast"
     """Precision of matrix products. Weights, gradients and optimiser state are always fp32."""
-    corruption: Corruption = Corruption()
+    corruption: Annotated[Corruption, Role.WEIGHTS, Enters.IF_CHANGED] = Corruption()
     """Corruption of the masked tokens."""
-    loss_weights: LossWeights = LossWeights()
-    isolate_documents: bool = False
+    loss_weights: Annotated[LossWeights, Role.WEIGHTS, Enters.IF_CHANGED] = LossWeights()
+    isolate_documents: Annotated[bool, Role.WEIGHTS, Enters.IF_CHANGED] = False
     """Isolate the documents that are packed into one block. Attention and positions then restart at each document, no
     document is predicted from the one before it, and the cost of attention depends on the documents' lengths."""
-    rows: Rows = "joined"
+    rows: Annotated[Rows, Role.WEIGHTS, Enters.IF_CHANGED] = "joined"
     """Content of a row: `joined` documents, end to end, or `chunks`. A chunk is BOS, a part of one document, and EOS, as
     Ettin's models were trained on; shorter ones cost no more than their own tokens."""
-    rope_base: float | None = Field(None, gt=1)
+    rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, Enters.IF_CHANGED] = Field(None, gt=1)
     """Base of the rotary position embedding; None for the architecture's or the given model's."""
-    local_rope_base: float | None = Field(None, gt=1)
+    local_rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, Enters.IF_CHANGED] = Field(None, gt=1)
     """The same for layers with local attention, in an architecture that has them."""
-    mix: Mix | None = None
+    mix: Annotated[Mix | None, Role.WEIGHTS, Enters.IF_CHANGED] = None
     """Sources of the study's `corpora` with their weights: the shares of the blocks, and so of the tokens."""
-    phases: tuple[TrainingPhase, ...] = ()
+    phases: Annotated[tuple[TrainingPhase, ...], Role.WEIGHTS, Enters.INDIRECTLY] = ()
     """Phases of training. They replace `warmup_steps`, `decay_steps` and `decay`."""
-    phases_by_size: dict[str, tuple[TrainingPhase, ...]] = Field(default_factory=dict)
+    phases_by_size: Annotated[dict[str, tuple[TrainingPhase, ...]], Role.WEIGHTS, Enters.INDIRECTLY] = Field(
+        default_factory=dict
+    )
     """Size -> phases of its models in place of `phases`."""
-    seed: int = Field(0, ge=0)
+    seed: Annotated[int, Role.WEIGHTS] = Field(0, ge=0)
     """Seed of the initialisation, the data order and the masks; each has its own random stream."""
 
-    workers: int = Field(2, ge=1)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: Annotated[int, Role.WORK] = Field(2, ge=1)
+    device: Annotated[Literal["auto", "cpu", "cuda"], Role.WORK] = "auto"
     """Device of each worker: a GPU (cuda) or a CPU. `auto` chooses GPUs if the cluster has any or its autoscaler can
     add them, else CPUs. All stages of a study run on the same kind. Cells of a sweep follow it unless the search space
     sets `gpus_per_cell`."""
-    micro_batch: int | None = Field(None, ge=1)
+    micro_batch: Annotated[int | None, Role.WORK] = Field(None, ge=1)
     """Sequences per worker in one forward and backward pass; None takes the worker's whole share of the batch."""
-    zero_stage: Literal[0, 1, 2, 3] = 1
+    zero_stage: Annotated[Literal[0, 1, 2, 3], Role.WORK] = 1
     """DeepSpeed's ZeRO stage: what is partitioned over the workers (1: optimiser state; 2: also gradients; 3: also
     weights). On the CPUs of one machine 0 and 1 are the same: the workers share one copy of weights and moments in
     memory, and each updates a part of it."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: Annotated[bool, Role.WORK] = False
     """Recompute each layer's activations in the backward pass, which saves memory and costs time."""
-    compile: bool = False
+    compile: Annotated[bool, Role.WORK] = False
     """Run the model's layers through torch.compile, which needs a C++ compiler. The LM head's loss keeps its own
     kernels. This replaces the backend's fused blocks."""
-    checkpoint_every: int = Field(1000, ge=1)
+    checkpoint_every: Annotated[int, Role.WORK] = Field(1000, ge=1)
     """Steps between checkpoints from which an interrupted run resumes."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: Annotated[int, Role.WORK] = Field(2, ge=1)
     """Number of latest checkpoints kept for a running stage. States that a plan names are always kept."""
-    revisions_every: int | None = Field(None, ge=1)
+    revisions_every: Annotated[int | None, Role.CHOICE] = Field(None, ge=1)
     """Steps between revisions, which `mlmclm export --revisions` publishes: the weights at each multiple of this number
     of total steps, from 0 on, are kept for good. None keeps no others than those of the models themselves."""
-    revisions_every_tokens: int | None = Field(None, ge=1)
+    revisions_every_tokens: Annotated[int | None, Role.CHOICE] = Field(None, ge=1)
     """The same by the tokens seen: the weights after each step in which their number reaches another multiple of this."""
-    evaluate_every: int = Field(1000, ge=1)
+    evaluate_every: Annotated[int, Role.EVALUATION] = Field(1000, ge=1)
     """Steps between validations. There is always one at the end of a stage."""
-    evaluation_blocks: int = Field(256, ge=1)
+    evaluation_blocks: Annotated[int, Role.EVALUATION] = Field(256, ge=1)
     """Number of sequences in a validation."""
-    max_failures: int = Field(3, ge=0)
+    max_failures: Annotated[int, Role.WORK] = Field(3, ge=0)
     """Number of times a stage is restarted from its last checkpoint after a worker or node dies."""
-    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    deepspeed: Annotated[dict[str, Any], Role.WORK] = Field(default_factory=dict)
     """Extra keys for DeepSpeed's configuration. Keys that the recipe itself controls are refused."""
 
     @field_validator("adam_betas")
@@ -279,14 +281,4 @@ class Recipe(Frozen):
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that determine the resulting weights, up to the order of floating-point sums."""
-        fields = {
-            "block_length", "batch", "peak_learning_rate", "warmup_steps", "decay_steps", "adam_betas", "adam_eps",
-            "weight_decay", "clip", "precision", "seed",
-        }  # fmt: skip
-        # Fields added later are left out at their default, so that the keys of older states stay valid.
-        optional = (
-            "corruption", "decay", "loss_weights", "isolate_documents", "rope_base", "local_rope_base", "optimizer", "mix",
-            "rows",
-        )  # fmt: skip
-        fields |= {name for name in optional if getattr(self, name) != type(self).model_fields[name].default}
-        return self.model_dump(mode="json", include=fields)
+        return self.keyed(Role.WEIGHTS, Role.TOKENS)

@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from mlmclm.configuration import Role
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.legs import Leg, legs_in_phases, legs_of
 from mlmclm.plans.names import ModelName
+from mlmclm.plans.phases import SettledPhase
 from mlmclm.plans.recipe import Recipe
 from mlmclm.storage.files import stable_hash
 
-SHAPE = ("block_length", "rope_base", "local_rope_base")
+SHAPE = SettledPhase.fields_with(Role.SHAPE)
 """Settings of the first phase that an untrained model is exported with."""
 
 Sources = tuple[tuple[str, str], ...]

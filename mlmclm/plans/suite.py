@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import Frozen, load_config, parse
+from mlmclm.configuration import Enters, Frozen, Role, load_config, parse
 from mlmclm.errors import MlmclmError, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import stems
@@ -22,12 +23,12 @@ FOLDER = Path(__file__).parent / "suites"
 class Suite(Frozen):
     """Models to plan and pretrain together. A study file supplies their corpus and tokenizer."""
 
-    description: str = ""
-    size: str | None = None
+    description: Annotated[str, Role.DISPLAY] = ""
+    size: Annotated[str | None, Role.CHOICE] = None
     """Size of the models whose names omit it: with `2m`, `clm-100` is `2m-clm-100`."""
-    models: tuple[str, ...] = Field(min_length=1)
+    models: Annotated[tuple[str, ...], Role.CHOICE] = Field(min_length=1)
     """Model names (grammar in `plans.names`), without duplicates."""
-    recipe: Recipe | None = None
+    recipe: Annotated[Recipe | None, Role.WEIGHTS, Enters.INDIRECTLY] = None
     """Overrides for the study's recipe, or for the published one if there is no study. Fields not set here stay."""
 
     _parsed: tuple[ModelName, ...] = PrivateAttr()

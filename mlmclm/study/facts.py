@@ -26,7 +26,7 @@ from mlmclm.models.sizes import Size, parameters
 from mlmclm.plans.costs import leg_flops
 from mlmclm.plans.legs import samples_by_source
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.phases import CARRIED
+from mlmclm.plans.phases import TrainingPhase
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.schedules import LAWS
 from mlmclm.plans.stages import State, history
@@ -214,7 +214,7 @@ def tokens_by_source(state: State, recipe: Recipe, corpus: AnyCorpus) -> dict[st
 
 def _shared_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe's settings without those that phases have of their own."""
-    ours = ("warmup_steps", "decay_steps", "decay", *CARRIED) if recipe.has_phases else ()
+    ours = TrainingPhase.model_fields if recipe.has_phases else ()
     return {name: value for name, value in recipe.identity().items() if name not in ours}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.errors import UserError
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.sweeps.learning_rates import without_duplicates
@@ -20,16 +20,18 @@ from mlmclm.sweeps.space import Space, find_space
 class InFolder(Frozen):
     """Settings of the sweep in study files and sweep files, and the file's folder, where paths in it are looked up first."""
 
-    space: str | None = None
+    space: Annotated[str | None, Role.CHOICE] = None
     """Search space: the name of a file in tune_spaces/, or the path of any other file. Only fine-tuning needs it."""
-    tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None = None
+    tasks: Annotated[
+        Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None, Role.CHOICE
+    ] = None
     """Tasks to use in place of the search space's."""
-    per_task: dict[str, Changes] = Field(default_factory=dict)
+    per_task: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Task -> settings of the protocol to change for it; they take precedence over the search space's."""
-    per_model: dict[str, Changes] = Field(default_factory=dict)
+    per_model: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Model -> settings of the protocol to change for it; they take precedence over the search space's and the tasks'."""
 
-    zero_shot: ZeroShot | None = None
+    zero_shot: Annotated[ZeroShot | None, Role.CHOICE] = None
     """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
 
     kind: ClassVar[str]

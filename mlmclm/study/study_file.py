@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import Frozen, load_config
+from mlmclm.configuration import Enters, Frozen, Role, load_config
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
@@ -24,11 +24,11 @@ from mlmclm.study.in_folder import InFolder
 class Card(Frozen):
     """Facts for model cards that the study cannot know."""
 
-    licence: str | None = None
+    licence: Annotated[str | None, Role.DISPLAY] = None
     """Licence of the models, as the Hub names it (such as apache-2.0); it depends on the corpus."""
-    datasets: tuple[str, ...] = ()
+    datasets: Annotated[tuple[str, ...], Role.DISPLAY] = ()
     """Data sets of the corpus, by their names on the Hub."""
-    citation: str | None = None
+    citation: Annotated[str | None, Role.DISPLAY] = None
     """BibTeX entry of the work to cite."""
 
 
@@ -39,28 +39,30 @@ class StudyFile(InFolder):
     """
 
     kind = "a study"
-    name: str
+    name: Annotated[str, Role.DISPLAY]
     """Name of the report's folder and of the MLflow experiment."""
-    initial: dict[str, str] = Field(default_factory=dict)
+    initial: Annotated[dict[str, str], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Models to continue from, by the name that replaces a size in the models' names.
 
     The value is a folder, or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). A model called
     SIZE-untrained, with such a name as its size, is the given model itself.
     """
-    models: tuple[str, ...] = Field(min_length=1)
+    models: Annotated[tuple[str, ...], Role.CHOICE] = Field(min_length=1)
     """Model names (`plans.names`), such as 2m-clm-150-mlm40-600; SIZE-untrained is a freshly initialised model."""
-    baseline: str | None = None
+    baseline: Annotated[str | None, Role.DISPLAY] = None
     """The model, one of `models`, that the others are compared with."""
-    corpus: CorpusConfig | None = None
+    corpus: Annotated[CorpusConfig | None, Role.TOKENS, Enters.INDIRECTLY] = None
     """The text to train on. Either this or `corpora`."""
-    corpora: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")], CorpusConfig] = Field(default_factory=dict)
+    corpora: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")], CorpusConfig], Role.TOKENS, Enters.INDIRECTLY
+    ] = Field(default_factory=dict)
     """Several sources by name. The recipe's `mix` gives their shares."""
-    tokenizer: TokenizerConfig | None = None
+    tokenizer: Annotated[TokenizerConfig | None, Role.TOKENS, Enters.INDIRECTLY] = None
     """May be left out if there are models to continue from; their tokenizer is used then."""
-    recipe: Recipe
-    card: Card = Card()
+    recipe: Annotated[Recipe, Role.WEIGHTS, Enters.INDIRECTLY]
+    card: Annotated[Card, Role.DISPLAY] = Card()
     """Entries of the models' cards."""
-    tracking: str | None = None
+    tracking: Annotated[str | None, Role.WORK] = None
     """Address of an MLflow server.
 
     The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows.

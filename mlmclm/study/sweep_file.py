@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from mlmclm.configuration import load_config, parse, read_yaml
+from mlmclm.configuration import Role, load_config, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.service.placement import Choice
 from mlmclm.study.in_folder import InFolder
@@ -32,16 +32,16 @@ class SweepFile(InFolder):
     """
 
     kind = "a sweep"
-    name: str = "sweep"
+    name: Annotated[str, Role.DISPLAY] = "sweep"
     """Name of the report's folder and of the MLflow experiment."""
-    space: str
+    space: Annotated[str, Role.CHOICE]
     """Search space: the name of a file in tune_spaces/, or the path of any other file."""
-    models: Mapping[str, str] = Field(min_length=1)
+    models: Annotated[Mapping[str, str], Role.CHOICE] = Field(min_length=1)
     """Models to fine-tune: a list, or a mapping of names to sources."""
-    baseline: str | None = None
+    baseline: Annotated[str | None, Role.DISPLAY] = None
     """The model, one of `models`, that the others are compared with."""
-    device: Choice = "auto"
-    tracking: str | None = None
+    device: Annotated[Choice, Role.WORK] = "auto"
+    tracking: Annotated[str | None, Role.WORK] = None
     """Address of an MLflow server, as in a study file."""
 
     def model_of(self, name: str, *, where: str) -> str:

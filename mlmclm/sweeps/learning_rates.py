@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mlmclm.configuration import Frozen, parse
+from mlmclm.configuration import Frozen, Role, parse
 from mlmclm.errors import UserError
 
 DRAWS = 1000
@@ -37,23 +37,25 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 class RateSample(Frozen):
     """A number of learning rates from one of Ray Tune's domains, whose arguments are those of `ray.tune.loguniform` etc."""
 
-    uniform: tuple[Rate, Rate] | None = None
+    uniform: Annotated[tuple[Rate, Rate] | None, Role.CHOICE] = None
     """Lower and upper bound."""
-    quniform: tuple[Rate, Rate, Rate] | None = None
+    quniform: Annotated[tuple[Rate, Rate, Rate] | None, Role.CHOICE] = None
     """Lower and upper bound, and the step to whose multiples rates are rounded."""
-    loguniform: tuple[Rate, Rate] | None = None
+    loguniform: Annotated[tuple[Rate, Rate] | None, Role.CHOICE] = None
     """Lower and upper bound; the logarithm is uniform between them."""
-    qloguniform: tuple[Rate, Rate, Rate] | None = None
+    qloguniform: Annotated[tuple[Rate, Rate, Rate] | None, Role.CHOICE] = None
     """Lower and upper bound, and the step to whose multiples rates are rounded."""
-    randn: tuple[Rate, Rate] | None = None
+    randn: Annotated[tuple[Rate, Rate] | None, Role.CHOICE] = None
     """Mean and standard deviation of a normal distribution."""
-    qrandn: tuple[Rate, Rate, Rate] | None = None
+    qrandn: Annotated[tuple[Rate, Rate, Rate] | None, Role.CHOICE] = None
     """Mean, standard deviation, and the step to whose multiples rates are rounded."""
-    choice: Annotated[tuple[Rate, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None = None
+    choice: Annotated[
+        Annotated[tuple[Rate, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None, Role.CHOICE
+    ] = None
     """The rates to choose from."""
-    samples: int = Field(ge=1)
+    samples: Annotated[int, Role.CHOICE] = Field(ge=1)
     """Number of different rates to draw."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Annotated[int, Role.CHOICE] = Field(default=0, ge=0, lt=2**32)
     """Seed of the draws; it has nothing to do with the seeds of the cells."""
 
     def draw(self) -> list[float]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mlmclm.configuration import Frozen, described_as, load_config, parse
+from mlmclm.configuration import Enters, Frozen, Role, described_as, load_config, parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import Rule
@@ -22,7 +22,6 @@ from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import PROTOCOLS, packaged_or_own
 from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.registry import task_names
-from mlmclm.tasks.settings import TaskSettings
 
 
 def seed_product(streams: Any) -> Any:
@@ -53,11 +52,11 @@ Stream = TypeVar("Stream")
 class OfStreams(Frozen, Generic[Stream]):
     """A value for each random stream of a cell. It describes files in JSON Schemas; `read_seed` reads them."""
 
-    head: Stream
+    head: Annotated[Stream, Role.CHOICE]
     """Initial weights of the head."""
-    order: Stream
+    order: Annotated[Stream, Role.CHOICE]
     """Order of the training examples."""
-    dropout: Stream
+    dropout: Annotated[Stream, Role.CHOICE]
     """Dropout masks."""
 
 
@@ -84,7 +83,7 @@ SeedList = Annotated[
     ),
 ]
 
-FIXED = frozenset((*TaskSettings().encoding(), "special_tokens", "pair_truncation", "length_share"))
+FIXED = Protocol.fields_with(Role.TOKENS)
 """Settings that cannot be axes, because a task's examples are tokenised only once."""
 AXES = [name for name in Protocol.model_fields if name not in FIXED]
 
@@ -104,27 +103,27 @@ class TaskProtocols(Frozen):
     learning rate. `task_grids: {qnli: {epochs: [2, 5, 10]}}` gives single tasks other values, or further settings.
     """
 
-    protocol: Protocol
+    protocol: Annotated[Protocol, Role.WEIGHTS, Enters.INDIRECTLY]
     """How cells are fine-tuned."""
-    per_task: dict[str, Changes] = Field(default_factory=dict)
+    per_task: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Task -> settings in place of the protocol's."""
-    start_from: dict[str, str] = Field(default_factory=dict)
+    start_from: Annotated[dict[str, str], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Task -> the task whose best cell it starts from.
 
     With `{rte: mnli}`, RTE's cells begin with the encoder of the model's best MNLI cell (`mlmclm/sweeps/starts.py` has
     the rule) and with a head of their own.
     """
-    grid: Axes = Field(default_factory=dict)
+    grid: Annotated[Axes, Role.CHOICE] = Field(default_factory=dict)
     """Other settings to try, each with its values."""
-    task_grids: dict[str, Axes] = Field(default_factory=dict)
+    task_grids: Annotated[dict[str, Axes], Role.CHOICE] = Field(default_factory=dict)
     """Task -> other values for the grid's settings, or further settings."""
-    metrics: MetricFamily = "standard"
+    metrics: Annotated[MetricFamily, Role.EVALUATION, Enters.INDIRECTLY] = "standard"
     """Which score of a task chooses the learning rate and is reported.
 
     Every result holds all scores, so no cell is computed again when this changes, unless `evaluate_every` lets the score
     choose the weights.
     """
-    rule: Rule = "mean"
+    rule: Annotated[Rule, Role.CHOICE] = "mean"
     """How the best learning rate is chosen: the highest mean over seeds (`mean`), each seed's own (`per_seed`), or the highest
     mean test score (`on_test`)."""
 
@@ -205,10 +204,10 @@ def _text(value: Any) -> str:
 class ProtocolFile(TaskProtocols):
     """A protocol file, which may also give learning rates and seeds to spaces that have none."""
 
-    description: str = ""
-    learning_rates: LearningRates | None = None
+    description: Annotated[str, Role.DISPLAY] = ""
+    learning_rates: Annotated[LearningRates | None, Role.CHOICE] = None
     """Peak learning rates to try, or a sample of one of Ray Tune's domains."""
-    seeds: SeedList | None = None
+    seeds: Annotated[SeedList | None, Role.CHOICE] = None
     """Seeds, or a list for each random stream, which stands for all combinations."""
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Frozen, Role
 
 
 class Failure(StrEnum):
@@ -26,13 +27,13 @@ class Retries(Frozen):
     is no failure but a result.
     """
 
-    out_of_memory: int = Field(default=3, ge=0)
+    out_of_memory: Annotated[int, Role.WORK] = Field(default=3, ge=0)
     """The GPU's memory, or the machine's. Fewer cells run at once from then on."""
-    lost_node: int = Field(default=20, ge=0)
+    lost_node: Annotated[int, Role.WORK] = Field(default=20, ge=0)
     """The node went away, which says nothing about the cell: spot instances do so all the time."""
-    hung: int = Field(default=2, ge=0)
+    hung: Annotated[int, Role.WORK] = Field(default=2, ge=0)
     """The worker's process stopped running without ending."""
-    crash: int = Field(default=3, ge=0)
+    crash: Annotated[int, Role.WORK] = Field(default=3, ge=0)
     """Any other end of the worker's process, or an unexpected exception."""
 
     def bound(self, failure: Failure) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import described_as, load_config, parse, read_yaml
+from mlmclm.configuration import Enters, Role, described_as, load_config, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
@@ -26,7 +26,7 @@ Overrides = Mapping[str, Mapping[str, Any]]
 class NamedProtocol(Protocol):
     """A packaged protocol or a protocol file, with some of its settings changed."""
 
-    base: str
+    base: Annotated[str, Role.DISPLAY]
     """Name of the protocol, or path of its file."""
 
 
@@ -46,40 +46,40 @@ class Space(TaskProtocols):
 
     model_config = ConfigDict(json_schema_extra=_as_accepted)
 
-    description: str = ""
-    tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)]
+    description: Annotated[str, Role.DISPLAY] = ""
+    tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates), Role.CHOICE]
     """Names of tasks (`mlmclm tasks` lists them)."""
-    learning_rates: LearningRates
+    learning_rates: Annotated[LearningRates, Role.CHOICE]
     """Peak learning rates to try, or a sample of one of Ray Tune's domains:
     `{loguniform: [1.0e-5, 1.0e-3], samples: 8, seed: 0}`. They are the same for all models and tasks."""
-    seeds: SeedList
+    seeds: Annotated[SeedList, Role.CHOICE]
     """Seeds: one number for a cell's three random streams, or a mapping with a number for each.
 
     A mapping with a list for each stream stands for all combinations: `{head: [0], order: [0, 1, 2], dropout: [0]}`."""
-    protocol: Annotated[Protocol, described_as(str | NamedProtocol | Protocol)]
+    protocol: Annotated[Protocol, described_as(str | NamedProtocol | Protocol), Role.WEIGHTS, Enters.INDIRECTLY]
     """How cells are fine-tuned, in one of three forms: a mapping of settings; the name of a packaged protocol or the path
     of a protocol file (relative to the space's file, else to the working directory); or a mapping with such a name as
     `base` and the settings to change. A named protocol brings its learning rates and seeds if the space has none."""
-    per_model: dict[str, Changes] = Field(default_factory=dict)
+    per_model: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Model -> settings in place of the protocol's and of the task's own: `{big: {batch_size: 8}}`."""
-    cpus_per_cell: float = Field(default=1, gt=0)
+    cpus_per_cell: Annotated[float, Role.WORK] = Field(default=1, gt=0)
     """CPUs of the cluster that a running cell reserves."""
-    gpus_per_cell: Annotated[float, Field(ge=0)] | Literal["shared"] | None = None
+    gpus_per_cell: Annotated[Annotated[float, Field(ge=0)] | Literal["shared"] | None, Role.WORK] = None
     """GPUs that a running cell reserves.
 
     A fraction lets several cells share a GPU; they then share its memory too, without any guard. With `shared`, a short
     measurement on a GPU finds how many should (`mlmclm.sweeps.sharing`). With 0, cells run on CPUs. By default a cell has
     a GPU if the recipe's `device` says so; with `auto`, if the cluster has any or can get any."""
-    max_concurrent: int | None = Field(default=None, ge=1)
+    max_concurrent: Annotated[int | None, Role.WORK] = Field(default=None, ge=1)
     """The most cells that run at once."""
-    allocation: Literal["grid", "race"] = "grid"
+    allocation: Annotated[Literal["grid", "race"], Role.CHOICE] = "grid"
     """`grid` computes every cell. `race` gives no more seeds to learning rates that can no longer be chosen; it needs the
     rule `mean`, and no `start_from`."""
-    race_error: float = Field(default=0.05, gt=0, lt=1)
+    race_error: Annotated[float, Role.CHOICE] = Field(default=0.05, gt=0, lt=1)
     """Highest probability that a race cuts the rate of a model and task which the whole grid would choose."""
-    retries: Retries = Retries()
+    retries: Annotated[Retries, Role.WORK] = Retries()
     """How often a cell is run again after each class of failure."""
-    time_limit: float | None = Field(default=None, gt=0)
+    time_limit: Annotated[float | None, Role.WORK] = Field(default=None, gt=0)
     """Seconds after which a cell is ended and counts as failed."""
 
     @model_validator(mode="before")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.errors import UserError, unknown
 from mlmclm.results.metrics import metric_parts
 
@@ -44,14 +44,14 @@ places below `--data`. That folder is the user's own, and links in it are follow
 class SourceTable(Frozen):
     """A table that a split name alone cannot identify: its data set, configuration or revision is not the task's."""
 
-    split: Annotated[str, Inside]
-    source: Annotated[str | None, Inside] = None
+    split: Annotated[str, Inside, Role.SOURCE]
+    source: Annotated[str | None, Inside, Role.SOURCE] = None
     """Another data set of the Hub; the task's configuration and revision then do not apply."""
-    config_name: str | None = None
-    revision: str | None = None
-    columns: dict[str, str] = Field(default_factory=dict)
+    config_name: Annotated[str | None, Role.SOURCE] = None
+    revision: Annotated[str | None, Role.SOURCE] = None
+    columns: Annotated[dict[str, str], Role.SOURCE] = Field(default_factory=dict)
     """Canonical name -> the source's name, where it differs from the task's."""
-    file: Annotated[str | None, Inside] = None
+    file: Annotated[str | None, Inside, Role.SOURCE] = None
     """Name of the local file without its extension; the split's name by default."""
 
 
@@ -75,9 +75,9 @@ AnyTable = Annotated[
 class Judged(Frozen):
     """The three tables of a retrieval set (BEIR's layout)."""
 
-    queries: AnyTable = "queries"
-    corpus: AnyTable = "corpus"
-    qrels: AnyTable = "qrels"
+    queries: Annotated[AnyTable, Role.SOURCE] = "queries"
+    corpus: Annotated[AnyTable, Role.SOURCE] = "corpus"
+    qrels: Annotated[AnyTable, Role.SOURCE] = "qrels"
 
 
 AnySplit = Annotated[
@@ -95,16 +95,16 @@ class Splits(Frozen):
     test, and 5 % of train, drawn with seed 42, as validation.
     """
 
-    train: AnySplit = "train"
+    train: Annotated[AnySplit, Role.SOURCE] = "train"
     """Judged queries and documents become pairs, one for each document judged relevant."""
-    validation: AnySplit | None = None
-    validation_fraction: float | None = Field(default=None, gt=0, lt=1)
-    validation_from: Literal["train", "test"] = "train"
+    validation: Annotated[AnySplit | None, Role.SOURCE] = None
+    validation_fraction: Annotated[float | None, Role.SOURCE] = Field(default=None, gt=0, lt=1)
+    validation_from: Annotated[Literal["train", "test"], Role.SOURCE] = "train"
     """The split that loses this fraction to validation. In retrieval, queries of test are held out, and both splits search all documents."""
-    validation_seed: int = 42
-    validation_group: str | None = None
+    validation_seed: Annotated[int, Role.SOURCE] = 42
+    validation_group: Annotated[str | None, Role.SOURCE] = None
     """A canonical column whose equal values stay in one split: questions on one passage, queries of one document."""
-    test: AnySplit
+    test: Annotated[AnySplit, Role.SOURCE]
 
     @model_validator(mode="after")
     def _one_validation(self) -> Splits:
@@ -116,48 +116,48 @@ class Splits(Frozen):
 class Negatives(Frozen):
     """Mining of hard negatives for the training pairs of a retrieval task."""
 
-    bm25: int = Field(ge=1)
+    bm25: Annotated[int, Role.TOKENS] = Field(ge=1)
     """Largest number of negatives per pair: the best documents by BM25 that are no positive of the query."""
 
 
 class Task(Frozen):
     """The declaration of one task."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
-    family: Annotated[str, AfterValidator(_family)]
+    name: Annotated[str, Role.DISPLAY] = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    family: Annotated[str, AfterValidator(_family), Role.WEIGHTS, Enters.INDIRECTLY]
     """One of `mlmclm.tasks.family.families`."""
-    title: str
-    source: Annotated[str, Inside]
+    title: Annotated[str, Role.DISPLAY]
+    source: Annotated[str, Inside, Role.SOURCE]
     """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation) or `local` (only a folder)."""
-    config_name: str | None = None
-    revision: str | None = None
+    config_name: Annotated[str | None, Role.SOURCE] = None
+    revision: Annotated[str | None, Role.SOURCE] = None
     """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""
-    data_dir: Annotated[str | None, Inside] = None
+    data_dir: Annotated[str | None, Inside, Role.SOURCE] = None
     """Folder inside a data set without a configuration of that name: a configuration in `refs/convert/parquet`."""
-    folder: Annotated[str | None, Inside] = None
+    folder: Annotated[str | None, Inside, Role.SOURCE, Enters.INDIRECTLY] = None
     """Folder under `--data` that replaces the Hub. It holds `<split>.parquet`, `.jsonl`, `.json`, `.csv` or `.tsv`, a
     file in a layout that `tasks.layouts` reads (all may be compressed), or the files of a download from the Hub, such
     as `data/<split>-00000-of-00002.parquet`."""
-    columns: dict[str, str] = Field(default_factory=dict)
+    columns: Annotated[dict[str, str], Role.SOURCE] = Field(default_factory=dict)
     """Canonical name -> the source's name, where they differ; `a.b` is field b of the struct column a."""
-    header: tuple[str, ...] | None = None
+    header: Annotated[tuple[str, ...] | None, Role.SOURCE, Enters.INDIRECTLY] = None
     """Names of the columns, in order, of CSV and TSV files whose first line is a row, such as CoLA's. A file whose
     first line has one of these names has a header of its own."""
-    splits: Splits
-    label_names: tuple[str, ...] | None = None
+    splits: Annotated[Splits, Role.SOURCE]
+    label_names: Annotated[tuple[str, ...] | None, Role.SOURCE] = None
     """Names of the classes or tags, by number; None to find them in the data."""
-    pair_template: str | None = None
+    pair_template: Annotated[str | None, Role.SOURCE] = None
     """Template that joins two texts, with `{text}` and `{text_pair}`."""
-    negatives: Negatives | None = None
+    negatives: Annotated[Negatives | None, Role.TOKENS, Enters.INDIRECTLY] = None
     """Retrieval: hard negatives to mine, for a task without a column `negative`."""
-    unanswerable: bool = False
+    unanswerable: Annotated[bool, Role.SOURCE] = False
     """Question answering: some questions have no answer, and the empty answer is then correct (SQuAD v2)."""
-    metric: str
+    metric: Annotated[str, Role.EVALUATION, Enters.INDIRECTLY]
     """The main score: one of the family's `metrics`, or the mean of several, joined by `+`."""
-    glue_metric: str | None = None
+    glue_metric: Annotated[str | None, Role.DISPLAY] = None
     """Replaces `metric` in GLUE's average, where GLUE uses another: the mean of the task's own two."""
-    licence: str
-    citation: str
+    licence: Annotated[str, Role.DISPLAY]
+    citation: Annotated[str, Role.DISPLAY]
 
     @model_validator(mode="after")
     def _consistent(self) -> Task:

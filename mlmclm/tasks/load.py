@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from mlmclm.configuration import Role
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.storage.files import canonical_json
@@ -107,7 +108,9 @@ def _fingerprint(task: Task, names: tuple[str, ...], tables: list[pa.Table]) -> 
     # "unanswerable" is left out when False, so that tasks that never declared it keep their fingerprints.
     kind: list[Any] = [task.family, task.pair_template, list(names), *(["unanswerable"] if task.unanswerable else [])]
     # Mined from the training table when it is tokenised (`tasks.negatives`).
-    kind += [{"bm25": task.negatives.bm25}] if task.negatives else []
+    kind += [task.negatives.keyed(Role.TOKENS)] if task.negatives else []
+    more = task.keyed(Role.TOKENS, Role.EVALUATION)
+    kind += [more] if more else []
     digest = hashlib.sha256(canonical_json(kind).encode())
     for table in tables:
         digest.update(canonical_json([table.num_rows, table.column_names]).encode())

@@ -13,15 +13,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mlmclm.configuration import Role
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Judged, SourceTable, Task
 
-LOCATES = {
-    "source", "config_name", "revision", "data_dir", "columns", "splits", "label_names", "pair_template", "unanswerable",
-}  # fmt: skip
-"""Fields of a declaration that determine which data are read and how they are fingerprinted."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -31,7 +28,7 @@ def check_pin(task: Task, fingerprint: str, store: Path) -> None:
     if not branches:
         return
     # Another declaration of the same name may have different data.
-    where = stable_hash(task.model_dump(mode="json", include=LOCATES))[:12]
+    where = stable_hash(task.keyed(Role.SOURCE))[:12]
     path = store / "task-data" / f"{task.name}-{where}.json"
     if not path.is_file():
         with suppress(EnvironmentFault):  # this user may have read-only access to the store
