@@ -18,6 +18,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from mlmclm.models.tokenizer_settings import PREPARED
+from mlmclm.storage.files import write_json
+
 NAMES = ["Anna", "Berta", "Carl", "Dora", "Emil", "Fritz", "Greta", "Hans"]
 CITIES = ["Paris", "Oslo", "Rome", "Lima", "Cairo", "Delhi", "Quito", "Minsk"]
 GOOD = ["lovely", "bright", "warm", "clever", "fresh"]
@@ -46,6 +49,8 @@ def save_small_model(
     """A folder as pretraining leaves it: an untrained EuroBERT of 2 layers with its tokenizer."""
     tokenizer = small_tokenizer()
     tokenizer.save_pretrained(folder)
+    roles = {f"{role}_token": f"<{role}>" for role in ("pad", "bos", "eos", "mask")}
+    write_json(folder / "tokenizer_config.json", {**PREPARED, **roles, "model_max_length": 1_000_000})
     config = EuroBertConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,

@@ -36,6 +36,8 @@ ENGINE_VERSION = "2"
 CONFIDENCE = 0.95
 SENTENCE_FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer_config.json", "special_tokens_map.json",
+    *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")),
+    "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
 """Files that sentence-transformers reads in a model's folder, besides weights and its modules' files (`1_Pooling`)."""
 MAIN_METRICS = ("acc_norm", "acc", "exact_match", "f1", "against")

@@ -18,6 +18,7 @@ from mlmclm.models.folder import check_finite, check_model_folder, context_of, l
 from mlmclm.models.notes import CONTEXT, OBJECTIVE, UNTRAINED, read_notes
 from mlmclm.objectives.objective import parse_objective
 from mlmclm.progress import say
+from mlmclm.storage.files import read_json
 
 Scoring = Literal["causal", "masked", "mntp"]
 """From earlier tokens, from both sides at a mask, or from both sides one position before the mask."""
@@ -109,7 +110,11 @@ class LanguageModel:
         model.config.use_cache = False
         if causal:
             # Other settings of the folder, such as a repetition penalty, would change what is generated greedily.
-            model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
+            noted = folder / "generation_config.json"
+            end_of_text = (
+                read_json(noted).get("eos_token_id") if noted.is_file() else model.generation_config.eos_token_id
+            )
+            model.generation_config = GenerationConfig(eos_token_id=end_of_text)
         texts = Texts.of(load_tokenizer(folder))
         tokenizer = texts.tokenizer
         longest = context_of(folder) or NO_LIMIT

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from mlmclm.errors import UserError, one_line
 from mlmclm.evaluation.evaluations import Scores, finite
 from mlmclm.evaluation.hub_data import cannot_load
-from mlmclm.models.folder import check_finite
+from mlmclm.models.folder import DEFAULT_KERNELS, check_finite
 from mlmclm.progress import say
 from mlmclm.storage.files import hash_file, stable_hash
 
@@ -40,7 +40,8 @@ class SentenceModel:
         """Load a sentence-transformers folder; a transformers folder embeds a text as the mean over its tokens."""
         if not (folder / "modules.json").is_file():
             say(f"{folder}: not a sentence-transformers folder; a text's vector is the mean over its tokens.")
-        model = SentenceTransformer(str(folder), device=device, local_files_only=True)
+        kernels = {**DEFAULT_KERNELS, "use_safetensors": True}
+        model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=kernels)
         check_finite(model, folder)
         return cls(model)
 

@@ -23,7 +23,7 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.architectures import ARCHITECTURES, weights_of
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.exported_tokenizer import post_processor
-from mlmclm.models.folder import load_tokenizer, quiet
+from mlmclm.models.folder import DEFAULT_KERNELS, load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.family import ending, titles
 
@@ -92,7 +92,7 @@ def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> N
             shutil.rmtree(folder)
             model.save_pretrained(folder)
             with quiet():
-                loaded = AutoModel.from_pretrained(folder).eval()
+                loaded = AutoModel.from_pretrained(folder, **DEFAULT_KERNELS).eval()
             found = loaded(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
             if (found - wanted).abs().max() < 1e-3 * wanted.abs().max():
                 return

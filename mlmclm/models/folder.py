@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
@@ -13,13 +14,14 @@ from safetensors import SafetensorError, safe_open
 from mlmclm.errors import UserError, one_line
 from mlmclm.models.exported_tokenizer import original_text
 from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, read_remembered, tokenizer_file_hash
-from mlmclm.models.sources import TOKENIZER_FILES, longest, tokenizer_file, weight_files
+from mlmclm.models.sources import INDEX, TOKENIZER_FILES, WEIGHTS, longest, tokenizer_file, weight_files
+from mlmclm.models.tokenizer_settings import ROLES, SETTINGS, tokenizer_settings, wrote_settings
 from mlmclm.storage.checksums import CHECKSUMS, checked, noted
-from mlmclm.storage.files import hash_file, read_json
+from mlmclm.storage.files import canonical_json, hash_file, read_json, write_json
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 POOLED = ("bert", "roberta")
@@ -29,6 +31,9 @@ CHANGED = (
     "Delete {folder}: `mlmclm study` or `mlmclm pretrain` exports a model of a study again. If it was changed on purpose, delete its "
     "checksums.json."
 )
+DEFAULT_KERNELS: Mapping[str, Any] = {"attn_implementation": None, "experts_implementation": None}
+"""Arguments for transformers with which a configuration can't choose kernels: others than torch's need packages that may
+not be there, or code of the Hub. None is torch's own where the model has it."""
 COMMON = frozenset({"bert", "eurobert", "llama", "modernbert", "qwen2", "qwen3", "roberta"})
 """Model types that transformers is known to have. Others are looked up there, which costs an import of seconds."""
 
@@ -52,12 +57,22 @@ def check_model_folder(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such model folder.")
     if not (path / "config.json").is_file():
         raise UserError(f"{path}: not a model folder: config.json is missing.")
-    config = read_json(path / "config.json")
+    config = _check_alone(path / "config.json")
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path / 'config.json'}: no 'model_type'; not a Hugging Face model's configuration.")
     if not _known(config["model_type"]):
         code = " It comes with code of its own, which is never run." if "auto_map" in config else ""
         raise UserError(f"{path}: the architecture {config['model_type']!r} is not one that transformers has.{code}")
+    if quantized := _quantized(config):
+        raise UserError(
+            f"{path / 'config.json'}: {quantized}: weights that are quantized are not supported. Write the model with weights in fp32 or "
+            "bf16 (model.dequantize, then model.save_pretrained), and without this key."
+        )
+    if (path / "adapter_config.json").is_file():
+        raise UserError(
+            f"{path}: adapter_config.json is of an adapter, which some programs would add to the weights beside it. Merge the adapter into "
+            "them (merge_and_unload of peft does), or delete it."
+        )
     files = weight_files(path)
     if not files:
         pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
@@ -77,6 +92,25 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     return config
 
 
+def _check_alone(file: Path) -> dict[str, Any]:
+    """Return the content of a config.json, or raise a `UserError` if it names others."""
+    config: dict[str, Any] = read_json(file)
+    if isinstance(config, dict) and "configuration_files" in config:
+        raise UserError(
+            f"{file}: configuration_files names other files, which transformers would read in its place. Put the content of the right "
+            "one into config.json."
+        )
+    return config
+
+
+def _quantized(config: Mapping[str, Any]) -> str | None:
+    """Return the key of config.json, or of a configuration nested in it, that says that weights are quantized."""
+    if config.get("quantization_config"):
+        return "quantization_config"
+    nested = {name: value for name, value in config.items() if isinstance(value, dict)}
+    return next((f"{name}.{found}" for name, value in nested.items() if (found := _quantized(value))), None)
+
+
 def check_finite(model: nn.Module, folder: Path) -> None:
     """Raise a `UserError` if a weight is infinite or not a number, so that scores would be arbitrary."""
     for name, weights in model.named_parameters():
@@ -89,9 +123,10 @@ def check_finite(model: nn.Module, folder: Path) -> None:
 
 
 def weights_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) of the contents of config.json, the weights and tokenizer.json; no path or name enters.
+    """Return the SHA-256 (hex) of a model: config.json, the weights and all that decides how its tokenizer works.
 
-    An exported tokenizer.json counts as that of the corpus, which it stands for (`models.notes`).
+    No path or name enters. An exported tokenizer.json counts as that of the corpus, which it stands for
+    (`models.notes`).
 
     Raises:
         UserError: the folder is not a model (see `check_model_folder`), or not what was exported.
@@ -100,9 +135,9 @@ def weights_hash(folder: Path) -> str:
     sums = read_json(folder / CHECKSUMS) if noted(folder) else {}
     check_model_folder(folder)
     digest = hashlib.sha256()
-    for file in [folder / "config.json", *weight_files(folder)]:
-        digest.update(bytes.fromhex(sums[file.name]["sha256"] if file.name in sums else hash_file(file)))
+    _add_weights(digest, folder, sums)
     digest.update(bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json")))
+    _add(digest, tokenizer_settings(folder))
     found = digest.hexdigest()
     # Earlier versions noted nothing else about an export.
     before = folder.resolve().with_name(f"{folder.resolve().name}.weights.json")
@@ -113,17 +148,69 @@ def weights_hash(folder: Path) -> str:
     return found
 
 
+def content_hash(folder: Path) -> str:
+    """Return the SHA-256 (hex) of a model to continue from: configuration, weights and tokenizer.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    if not (folder / "config.json").is_file() or not weight_files(folder):
+        raise UserError(
+            f"{folder}: not a model folder: it needs config.json, and weights as safetensors (model.save_pretrained writes them)."
+        )
+    tokenizer_file(folder)
+    digest = hashlib.sha256()
+    _add_weights(digest, folder, {})
+    for file in (folder / name for name in TOKENIZER_FILES):
+        digest.update(bytes.fromhex(tokenizer_file_hash(file)) if file.is_file() else bytes(32))
+    # The settings are in the hash already, as a file.
+    _add(digest, {name: value for name, value in tokenizer_settings(folder).items() if name != "settings"})
+    return digest.hexdigest()
+
+
+def _add_weights(digest: Any, folder: Path, sums: Mapping[str, Any]) -> None:
+    """Add configuration and weights to a hash; `sums` are the checksums that are known already."""
+    files = {file.relative_to(folder).as_posix(): file for file in [folder / "config.json", *weight_files(folder)]}
+    for name, file in files.items():
+        digest.update(bytes.fromhex(sums[name]["sha256"] if name in sums else hash_file(file)))
+    # Keys without these names may have been filed under other weights than were loaded.
+    _add(digest, [] if list(files) == ["config.json", WEIGHTS] else list(files))
+
+
+def _add(digest: Any, more: Any) -> None:
+    """Add a JSON value to a hash unless it is empty, so that hashes from before it was known stay."""
+    if more:
+        digest.update(canonical_json(more).encode())
+
+
 def tokenizer_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) of tokenizer.json, which must be there, and of tokenizer_config.json's special tokens."""
+    """Return the SHA-256 (hex) of all that decides how a folder's tokenizer works.
+
+    An exported tokenizer has the hash of the corpus's, but for its special tokens.
+
+    Raises:
+        UserError: tokenizer.json is missing, or the tokenizer is not what was exported.
+    """
     file = tokenizer_file(folder)
     names = [name for name in (*TOKENIZER_FILES, NOTES) if (folder / name).is_file()]
     checked(folder, names, CHANGED.format(folder=folder))
     digest = hashlib.sha256(bytes.fromhex(tokenizer_file_hash(file)))
-    config = folder / "tokenizer_config.json"
+    config = folder / SETTINGS
     settings = read_json(config) if config.is_file() else {}
-    for name in ("bos_token", "eos_token", "sep_token", "cls_token", "pad_token", "mask_token"):
+    for name in ROLES:
         value = settings.get(name)
         digest.update(f"{name}={value.get('content') if isinstance(value, dict) else value};".encode())
+    more = tokenizer_settings(folder)
+    # Of a special token, only properties are left to add.
+    own = {
+        name: value for name, value in more.pop("settings", {}).items() if name not in ROLES or isinstance(value, dict)
+    }
+    more |= {"settings": own} if own else {}
+    if not wrote_settings(folder) and (folder / "config.json").is_file():
+        # transformers chooses the tokenizer's class by the model's, and some classes change what tokenizer.json says.
+        model = read_json(folder / "config.json")
+        more["class"] = [model.get(name) for name in ("model_type", "tokenizer_class")]
+    _add(digest, more)
     return digest.hexdigest()
 
 
@@ -143,7 +230,9 @@ def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = Fal
 
     reader = reader or AutoTokenizer
     try:
-        tokenizer = reader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, use_fast=True)
+        # In full, because transformers has other rules for folders whose path is the name of some models on the Hub.
+        place = str(folder.absolute())
+        tokenizer = reader.from_pretrained(place, local_files_only=True, trust_remote_code=False, use_fast=True)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it can't parse.
         raise UserError(f"{folder}: the tokenizer cannot be read ({one_line(error, 300)}).") from error
@@ -198,24 +287,73 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read config.json without what it says about how transformers computes, such as the kernels of attention.
+
+    Raises:
+        UserError: it is not the configuration of a model, or names other files to be read in its place.
+    """
+    from transformers import AutoConfig
+
+    file = folder / "config.json"
+    _check_alone(file)
+    try:
+        config = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, **DEFAULT_KERNELS
+        )
+    except Exception as error:  # whatever the checks of a class raise
+        raise UserError(f"{file}: transformers cannot read it ({one_line(error, 300)}).") from error
+    # Private keys, and those of nested configurations, pass the arguments by.
+    config._attn_implementation = config._experts_implementation = None
+    # `read_model` finds the weights; and fusing layers changes their classes for every other model too.
+    for name in {"transformers_weights", "fusion_config"} & vars(config).keys():
+        delattr(config, name)
+    return config
+
+
 def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a class of transformers with a folder's weights in fp32; return it and what didn't fit.
 
-    Safetensors only, no remote code; `more` goes to `from_pretrained`.
+    Configuration and weights are those that `weights_hash` covers. Safetensors only, no remote code; `more` goes to
+    `from_pretrained`.
     """
     import torch
 
+    config = read_config(folder)
     # transformers draws weights that the file lacks; this must not advance the global random generator.
-    with quiet(), torch.random.fork_rng(devices=[]):
-        return kind.from_pretrained(
-            str(folder),
+    with quiet(), torch.random.fork_rng(devices=[]), _staged(folder) as staged:
+        model, info = kind.from_pretrained(
+            str(staged),
+            config=config,
             dtype=torch.float32,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **DEFAULT_KERNELS,
             **more,
         )
+    model.name_or_path = model.config.name_or_path = str(folder)
+    return model, info
+
+
+@contextmanager
+def _staged(folder: Path) -> Iterator[Path]:
+    """Yield a folder with links to config.json and the weights, in which transformers finds nothing else to load."""
+    with TemporaryDirectory() as name:
+        staged, files = Path(name), weight_files(folder)
+        (staged / "config.json").symlink_to((folder / "config.json").absolute())
+        if len(files) == 1:
+            (staged / WEIGHTS).symlink_to(files[0].absolute())
+        else:
+            places: dict[str, str] = {}
+            for number, file in enumerate(files):
+                link = staged / f"{number:06}.safetensors"
+                link.symlink_to(file.absolute())
+                with safe_open(file, framework="np") as handle:
+                    places |= dict.fromkeys(handle.keys(), link.name)
+            write_json(staged / INDEX, {"metadata": {}, "weight_map": places})
+        yield staged
 
 
 def load_encoder(folder: Path) -> PreTrainedModel:

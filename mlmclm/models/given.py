@@ -22,7 +22,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     EuroBertConfig,
     LlamaForCausalLM,
     ModernBertConfig,
@@ -44,7 +43,7 @@ from mlmclm.models.architectures import (
     weights_of,
 )
 from mlmclm.models.build import hollow
-from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, read_model
+from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, read_config, read_model
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.models.sources import fetch
 from mlmclm.models.stored_tensors import StoredTensors
@@ -87,7 +86,7 @@ def write_initial(folder: Path, initial: Initial) -> None:
 
 def written_config(folder: Path) -> PreTrainedConfig:
     """Return the configuration that `write_initial` wrote."""
-    return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return read_config(folder)
 
 
 def read_written(folder: Path) -> tuple[PreTrainedConfig, StoredTensors]:

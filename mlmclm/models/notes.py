@@ -54,9 +54,21 @@ def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
 def tokenizer_file_hash(file: Path) -> str:
     """Return the SHA-256 (hex) of a tokenizer's file; for an unchanged exported one, that of the corpus's file."""
     found = hash_file(file)
+    exported, corpus = _stands_for(file)
+    return corpus if found == exported else found
+
+
+def is_exported(file: Path) -> bool:
+    """Return whether a tokenizer's file is there and as it was exported."""
+    exported, _ = _stands_for(file)
+    return exported is not None and file.is_file() and hash_file(file) == exported
+
+
+def _stands_for(file: Path) -> tuple[str | None, str]:
+    """Return the noted hashes of an exported tokenizer's file and of the corpus's."""
     noted = read_notes(file.parent).get(TOKENIZER) or {"stands_for": {}}
     exported, corpus = noted["stands_for"].get(file.name, (None, ""))
-    return corpus if found == exported else found
+    return exported, corpus
 
 
 def note_written(folder: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault, UserError, one_line
-from mlmclm.models.notes import tokenizer_file_hash
-from mlmclm.storage.files import first_there, hash_file, places_of, read_json
+from mlmclm.storage.files import first_there, places_of, read_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
 """OWNER/NAME, with @REVISION unless it is the newest."""
@@ -25,6 +23,9 @@ OWNERS = {
 }
 """Beginnings of names, in small letters, of encoders that people call without their owner on the Hub."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+"""Files of a distributed checkpoint, which transformers prefers to any others."""
 
 
 def hub_hint(model: str) -> str:
@@ -78,16 +79,64 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder; raise a `UserError` if an index names a shard that isn't there."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise UserError(f"{path}: the weights {', '.join(missing)} that {index.name} names are missing.")
-        return [path / name for name in names]
-    single = path / "model.safetensors"
-    return [single] if single.is_file() else []
+    """Return the safetensors files of a folder's weights, in the order in which they are read; empty if there are none.
+
+    As in transformers, they are the file or index that config.json names (`transformers_weights`), else
+    model.safetensors or those of its index.
+
+    Raises:
+        UserError: a named file isn't there or is outside of the folder, or it's not clear which weights are meant.
+    """
+    config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+    named = config.get("transformers_weights") if isinstance(config, dict) else None
+    if named is not None:
+        if not isinstance(named, str) or not named.endswith((".safetensors", ".safetensors.index.json")):
+            raise UserError(
+                f"{path / 'config.json'}: transformers_weights is a safetensors file or an index (got {named!r})."
+            )
+        (file,) = _inside(path, [named], "config.json")
+        files = _of_index(file) if file.suffix == ".json" else [file]
+    else:
+        single, index = path / WEIGHTS, path / INDEX
+        files = [single] if single.is_file() else []
+        if index.is_file() and (sharded := _of_index(index)) != files:
+            if files:
+                raise UserError(
+                    f"{path}: it has {single.name}, and {index.name}, which names {', '.join(file.name for file in sharded[:3])}. "
+                    "transformers loads the former, other programs the latter. Delete the one that is not meant."
+                )
+            files = sharded
+    parts = [file.name for file in path.iterdir() if DISTRIBUTED.match(file.name) and file not in files]
+    if parts:
+        raise UserError(
+            f"{path}: transformers would load the distributed checkpoint {min(parts)} in place of the weights beside it. Delete what is "
+            "not meant; model.save_pretrained writes a model.safetensors."
+        )
+    return files
+
+
+def _of_index(index: Path) -> list[Path]:
+    """Return the files that an index names, sorted by name."""
+    content = read_json(index)
+    named = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(named, dict):
+        raise UserError(f"{index}: not an index of weights: it has no weight_map.")
+    return _inside(index.parent, sorted(set(map(str, named.values()))), index.name)
+
+
+def _inside(folder: Path, names: list[str], where: str) -> list[Path]:
+    """Return files of a folder by their names, which are in its file `where`.
+
+    Raises:
+        UserError: one isn't there, or is outside of the folder.
+    """
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UserError(f"{folder / where}: the weights {name!r} are outside of the folder.")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder}: the weights {', '.join(missing)} that {where} names are missing.")
+    return [folder / name for name in names]
 
 
 def tokenizer_file(folder: Path) -> Path:
@@ -96,22 +145,6 @@ def tokenizer_file(folder: Path) -> Path:
     if not file.is_file():
         raise UserError(f"{folder}: the tokenizer is missing ({file.name}; it must be a fast one).")
     return file
-
-
-def content_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) of configuration, weights (however sharded) and tokenizer; a `UserError` if one is missing."""
-    weights = weight_files(folder)
-    if not (folder / "config.json").is_file() or not weights:
-        raise UserError(
-            f"{folder}: not a model folder: it needs config.json, and weights as safetensors (model.save_pretrained writes them)."
-        )
-    tokenizer_file(folder)
-    digest = hashlib.sha256()
-    for file in [folder / "config.json", *weights]:
-        digest.update(bytes.fromhex(hash_file(file)))
-    for file in (folder / name for name in TOKENIZER_FILES):
-        digest.update(bytes.fromhex(tokenizer_file_hash(file)) if file.is_file() else bytes(32))
-    return digest.hexdigest()
 
 
 def longest(config: Mapping[str, Any]) -> int | None:

@@ -22,11 +22,10 @@ from mlmclm.models.build import build, load_prepared_tokenizer, model_config
 from mlmclm.models.encoder import encode, pack_ids, pool
 from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.exported_tokenizer import mend_tokenizer, write_tokenizer
-from mlmclm.models.folder import load_encoder, tokenizer_hash, weights_hash
+from mlmclm.models.folder import content_hash, load_encoder, tokenizer_hash, weights_hash
 from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning
 from mlmclm.models.notes import NOTES
 from mlmclm.models.sizes import SIZES, Size
-from mlmclm.models.sources import content_hash
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.tasks.family import closed, ending, token_ids
 from small_models import small_tokenizer

@@ -1,0 +1,89 @@
+"""What a folder says about its tokenizer besides tokenizer.json, as transformers resolves it from many files.
+
+Keys that hold the hash of tokenizer.json take this in too, if there is any. Hashing the files' content rather than the
+tokenizer that a library makes of it keeps keys the same from one version to the next. Needs neither torch nor
+transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.models.notes import is_exported
+from mlmclm.storage.checksums import CHECKSUMS, noted
+from mlmclm.storage.files import hash_file, read_json
+
+SETTINGS, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+ROLES = ("bos_token", "eos_token", "sep_token", "cls_token", "pad_token", "mask_token")
+"""Special tokens that this package asks a tokenizer for."""
+PREPARED: Mapping[str, Any] = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "clean_up_tokenization_spaces": False,
+    "model_input_names": ["input_ids", "attention_mask"],
+}
+"""What a prepared tokenizer's settings say besides its special tokens (`corpora.tokenizer.save`): tokenizer.json alone
+decides how a text is encoded."""
+PREPARED_ROLES = {"bos_token", "eos_token", "pad_token", "mask_token"}
+WITHOUT_EFFECT = frozenset({"chat_template", "model_max_length", "name_or_path"})
+"""Settings that change neither a text's tokens nor the text of tokens here."""
+VOCABULARIES = (
+    "tokenizer.*.json", "vocab*.json", "vocab.txt", "merges.txt", "*.model", "*.spm", "*.codes", "*.tiktoken", "tekken.json",
+    "entity_vocab.json", "target_vocab.json", "dict.txt", "byte_maps.json", "emoji.json", "normalizer.json",
+    "prophetnet.tokenizer", "word_shape.json", "word_pronunciation.json",
+)  # fmt: skip
+"""Other files that transformers' tokenizers read."""
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Return what else decides how a folder's tokenizer works, by the kind of file; empty if tokenizer.json says it all.
+
+    Files that mlmclm wrote, and that are as they were written, don't count: they follow from the corpus's tokenizer.
+
+    Raises:
+        UserError: one of the files is not a JSON object.
+    """
+    sums = read_json(folder / CHECKSUMS) if noted(folder) else {}
+    settings = _read(folder / SETTINGS)
+    found: dict[str, Any] = {}
+    # transformers reads the two older files only if the settings don't list the added tokens themselves.
+    if "added_tokens_decoder" not in settings:
+        special, added = ({} if name in sums else _read(folder / name) for name in (SPECIAL_MAP, ADDED))
+        found |= {"special": {name: value for name, value in special.items() if value != settings.get(name)}}
+        found |= {"added": added}
+    if not wrote_settings(folder):
+        usual = [name for name, value in settings.items() if name in WITHOUT_EFFECT or value == PREPARED.get(name)]
+        found["settings"] = {name: value for name, value in settings.items() if name not in usual}
+    files = {file for pattern in VOCABULARIES for file in folder.glob(pattern) if file.is_file()}
+    found["files"] = {file.name: hash_file(file) for file in files if file.name not in sums}
+    return {name: value for name, value in found.items() if value}
+
+
+def wrote_settings(folder: Path) -> bool:
+    """Return whether the tokenizer's settings are a file of mlmclm's, as it was written."""
+    file = folder / SETTINGS
+    if (noted(folder) and file.name in read_json(folder / CHECKSUMS)) or is_exported(file):
+        return True
+    # Earlier versions exported the corpus's tokenizer without a note. Its settings follow from the other files if they
+    # say nothing but the special tokens that the configuration has too.
+    settings, config = _read(file), _read(folder / "config.json")
+    own = {name: value for name, value in settings.items() if name not in (*ROLES, *WITHOUT_EFFECT)}
+    tokens = {name: value for name, value in settings.items() if name in ROLES}
+    if own != PREPARED or not tokens.keys() <= PREPARED_ROLES:
+        return False
+    added = _read(folder / "tokenizer.json").get("added_tokens", [])
+    ids = {
+        token["content"]: token["id"]
+        for token in added
+        if not config.keys().isdisjoint(f"{name}_id" for name in tokens)
+    }
+    return all(config.get(f"{name}_id") in (None, ids.get(text)) for name, text in tokens.items())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content = read_json(file) if file.is_file() else {}
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: not a JSON object.")
+    return content
