@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
@@ -18,6 +18,7 @@ from mlmclm.models.sources import INDEX, TOKENIZER_FILES, WEIGHTS, longest, toke
 from mlmclm.models.tokenizer_settings import ROLES, SETTINGS, tokenizer_settings, wrote_settings
 from mlmclm.storage.checksums import CHECKSUMS, checked, noted
 from mlmclm.storage.files import canonical_json, hash_file, read_json, write_json
+from mlmclm.storage.temporary import swept_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -340,8 +341,8 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
 @contextmanager
 def _staged(folder: Path) -> Iterator[Path]:
     """Yield a folder with links to config.json and the weights, in which transformers finds nothing else to load."""
-    with TemporaryDirectory() as name:
-        staged, files = Path(name), weight_files(folder)
+    files = weight_files(folder)
+    with swept_folder(Path(tempfile.gettempdir()), "mlmclm-weights-") as staged:
         (staged / "config.json").symlink_to((folder / "config.json").absolute())
         if len(files) == 1:
             (staged / WEIGHTS).symlink_to(files[0].absolute())

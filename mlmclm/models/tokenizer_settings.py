@@ -24,8 +24,7 @@ PREPARED: Mapping[str, Any] = {
     "clean_up_tokenization_spaces": False,
     "model_input_names": ["input_ids", "attention_mask"],
 }
-"""What a prepared tokenizer's settings say besides its special tokens (`corpora.tokenizer.save`): tokenizer.json alone
-decides how a text is encoded."""
+"""What a prepared tokenizer's settings say besides its special tokens (`corpora.tokenizer.save`)."""
 PREPARED_ROLES = {"bos_token", "eos_token", "pad_token", "mask_token"}
 WITHOUT_EFFECT = frozenset({"chat_template", "model_max_length", "name_or_path"})
 """Settings that change neither a text's tokens nor the text of tokens here."""
@@ -54,8 +53,7 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
         found |= {"special": {name: value for name, value in special.items() if value != settings.get(name)}}
         found |= {"added": added}
     if not wrote_settings(folder):
-        usual = [name for name, value in settings.items() if name in WITHOUT_EFFECT or value == PREPARED.get(name)]
-        found["settings"] = {name: value for name, value in settings.items() if name not in usual}
+        found["settings"] = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     files = {file for pattern in VOCABULARIES for file in folder.glob(pattern) if file.is_file()}
     found["files"] = {file.name: hash_file(file) for file in files if file.name not in sums}
     return {name: value for name, value in found.items() if value}
@@ -73,12 +71,7 @@ def wrote_settings(folder: Path) -> bool:
     tokens = {name: value for name, value in settings.items() if name in ROLES}
     if own != PREPARED or not tokens.keys() <= PREPARED_ROLES:
         return False
-    added = _read(folder / "tokenizer.json").get("added_tokens", [])
-    ids = {
-        token["content"]: token["id"]
-        for token in added
-        if not config.keys().isdisjoint(f"{name}_id" for name in tokens)
-    }
+    ids = {token["content"]: token["id"] for token in _read(folder / "tokenizer.json").get("added_tokens", [])}
     return all(config.get(f"{name}_id") in (None, ids.get(text)) for name, text in tokens.items())
 
 

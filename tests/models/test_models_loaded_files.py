@@ -28,7 +28,7 @@ from mlmclm.models.architectures import weights_of
 from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.folder import content_hash, load_encoder, load_tokenizer, read_model, tokenizer_hash, weights_hash
 from mlmclm.models.given import read_initial
-from mlmclm.models.tokenizer_settings import SETTINGS, VOCABULARIES
+from mlmclm.models.tokenizer_settings import SETTINGS, VOCABULARIES, wrote_settings
 from mlmclm.storage.files import read_json, write_json
 from small_models import save_small_decoder, save_small_model, small_tokenizer
 
@@ -174,6 +174,9 @@ def same(one: tuple[dict[str, torch.Tensor], list[Any]], other: tuple[dict[str, 
 def mutations(file: Path) -> Iterator[Callable[[], object]]:
     """Changes of a file, each of which could change what is loaded."""
     name = file.name
+    # Without the settings that earlier versions exported, a cell has the same tokens, or none to end a text with.
+    if name != SETTINGS or not wrote_settings(file.parent):
+        yield file.unlink
     if name.endswith(".safetensors"):
         yield lambda: changed_tensors(file)
     elif name == "config.json":
@@ -188,6 +191,7 @@ def mutations(file: Path) -> Iterator[Callable[[], object]]:
     elif name in (SETTINGS, "special_tokens_map.json"):
         yield lambda: changed_json(file, eos_token="<pad>")
         yield lambda: changed_json(file, sep_token="film")
+        yield lambda: changed_json(file, cls_token=None, pad_token=None)
         yield lambda: changed_json(file, extra_special_tokens=["lovely"])
         yield lambda: changed_json(file, tokenizer_class="BertTokenizer")
         yield lambda: changed_json(file, clean_up_tokenization_spaces=True, split_special_tokens=True)
