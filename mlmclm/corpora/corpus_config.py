@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mlmclm.configuration import Frozen
+from mlmclm.configuration import Frozen, Inside
 
 
 class CorpusConfig(Frozen):
@@ -21,10 +21,10 @@ class CorpusConfig(Frozen):
     """
 
     source: str = Field(min_length=1)
-    config_name: str | None = None
-    revision: str | None = None
-    split: str = "train"
-    validation_split: str | None = None
+    config_name: Annotated[str | None, Inside] = None
+    revision: Annotated[str | None, Inside] = None
+    split: Annotated[str, Inside] = "train"
+    validation_split: Annotated[str | None, Inside] = None
     """The split of the validation blocks. By default the source's own validation part if it has one (`pydocs`, or a
     folder with validation files), else a share of the documents of `split`."""
     text_column: str = "text"
@@ -76,7 +76,7 @@ class TokenizerConfig(Frozen):
 
     name: str | None = Field(default=None, min_length=1)
     """A model on the Hugging Face hub."""
-    revision: str | None = None
+    revision: Annotated[str | None, Inside] = None
     """The hub's revision of `name`."""
     path: str | None = Field(default=None, min_length=1)
     """A `tokenizer.json`, a folder with it or with GPT-2's `vocab.json` and `merges.txt`, or a tiktoken `.model`."""
