@@ -18,13 +18,16 @@ from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow.parquet import ParquetFile
+    from pyarrow.parquet import ColumnChunkMetaData, ParquetFile
 
 FREE_BYTES = 1 << 30
 RATIO = 100
 _CHUNK = 1 << 20
 _ROWS = 65_536
-"""Rows of a table whose lengths are added up at once."""
+"""Most rows of a table whose lengths are added up at once; with few, each batch would hold the stored values again."""
+_FEWEST_ROWS = 1_024
+_AT_ONCE = 64 << 20
+"""Bytes that these rows take on average as they are stored."""
 _STORED_ONCE = {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}
 """Parquet's encodings that store a repeated value once."""
 _PREFIXES = "DELTA_BYTE_ARRAY"
@@ -75,8 +78,14 @@ def bounded_groups(
                         rows = max(1, min(_ROWS, FREE_BYTES // max(1, chunks[leaf].total_uncompressed_size)))
                         size = _added(file, group, name, rows, size, path)
                     elif encodings & _STORED_ONCE:
-                        size = _added(once, group, name, _ROWS, size, path)
+                        size = _added(once, group, name, _rows(chunks[leaf]), size, path)
                 yield file, group
+
+
+def _rows(chunk: ColumnChunkMetaData) -> int:
+    """Return how many rows of a column of texts to read at once."""
+    bytes_a_row = max(1, chunk.total_uncompressed_size // max(1, chunk.num_values))
+    return max(_FEWEST_ROWS, min(_ROWS, _AT_ONCE // bytes_a_row))
 
 
 def _added(file: ParquetFile, group: int, column: str, rows: int, size: int, path: Path) -> int:
