@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from mlmclm.errors import UserError, one_line, unknown
+from mlmclm.errors import UserError, cut, one_line, unknown
+
+MOST_NODES = 100_000
+"""Most values that a YAML file may stand for. Aliases (`*name`) count as what they repeat: a few lines of them can stand
+for more values than fit into memory."""
+LONGEST_MESSAGE = 2_000
+"""Most characters of the message about one key; the longest of our own list what is allowed."""
+MOST_MESSAGES = 20
+"""Most wrong keys of a file that are described."""
 
 
 class Role(Enum):
@@ -141,8 +150,32 @@ def described_as(form: Any) -> BeforeValidator:
     return BeforeValidator(lambda value: value, json_schema_input_type=form)
 
 
+def _inside(value: Any) -> Any:
+    """Reject a string that, as a path, could lead outside the folder it is resolved in."""
+    if isinstance(value, str) and (value.startswith(("/", "~")) or ".." in PurePosixPath(value).parts or "\0" in value):
+        raise ValueError("must not be an absolute path, begin with '~' or contain '..'")
+    return value
+
+
+Inside = BeforeValidator(_inside)
+"""Validator for strings that become part of a path below `--data` or below a cache of the Hub, such as the name of a
+configuration, split or revision. A declaration may come from someone else, so it can only name places below these
+folders. They are the user's own, and links in them are followed."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses duplicate keys; by default the last one wins silently."""
+    """YAML's safe loader, which also refuses duplicate keys; by default the last one wins silently.
+
+    A file whose aliases stand for more than `MOST_NODES` values is refused before any of them is constructed.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _expanded(node, {}) > MOST_NODES:
+            raise UserError(
+                f"it stands for more than {MOST_NODES:,} values, with what its aliases (*name) repeat; write a smaller file."
+            )
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Not in construct_mapping: by then a merge (<<) may have added keys that the mapping's own keys legitimately
@@ -159,12 +192,29 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
+    """Return the number of nodes below a node, itself included, with each alias counted as what it stands for.
+
+    A node that contains itself has infinitely many. `known` keeps the numbers by node, so that each is counted once.
+    """
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = math.inf  # until it is known, for an alias inside the node itself
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        children = node.value
+    elif isinstance(node, yaml.MappingNode):
+        children = [child for pair in node.value for child in pair]
+    known[id(node)] = 1 + sum(_expanded(child, known) for child in children)
+    return known[id(node)]
+
+
 def read_yaml(path: Path) -> Any:
     """Read a YAML file.
 
     Raises:
-        UserError: it is missing or malformed, or a mapping has a duplicate key; the message names the file, and the
-            line or lines.
+        UserError: it is missing or malformed, a mapping has a duplicate key, or its aliases stand for too much; the
+            message names the file, and the line or lines.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
@@ -197,7 +247,11 @@ def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any
     try:
         return model.model_validate(value, context=context)
     except ValidationError as error:
-        raise UserError("\n".join(_explain(model, item, where) for item in error.errors())) from error
+        wrong = error.errors()
+        lines = [_explain(model, item, where) for item in wrong[:MOST_MESSAGES]]
+        if len(wrong) > MOST_MESSAGES:
+            lines.append(f"{where}: {len(wrong) - MOST_MESSAGES:,} more keys or values are wrong.")
+        raise UserError("\n".join(lines)) from error
 
 
 def load_config(model: type[Config], path: Path, *, context: dict[str, Any] | None = None) -> Config:
@@ -209,17 +263,17 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     """Return one line for one pydantic error."""
     # pydantic adds the names of validator functions and a union's tags to the location, which mean nothing to the user.
     location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(("function-", "<")))]
-    key = ".".join(str(part) for part in location)
+    key = cut(".".join(str(part) for part in location))
     if item["type"] == "extra_forbidden":
         return str(unknown("key", key, _keys_at(model, location[:-1]), where=where))
     if item["type"] == "missing":
         return f"{where}: key {key!r} is missing."
-    message = item["msg"].removeprefix("Value error, ")
+    message = cut(item["msg"].removeprefix("Value error, "), LONGEST_MESSAGE)
     if item["type"] == "tuple_type":  # YAML knows lists only
         message = "expected a list"
     elif isinstance(item["input"], dict | BaseModel):  # about a whole object, whose value is too long to show
         return f"{where}: {': '.join(part for part in (key, message.rstrip('.')) if part)}."
-    return f"{where}: {key}: {message} (got {item['input']!r})."
+    return f"{where}: {key}: {message} (got {cut(repr(item['input']))})."
 
 
 def _keys_at(model: type[BaseModel], location: list[Any]) -> list[str]:

@@ -10,6 +10,9 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+LONGEST_SHOWN = 300
+"""Most characters of a given value that a message shows."""
+
 
 class MlmclmError(Exception):
     """Base of all errors whose text is meant for the user."""
@@ -32,13 +35,19 @@ def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str =
     names = [str(item) for item in allowed]
     place = f"{where}: " if where else ""
     listed = ", ".join(names) or "(none)"
-    return UserError(f"{place}unknown {kind} {str(value)!r}.{meant(str(value), names)} Allowed: {listed}.")
+    given = cut(str(value))
+    return UserError(f"{place}unknown {kind} {given!r}.{meant(given, names)} Allowed: {listed}.")
 
 
 def meant(value: str, names: Iterable[str]) -> str:
     """Return " Did you mean 'NAME'?" with the name nearest to a value; the empty text if none is near."""
     near = difflib.get_close_matches(value, list(names), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def cut(text: str, most: int = LONGEST_SHOWN) -> str:
+    """Return a text that a message can show: a longer one ends in "..." and its length."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 def one_line(error: object, most: int | None = None) -> str:

@@ -102,3 +102,55 @@ def test_a_second_recipe_in_a_study_file_does_not_silently_drop_the_first(tmp_pa
     with pytest.raises(UserError, match=r"file\.yaml: key 'recipe' is there twice, in lines \d+ and \d+"):
         load_study(path)
     assert load_study(EXAMPLE).recipe.block_length == 128
+
+
+def bomb(levels: int) -> str:
+    """A list of ten aliases of a list of ten aliases, and so on."""
+    lists = ["&a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, levels):
+        lists.append(f"&a{level} [{', '.join([f'*a{level - 1}'] * 10)}]")
+    return "\n".join(f"l{level}: {text}" for level, text in enumerate(lists)) + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [bomb(6), bomb(40), "a: &a [*a, *a]\n", "a: &a {b: 1}\nc: {<<: [" + ", ".join(["*a"] * 50_000) + "]}\n"],
+    ids=["six levels", "forty levels", "a list of itself", "merges"],
+)
+def test_aliases_that_stand_for_too_much_are_refused_before_anything_is_constructed(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert str(caught.value) == (
+        f"{path}: it stands for more than 100,000 values, with what its aliases (*name) repeat; write a smaller file."
+    )
+
+
+def test_aliases_that_stand_for_little_are_read(tmp_path: Path) -> None:
+    assert len(read_yaml(written(tmp_path, bomb(3)))["l2"]) == 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        bomb(4).replace("l3:", "models:").replace("l0:", "x0:"),
+        f"name: {'a' * 100_000}\n",
+        f"{'a' * 100_000}: 1\n",
+        "models: [" + ", ".join(["1"] * 50_000) + "]\n",
+        f"models: [{'m' * 100_000}]\nrecipe: {{decay: {'d' * 100_000}}}\n",
+    ],
+    ids=["aliases", "value", "key", "many values", "nested"],
+)
+def test_a_message_about_huge_values_stays_short(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_study(written(tmp_path, text))
+    assert len(str(caught.value)) < 20_000
+
+
+def test_names_in_a_study_that_become_paths_cannot_lead_outside(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert "corpus:\n" in text
+    for key in ("config_name", "revision", "split", "validation_split"):
+        path = written(tmp_path, text.replace("corpus:\n", f"corpus:\n  {key}: ../../secret\n", 1))
+        with pytest.raises(UserError, match=rf"file\.yaml: corpus\.{key}: must not be an absolute path"):
+            load_study(path)

@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 
 from mlmclm import __version__
-from mlmclm.cli import data, sweep, tasks, tracking
+from mlmclm.cli import data, store, sweep, tasks, tracking
 from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 for verb in (study, plan, pretrain, finetune, evaluate, report, compare, export, schema, ui, up, status, down):
     app.command()(verb)
-for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (tracking, "tracking")):
+for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (store, "store"), (tracking, "tracking")):
     app.add_typer(group.verbs, name=name)
 
 

@@ -20,17 +20,17 @@ from mlmclm.models.folder import check_length, context_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.progress import Bar, bars, say, say_once
 from mlmclm.results.metrics import metric_parts
-from mlmclm.seeds import read_seed, seed_value
+from mlmclm.seeds import seed_value
 from mlmclm.study.place import Place
 from mlmclm.sweeps.cells import SweepModel, cell_name
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.protocols import TaskProtocols
+from mlmclm.sweeps.recorded_cell import recorded_cell
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import prepare_data
 from mlmclm.tasks.prepared_task import find_data
-from mlmclm.tasks.registry import get_task
 
 
 def changed_settings(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
@@ -98,23 +98,7 @@ def start_of(
     ):
         if wrong:
             raise UserError(f"--start-from {key}: that cell {what}.")
-    declaration = get_task(result["task"], task_dirs)
-    cell = Cell(
-        model=model.name,
-        model_folder=model.folder,
-        weights=model.weights,
-        task=result["task"],
-        task_data=result["task_data"],
-        protocol=Protocol.of_result(result["protocol"]),
-        learning_rate=result["learning_rate"],
-        seed=read_seed(result["seed"]),
-        declaration=declaration.model_copy(update={"metric": result["metric"]}),  # a space may choose another one
-        recut="pair_truncation" in result["protocol"],  # recorded only where it changed the examples
-    )
-    # A key hashes everything that can change a result, so a different one means that another engine computed it.
-    if cell_key(cell) != key:
-        raise UserError(f"--start-from {key}: another version of mlmclm computed it (engine {result.get('engine')}).")
-    return cell
+    return recorded_cell(result, model, task_dirs, where=f"--start-from {key}")
 
 
 def data_of(task: Task, folder: Path, settings: Protocol, place: Place, *, dry_run: bool) -> tuple[str, bool]:

@@ -15,7 +15,7 @@ from mlmclm.study.place import Place
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
-Study = Annotated[Path, Argument(help="The study file (YAML), such as examples/quickstart.yaml.")]
+Study = Annotated[Path, Argument(help="The study file (YAML), or the name of a packaged study, such as quickstart.")]
 StudyOrSweep = Annotated[Path, Argument(help="The study file or sweep file (YAML).")]
 Store = Annotated[
     Path,

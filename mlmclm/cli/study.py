@@ -23,7 +23,11 @@ def study(
     What the store already has is not computed again: after a crash, a kill or a change of the file, the same command computes
     only what is missing. A change that leaves out or alters a part of the grid needs another name, or --replace.
 
-    Example: mlmclm study examples/quickstart.yaml
+    Examples:
+
+    mlmclm study quickstart
+
+    mlmclm study my_study.yaml --data ~/datasets
     """
     from mlmclm.cli.shared import run_study
     from mlmclm.cli.study_report import command_of

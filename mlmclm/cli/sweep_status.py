@@ -44,13 +44,22 @@ def watch_of(which: str, place: Place) -> Watch:
     from mlmclm.sweeps.manifest import read_manifest
     from mlmclm.sweeps.status import Watch
 
-    path = Path(which)
-    if path.is_file() or which.endswith((".yaml", ".yml")) or "/" in which:
-        from mlmclm.study.study_file import load_study
-        from mlmclm.study.sweep_file import is_sweep_file, load_sweep
+    return Watch(read_manifest(name_of(which), place.store), Ledger(place.store))
 
-        which = load_sweep(path).name if is_sweep_file(path) else load_study(path).name
-    return Watch(read_manifest(which, place.store), Ledger(place.store))
+
+def name_of(which: str) -> str:
+    """Return the name of a sweep or study that is given by its name or its file.
+
+    Raises:
+        UserError: the file is missing or wrong.
+    """
+    path = Path(which)
+    if not (path.is_file() or which.endswith((".yaml", ".yml")) or "/" in which):
+        return which
+    from mlmclm.study.study_file import load_study
+    from mlmclm.study.sweep_file import is_sweep_file, load_sweep
+
+    return load_sweep(path).name if is_sweep_file(path) else load_study(path).name
 
 
 def status(

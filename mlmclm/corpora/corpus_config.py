@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mlmclm.configuration import Enters, Frozen, Role
+from mlmclm.configuration import Enters, Frozen, Inside, Role
 
 
 class CorpusConfig(Frozen):
@@ -21,10 +21,10 @@ class CorpusConfig(Frozen):
     """
 
     source: Annotated[str, Role.SOURCE, Enters.INDIRECTLY] = Field(min_length=1)
-    config_name: Annotated[str | None, Role.SOURCE] = None
-    revision: Annotated[str | None, Role.SOURCE] = None
-    split: Annotated[str, Role.SOURCE] = "train"
-    validation_split: Annotated[str | None, Role.SOURCE, Role.TEXT] = None
+    config_name: Annotated[str | None, Inside, Role.SOURCE] = None
+    revision: Annotated[str | None, Inside, Role.SOURCE] = None
+    split: Annotated[str, Inside, Role.SOURCE] = "train"
+    validation_split: Annotated[str | None, Inside, Role.SOURCE, Role.TEXT] = None
     """The split of the validation blocks. By default the source's own validation part if it has one (`pydocs`, or a
     folder with validation files), else a share of the documents of `split`."""
     text_column: Annotated[str, Role.SOURCE] = "text"
@@ -75,7 +75,7 @@ class TokenizerConfig(Frozen):
 
     name: Annotated[str | None, Role.TOKENS, Enters.INDIRECTLY] = Field(default=None, min_length=1)
     """A model on the Hugging Face hub."""
-    revision: Annotated[str | None, Role.TOKENS, Enters.INDIRECTLY] = None
+    revision: Annotated[str | None, Inside, Role.TOKENS, Enters.INDIRECTLY] = None
     """The hub's revision of `name`."""
     path: Annotated[str | None, Role.TOKENS, Enters.INDIRECTLY] = Field(default=None, min_length=1)
     """A `tokenizer.json`, a folder with it or with GPT-2's `vocab.json` and `merges.txt`, or a tiktoken `.model`."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Required, TypedDict, Unpack
 
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig
+from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
 from mlmclm.errors import EnvironmentFault, UserError, one_line
@@ -318,6 +319,7 @@ class HubSource(Source):
         import datasets
 
         config = self._config
+        check_hub_data(config.source, "corpus source")
         try:
             data = datasets.load_dataset(
                 config.source, config.config_name, split=split, revision=config.revision, streaming=config.streaming

@@ -23,7 +23,7 @@ from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.storage.checksums import sealed, unsealed
-from mlmclm.storage.files import disk_fault, temporary_file
+from mlmclm.storage.files import disk_fault, temporary_file, usual_mode
 
 
 class Position(NamedTuple):
@@ -248,7 +248,7 @@ class ShardWriter:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor, name = temporary_file(folder, self._file)
-            os.fchmod(descriptor, 0o644)  # Temporary files are private; other users' workers may read a shard.
+            os.fchmod(descriptor, usual_mode())  # Temporary files are private; other users' workers may read a shard.
         except OSError as error:
             raise disk_fault(error, folder / self._file) from error
         self._shard = _Unfinished(Path(name), os.fdopen(descriptor, "wb"))

@@ -13,7 +13,16 @@ from typing import Any, BinaryIO
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, one_line, unknown
 from mlmclm.storage.checksums import set_aside
-from mlmclm.storage.files import disk_fault, expanded, hash_file, in_turn, readable, temporary_file, write_json
+from mlmclm.storage.files import (
+    disk_fault,
+    expanded,
+    hash_file,
+    in_turn,
+    readable,
+    temporary_file,
+    usual_mode,
+    write_json,
+)
 
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
@@ -159,6 +168,7 @@ class Shelf:
                     f"{self.where(file)}: its content is not what was written (SHA-256 {found}, not {sha256}). Delete it and run `mlmclm data` on the "
                     "study: only this file is made again."
                 )
+            Path(temporary).chmod(usual_mode())
             Path(temporary).replace(self.local / file)
         except FileNotFoundError as error:
             raise UserError(f"{self.where(file)}: no such file. {AGAIN}") from error

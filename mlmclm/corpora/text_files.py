@@ -11,6 +11,7 @@ from typing import Any
 
 from mlmclm.errors import UserError, meant, one_line
 from mlmclm.storage.data_files import TABLES, is_compressed, kind_of, open_bytes, open_text, read_table
+from mlmclm.storage.expansion import bounded_groups
 from mlmclm.storage.files import parse_json
 
 TEXT = (".txt", ".md")
@@ -25,7 +26,8 @@ def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str
         paragraphs: make each paragraph of a text file a document, instead of the file.
 
     Raises:
-        UserError: the file's format is not what its suffix says, or the file cannot be read or lacks the column.
+        UserError: the file's format is not what its suffix says, or the file cannot be read, lacks the column, or
+            expands beyond the limit (`storage.expansion`).
     """
     readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
         ".parquet": _read_parquet,
@@ -81,9 +83,10 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
             source = pyarrow.BufferReader(stack.enter_context(open_bytes(path)).read()) if is_compressed(path) else path
             file = stack.enter_context(pyarrow.parquet.ParquetFile(source))
             check_column(path, column, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield text_of(value, path, column)
+            for same, group in bounded_groups(source, path, [column]):
+                for batch in same.iter_batches(batch_size=1024, row_groups=[group], columns=[column]):
+                    for value in batch.column(0).to_pylist():
+                        yield text_of(value, path, column)
     except pyarrow.ArrowInvalid as error:
         raise UserError(f"{path}: not a Parquet file ({one_line(error)}).") from error
 

@@ -10,8 +10,9 @@ from typing import Any
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.storage.files import first_there, places_of, read_json
 
-HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
-"""OWNER/NAME, with @REVISION unless it is the newest."""
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@(?!/|.*\.\.)[\w./-]+)?")
+"""OWNER/NAME, with @REVISION unless it is the newest. A revision becomes part of a path below the Hub's cache, so it
+cannot lead outside."""
 OWNERS = {
     "bert-": "google-bert",
     "distilbert-": "distilbert",

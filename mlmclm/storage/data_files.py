@@ -6,12 +6,14 @@ import io
 import json
 import lzma
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mlmclm.errors import UserError, one_line
+from mlmclm.storage.expansion import bounded, bounded_groups
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +51,8 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
         header: names of the columns of a CSV or TSV file whose first line is a row already.
 
     Raises:
-        UserError: the file is truncated, is not UTF-8, or does not match its suffix.
+        UserError: the file is truncated, is not UTF-8, does not match its suffix, or expands beyond the limit
+            (`storage.expansion`).
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -58,10 +61,13 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
     with _whole(path):
         # pyarrow reads an uncompressed Parquet file by itself, without loading all of it as bytes first.
         if kind == ".parquet" and not is_compressed(path):
+            deque(bounded_groups(path, path), maxlen=0)
             return _plain(pyarrow.parquet.read_table(path))
         if kind == ".parquet":
             with open_bytes(path) as file:
-                return _plain(pyarrow.parquet.read_table(pa.BufferReader(file.read())))
+                content = pa.BufferReader(file.read())
+            deque(bounded_groups(content, path), maxlen=0)
+            return _plain(pyarrow.parquet.read_table(content))
         content = _read_utf8(path)
         if kind in (".csv", ".tsv"):
             return _plain(_read_separated(content, DELIMITERS[kind], header))
@@ -100,15 +106,15 @@ def _read_utf8(path: Path) -> bytes:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading bytes, decompressed on the fly."""
+    """Open a file for reading bytes, decompressed on the fly and within the limit of `storage.expansion`."""
     import pyarrow as pa
 
     if path.suffix.lower() == ".xz":
         with lzma.open(path) as file:
-            yield file
+            yield bounded(file, path)
     else:
         with pa.input_stream(str(path), compression=_COMPRESSIONS.get(path.suffix.lower())) as stream:
-            yield stream
+            yield bounded(stream, path) if is_compressed(path) else stream
 
 
 @contextmanager

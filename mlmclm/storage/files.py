@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from stat import S_IMODE, S_ISDIR, S_ISLNK
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from mlmclm.errors import EnvironmentFault, UserError
@@ -168,6 +169,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `target` that becomes `target` on success and is removed on any error.
 
     If `target` appears meanwhile (another process was faster with the same content), the temporary folder is dropped.
+    Its folders and files get the usual modes, whatever wrote them: other users may share the store.
 
     Raises:
         EnvironmentFault: the disk is full or not writable.
@@ -179,15 +181,28 @@ def whole_folder(target: Path) -> Iterator[Path]:
         held = os.open(temporary, os.O_RDONLY)
         stack.callback(os.close, held)
         _hold(held)
-        # mkdtemp makes folders that only their owner can enter.
-        temporary.chmod(0o755)
         yield temporary
+        _share(temporary)
         try:
             temporary.rename(target)
         except OSError as error:
             # Another process was faster; its content is the same.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+
+
+def _share(folder: Path) -> None:
+    """Give a folder and all that is in it the modes that new ones usually have.
+
+    mkdtemp makes a folder that only its owner can enter, and safetensors files that only their owner can read.
+    """
+    mode = usual_mode()
+    for path in (folder, *folder.rglob("*")):
+        status = path.lstat()
+        wanted = mode | (mode >> 2 & 0o111) if S_ISDIR(status.st_mode) else mode
+        # A link's target, or a hard link to another user's file, is not ours to change.
+        if not S_ISLNK(status.st_mode) and status.st_uid == os.getuid() and S_IMODE(status.st_mode) != wanted:
+            path.chmod(wanted)
 
 
 def temporary_file(folder: Path, name: str) -> tuple[int, str]:

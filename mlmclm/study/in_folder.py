@@ -9,12 +9,32 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
 from mlmclm.configuration import Enters, Frozen, Role
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, meant
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.packaged import SPACES, names_in
 from mlmclm.sweeps.protocols import Changes
 from mlmclm.sweeps.space import Space, find_space
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+"""Folder of the packaged studies: in a checkout a link to its top-level folder, in a wheel the files themselves."""
+
+
+def file_of(path: Path) -> Path:
+    """Return the path of a study or sweep file; the bare name of a packaged study (`quickstart`) stands for its file.
+
+    Raises:
+        UserError: a bare name is neither that of a packaged study nor that of a file here.
+    """
+    name = str(path)
+    if path.suffix or len(path.parts) != 1 or path.is_file():
+        return path
+    if name not in names_in(EXAMPLES):
+        names = names_in(EXAMPLES)
+        raise UserError(
+            f"{name}: no such file, and no packaged study.{meant(name, names)} Packaged studies: {', '.join(names)}."
+        )
+    return EXAMPLES / f"{name}.yaml"
 
 
 class InFolder(Frozen):

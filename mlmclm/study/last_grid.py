@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.seeds import seed_value
-from mlmclm.storage.files import read_json, write_json
+from mlmclm.storage.checksums import read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
@@ -100,19 +100,27 @@ def since_last(folder: Path, grid: Mapping[str, Any]) -> Difference:
     """Compare a grid with the last one of a study's or sweep's folder, if any; a `UserError` if its record is damaged."""
     if not (folder / FILE).is_file():
         return Difference((), ())
-    last = read_json(folder / FILE)
-    if not isinstance(last, Mapping) or not {*AXES, "per_model", "start_from"} <= last.keys():
-        raise UserError(f"{folder / FILE}: not the record of a grid. Delete it; the next run writes it.")
+    again = "Delete it, or run with --replace: the report is then replaced, whatever its grid was."
+    last = read_sealed(folder / FILE, again)
+    if not {*AXES, "per_model", "start_from"} <= last.keys():
+        raise UserError(f"{folder / FILE}: not the record of a grid. {again}")
     return difference(last, grid)
 
 
 def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
-    """Raise a `UserError` for a grid that lacks something of the last one in the folder; say if it only grew.
+    """Raise a `UserError` for a grid that lacks something of the last one in the folder, or if the record of the last
+    one is damaged; say if the grid only grew.
 
     Args:
         replace: whether the user has decided that it may.
     """
-    found = since_last(folder, grid)
+    try:
+        found = since_last(folder, grid)
+    except UserError as error:
+        if not replace:
+            raise
+        say(f"{error} It is written anew.")
+        return
     if found.lost and not replace:
         raise UserError(
             f"name {folder.name!r}: it was last run over another grid, whose report in {folder} would be replaced.\n"
@@ -126,4 +134,4 @@ def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
 
 def remember(folder: Path, grid: Mapping[str, Any]) -> None:
     """Write the grid that a study or sweep is now run over."""
-    write_json(folder / FILE, grid)
+    write_sealed(folder / FILE, dict(grid))

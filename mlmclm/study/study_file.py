@@ -18,7 +18,7 @@ from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.service.placement import Choice
-from mlmclm.study.in_folder import InFolder
+from mlmclm.study.in_folder import InFolder, file_of
 
 
 class Card(Frozen):
@@ -187,11 +187,12 @@ class StudyFile(InFolder):
 
 
 def load_study(path: Path) -> StudyFile:
-    """Read and check a study file.
+    """Read and check a study file, or the packaged study of this name (`in_folder.file_of`).
 
     Raises:
-        UserError: it is invalid; the message names the file, the key, the value and what is allowed.
+        UserError: it is missing or invalid; the message names the file, the key, the value and what is allowed.
     """
+    path = file_of(path)
     study = load_config(StudyFile, path, context={"file": path})
     try:
         parsed = study.parsed

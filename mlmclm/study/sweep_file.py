@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from mlmclm.configuration import Role, load_config, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.service.placement import Choice
-from mlmclm.study.in_folder import InFolder
+from mlmclm.study.in_folder import InFolder, file_of
 
 OF_STUDIES = ("corpus", "corpora", "recipe")
 """Keys that only study files have."""
@@ -92,13 +92,13 @@ def named_models(sources: Sequence[str]) -> dict[str, str]:
 
 def is_sweep_file(path: Path) -> bool:
     """Return whether a YAML file is meant as a sweep file rather than a study file."""
-    values = read_yaml(path)
+    values = read_yaml(file_of(path))
     return isinstance(values, dict) and not any(key in values for key in OF_STUDIES)
 
 
 def load_sweep(path: Path) -> SweepFile:
     """Read and check a sweep file; errors are as those of `configuration.load_config`."""
-    return load_config(SweepFile, path, context={"file": path})
+    return load_config(SweepFile, file_of(path), context={"file": file_of(path)})
 
 
 def sweep_of_options(

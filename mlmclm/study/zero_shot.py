@@ -14,6 +14,7 @@ from mlmclm.evaluation.on_ray import evaluate_missing
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.progress import say
 from mlmclm.reports.study_facts import ZeroShotFacts
+from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import canonical_json, read_json, write_atomic
 from mlmclm.study.place import Place
 from mlmclm.study.study_file import StudyFile
@@ -75,7 +76,8 @@ def evaluate(
         {"model": subject.name, "task": task.name, "key": key}
         for (subject, task), key in zip(wanted, keys, strict=True)
     ]
-    write_atomic(place.study_folder(file) / LISTING, canonical_json({"asked": _asked(file), "results": results}))
+    listing = sealed({"asked": _asked(file), "results": results})
+    write_atomic(place.study_folder(file) / LISTING, canonical_json(listing))
     missing = [each for each, key in zip(wanted, keys, strict=True) if key not in found]
     if not missing:
         return None
@@ -103,6 +105,8 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
         return []
     listing = read_json(path)
     # Earlier versions wrote a list of results only.
+    if isinstance(listing, dict):
+        listing = read_sealed(path, "Run the study again to write it; nothing that is there is computed again.")
     if isinstance(listing, list) or listing["asked"] != _asked(file):
         say(
             f"{file.name}: its zero-shot results are left out: they belong to other tasks or models than the file now has."

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from mlmclm.configuration import Enters, Frozen, Role
+from mlmclm.configuration import Enters, Frozen, Inside, Role
 from mlmclm.errors import UserError, unknown
 from mlmclm.results.metrics import metric_parts
 
@@ -29,26 +28,14 @@ def _family(name: str) -> str:
     return name
 
 
-def _inside(value: Any) -> Any:
-    """Reject a string that, as a path, could lead outside the folder it is resolved in."""
-    if isinstance(value, str) and (value.startswith(("/", "~")) or ".." in PurePosixPath(value).parts):
-        raise ValueError("must not be an absolute path, begin with '~' or contain '..'")
-    return value
-
-
-Inside = BeforeValidator(_inside)
-"""Validator for strings that can become part of a path. A declaration may come from someone else, so it can only name
-places below `--data`. That folder is the user's own, and links in it are followed."""
-
-
 class SourceTable(Frozen):
     """A table that a split name alone cannot identify: its data set, configuration or revision is not the task's."""
 
     split: Annotated[str, Inside, Role.SOURCE]
     source: Annotated[str | None, Inside, Role.SOURCE] = None
     """Another data set of the Hub; the task's configuration and revision then do not apply."""
-    config_name: Annotated[str | None, Role.SOURCE] = None
-    revision: Annotated[str | None, Role.SOURCE] = None
+    config_name: Annotated[str | None, Inside, Role.SOURCE] = None
+    revision: Annotated[str | None, Inside, Role.SOURCE] = None
     columns: Annotated[dict[str, str], Role.SOURCE] = Field(default_factory=dict)
     """Canonical name -> the source's name, where it differs from the task's."""
     file: Annotated[str | None, Inside, Role.SOURCE] = None
@@ -129,8 +116,8 @@ class Task(Frozen):
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
     """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation) or `local` (only a folder)."""
-    config_name: Annotated[str | None, Role.SOURCE] = None
-    revision: Annotated[str | None, Role.SOURCE] = None
+    config_name: Annotated[str | None, Inside, Role.SOURCE] = None
+    revision: Annotated[str | None, Inside, Role.SOURCE] = None
     """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""
     data_dir: Annotated[str | None, Inside, Role.SOURCE] = None
     """Folder inside a data set without a configuration of that name: a configuration in `refs/convert/parquet`."""

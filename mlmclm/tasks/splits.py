@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.data_files import files_of, names_in
@@ -112,7 +113,7 @@ def _read_hub(task: Task, folder: Path | None, part: str | SourceTable) -> Raw:
     """Read one split of a Hub data set, without running its code; a copy in `folder` could stand in for it.
 
     Raises:
-        UserError: the data set or the split does not exist, or is not public.
+        UserError: the data set or the split does not exist, is not public, or would be read from local files.
         EnvironmentFault: the Hub can't be reached.
     """
     import datasets
@@ -124,6 +125,7 @@ def _read_hub(task: Task, folder: Path | None, part: str | SourceTable) -> Raw:
         config_name, revision = config_name or task.config_name, revision or task.revision
     where = "/".join(name for name in (source, config_name, data_dir) if name)
     tried = f" There is no folder {folder} either." if folder else " A local folder can stand in for it: see --data."
+    check_hub_data(source, f"task {task.name}: source")
     try:
         data = datasets.load_dataset(source, config_name, split=split, revision=revision, data_dir=data_dir)
     except (ConnectionError, OSError) as error:

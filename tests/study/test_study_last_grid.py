@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.study.last_grid import check_last, difference, grid_of, remember
+from mlmclm.study.last_grid import Difference, check_last, difference, grid_of, remember, since_last
 from mlmclm.sweeps.space import Space
 
 VALUES: dict[str, Any] = {
@@ -82,3 +83,25 @@ def test_the_user_decides_by_a_name_or_an_option(tmp_path: Path, capsys: pytest.
     check_last(folder, changed, replace=True)
     remember(folder, changed)
     check_last(folder, changed, replace=False)
+
+
+def test_a_damaged_record_is_named_and_replaced_only_if_the_user_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flipped bit that leaves valid JSON passed for another grid."""
+    remember(tmp_path, grid())
+    file = tmp_path / "grid.json"
+    file.write_text(file.read_text().replace("sst2", "sst3"))
+    with pytest.raises(
+        UserError, match=r"grid\.json: damaged \(its checksum differs.*Delete it, or run with --replace"
+    ):
+        check_last(tmp_path, grid(), replace=False)
+    check_last(tmp_path, grid(), replace=True)
+    assert "It is written anew" in capsys.readouterr().err
+    remember(tmp_path, grid())
+    check_last(tmp_path, grid(), replace=False)
+
+
+def test_a_record_of_an_earlier_version_without_a_checksum_is_read(tmp_path: Path) -> None:
+    (tmp_path / "grid.json").write_text(json.dumps(grid()))
+    assert since_last(tmp_path, grid()) == Difference((), ())

@@ -85,6 +85,14 @@ def test_a_broken_file_takes_its_own_task_away_and_no_other(tmp_path: Path) -> N
         ("test: validation", "test: in/../../elsewhere", "splits.test", "in/../../elsewhere"),
         ("test: validation", "test: {qrels: ../elsewhere}", "splits.test.qrels", "../elsewhere"),
         ("test: validation", "test: {split: validation, file: ../elsewhere}", "splits.test.file", "../elsewhere"),
+        ("folder: sst2", "folder: sst2\nconfig_name: ../../secret", "config_name", "../../secret"),
+        (
+            "test: validation",
+            "test: {split: validation, config_name: ../secret}",
+            "splits.test.config_name",
+            "../secret",
+        ),
+        ("test: validation", "test: {split: validation, revision: ../../x}", "splits.test.revision", "../../x"),
     ],
 )
 def test_a_declaration_cannot_name_a_place_outside_the_data_folder(
@@ -99,6 +107,22 @@ def test_a_declaration_cannot_name_a_place_outside_the_data_folder(
     assert "own" not in find_tasks([folder])
     assert f"(got {value!r})" in str(raised.value)
     assert "\n" not in str(raised.value), "one message for one mistake"
+
+
+@pytest.mark.parametrize("source", ["secret", "text", "csv", "owner/name"])
+def test_a_source_is_a_name_on_the_hub_and_never_a_local_folder(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` would read a folder of this name below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for place in (Path(), Path("secret"), Path("owner/name")):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "train.csv").write_text("text,label\nhidden,1\n")
+    folder = declare(tmp_path / "a")
+    text = (folder / "own.yaml").read_text().replace("source: stanfordnlp/sst2", f"source: {source}")
+    (folder / "own.yaml").write_text(text)
+    with pytest.raises(UserError, match=rf"task own: source: '{source}' (would be read from|stands for local files)"):
+        load_task(get_task("own", [folder]), store=tmp_path, data_root=None)
 
 
 def test_an_unknown_key_of_a_split_names_the_nearest(tmp_path: Path) -> None:
