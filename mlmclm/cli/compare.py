@@ -46,7 +46,7 @@ def compare(
 
     Prints the difference of the scores (first minus second) with a paired bootstrap interval and a paired test over examples:
     McNemar's for one seed and answers that are right or wrong, else a permutation test. They say how
-    certain the difference between these runs is. For variation over seeds see `mlmclm report`.
+    certain the difference between these runs is on other examples, and nothing of what other seeds would give: see `mlmclm report`.
 
     A cell's key is the name of its file in the store's cells/.
 
@@ -84,7 +84,8 @@ def compare(
             bar.update(2 * RESAMPLES * number)
             rows.append({"task": name, **asdict(pair), **rates})
     if as_json:
-        print_json({"first": first, "second": second, "tasks": rows, "left_out": left_out})
+        plain = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+        print_json({"first": first, "second": second, "tasks": plain, "left_out": left_out})
     else:
         _show(first, second, rows, left_out)
 
@@ -170,5 +171,21 @@ def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: 
         tasks = ", ".join(row["task"] for row in rows if (row["test"], row["seeds"]) == (test, seeds))
         how = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}[test]
         show(f"p by {how}, seeds of each model {seeds}: {tasks}")
+    for words, named in _seed_noise(rows).items():
+        show(f"{', '.join(named)}: {words}")
     for task, reason in left_out.items():
         show(f"{task} is left out: {reason}")
+
+
+def _seed_noise(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the tasks by what is to be said about seeds, which the intervals over examples don't cover."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row["equal_seeds"]:
+            words = "the seeds give equal scores; their noise is not known"
+        elif row["seeds"] == 1:
+            words = "one seed; what other seeds would give is not known"
+        else:
+            words = f"what seeds other than these {row['seeds']} would give is not in the interval; see `mlmclm report`"
+        found.setdefault(words, []).append(row["task"])
+    return found
