@@ -183,7 +183,8 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     told = json.loads(output)
     assert list(told["left_out"]) == ["conll2003"]
     (found,) = told["tasks"]
-    analysis = analyse_sweep(prepared.study.models, prepared.study.baseline, space, ledger.results(cells))
+    found_results = ledger.results(cells)
+    analysis = analyse_sweep(prepared.study.models, None, space, found_results, tasks={}, store=place.store)
     best = {row["model"]: row for row in records(analysis.best) if row["task"] == "sst2"}
     sides = []
     for name, side in zip(names, ("first", "second"), strict=True):
