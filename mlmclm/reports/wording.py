@@ -128,6 +128,11 @@ def _p(value: float) -> str:
 
 def baseline_sentence(analysis: Analysis) -> str:
     """Say whether every model beats the baseline, and which isn't shown to; empty without a baseline."""
+    said = _baseline_sentence(analysis)
+    return f"{said} Cells that are not run yet may change this." if said and analysis.missing else said
+
+
+def _baseline_sentence(analysis: Analysis) -> str:
     rows = records(analysis.claims)
     if analysis.baseline is None or not rows:
         return ""
