@@ -20,9 +20,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 from benchmarks.results import write_section
-from mlmclm.analysis.intervals import mean
+from mlmclm.analysis.intervals import TIE, mean
 from mlmclm.analysis.race import standing
-from mlmclm.analysis.selection import TIE
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
 

@@ -18,7 +18,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import typer
 import yaml
@@ -64,8 +63,6 @@ SQUAD_V2_DEV = {
     "licence": "CC BY-SA 4.0",
     "citation": "Rajpurkar et al., 2018. Know What You Don't Know: Unanswerable Questions for SQuAD. ACL.",
 }
-GAIN = np.array([1 / np.log2(rank + 1) for rank in range(1, 11)])
-"""Of the ten ranks of NDCG@10."""
 
 
 class Case(NamedTuple):
@@ -172,6 +169,7 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
         model: one of the study's, whose tokenizer cuts texts as all do.
     """
     from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.chance_level import chance_level
     from mlmclm.tasks.prepare_task import prepare_task
     from mlmclm.tasks.registry import find_tasks
 
@@ -179,42 +177,11 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
     tasks, tokenizer = find_tasks(task_dirs), store / "studies" / "scores" / "models" / model
     found = {}
     for name in space.tasks:
-        task = tasks[name]
-        prepared = prepare_task(task, tokenizer, space.protocol_for(name), store, data)
-        if task.family == "sequence-classification":
-            train, test = (prepared.table(split)["label"].to_numpy() for split in ("train", "test"))
-            found[name] = float((test == np.bincount(train).argmax()).mean()), "the most frequent class"
-        elif task.family == "sequence-regression":
-            found[name] = 0.0, "always the same"
-        elif task.family == "token-classification":
-            found[name] = 0.0, "no entities"
-        elif task.family == "question-answering":
-            found[name] = chance_answers(prepared.table("test_examples").to_pylist(), empty=task.unanswerable)
-        else:
-            found[name] = chance_ranking(prepared.table("test"), prepared.table("test_qrels")), "any order"
+        task, settings = tasks[name].measured_by(space.metrics), space.protocol_for(name)
+        level = chance_level(prepare_task(task, tokenizer, settings, store, data), settings, task.metric)
+        assert level is not None, f"the family {task.family} knows no chance level"
+        found[name] = level.score, level.how
     return found
-
-
-def chance_answers(examples: list[dict[str, Any]], *, empty: bool) -> tuple[float, str]:
-    """Mean F1 of one to four words from anywhere in the passage (twenty draws each), or of no answer where that can be right."""
-    from mlmclm.tasks.families.question_answering import answer_f1
-
-    if empty:
-        return float(np.mean([not example["answers"] for example in examples])), "never an answer"
-    draw, scores = np.random.default_rng(0), []
-    for example in examples:
-        words = example["context"].split()
-        for _ in range(20):
-            first, length = int(draw.integers(len(words))), int(draw.integers(1, 5))
-            scores.append(answer_f1(" ".join(words[first : first + length]), example["answers"]))
-    return float(np.mean(scores)), "words from anywhere"
-
-
-def chance_ranking(sequences: Any, qrels: Any) -> float:
-    """Expected NDCG@10 of a random order, mean over queries: with r of n documents relevant, each rank holds one of them with chance r/n."""
-    documents = int((~sequences["is_query"].to_numpy()).sum())
-    relevant = pd.Series(qrels["query_id"].to_numpy()[qrels["score"].to_numpy() > 0]).value_counts()
-    return float(np.mean([count / documents * GAIN.sum() / GAIN[: min(count, 10)].sum() for count in relevant]))
 
 
 def report(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: dict[str, str]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 
+from mlmclm.analysis.chance import NO_CHANCES, Chances
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.results import (
@@ -44,6 +45,7 @@ class Analysis:
     comparisons: pd.DataFrame
     claims: pd.DataFrame
     """Empty without a baseline."""
+    chances: Chances
     grid: Grid
     baseline: str | None
     """The untrained model."""
@@ -73,6 +75,8 @@ def analyse(
     grid: Grid | None = None,
     rule: str = "mean",
     ranges: Ranges = NO_RANGES,
+    chances: Chances = NO_CHANCES,
+    constant: Callable[[Record], bool] = lambda _: False,
     confidence: float = 0.95,
 ) -> Analysis:
     """Compute all tables of a study from its cells' results; the order of `results` does not matter.
@@ -83,6 +87,9 @@ def analyse(
         grid: the requested cells, against which missing ones are counted; by default `observed_grid`.
         rule: how the best learning rate is chosen; see `selection`.
         ranges: the ranges of the tasks' main scores, which no interval of a mean leaves.
+        chances: the chance levels of the tasks' main scores.
+        constant: whether a cell, given its row of `results_table`, predicted the same for every test example. It is asked
+            about cells at chosen learning rates whose scores are not above chance.
         confidence: of all intervals, in (0, 1).
 
     Raises:
@@ -112,17 +119,30 @@ def analyse(
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
     own = settled(cells, asked, rule=chosen_rule)
     chosen = chosen_table(own, rule=chosen_rule)
-    comparisons = comparison_table(chosen, models, families, confidence=confidence)
+    coverage = coverage_table(cells, asked)
+    best = best_table(
+        own,
+        asked,
+        rule=chosen_rule,
+        ranges=ranges,
+        chances=chances,
+        constant=constant,
+        not_run={(row["model"], row["task"]): row["missing"] for row in records(coverage)},
+        confidence=confidence,
+    )
+    at_chance = {(row["model"], row["task"]) for row in records(best) if row["above_chance"] == "no"}
+    comparisons = comparison_table(chosen, models, families, at_chance=at_chance, confidence=confidence)
     return Analysis(
         cells=cells,
-        coverage=coverage_table(cells, asked),
+        coverage=coverage,
         curves=curve_table(own, asked, ranges=ranges, confidence=confidence),
         chosen=chosen,
-        best=best_table(own, asked, rule=chosen_rule, ranges=ranges, confidence=confidence),
+        best=best,
         stability=stability_table(own, chosen, baseline=baseline, confidence=confidence),
-        overall=overall_table(chosen, models, families, ranges=ranges, confidence=confidence),
+        overall=overall_table(chosen, models, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,
         claims=claim_table(comparisons, models if baseline is not None else [], baseline or ""),
+        chances=chances,
         grid=asked,
         baseline=baseline,
         rule=chosen_rule,

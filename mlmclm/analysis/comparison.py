@@ -9,37 +9,58 @@ The mean over tasks gives every task the same weight. Its variance is the sum of
 fine-tuning runs on different tasks are independent, with Welch-Satterthwaite degrees of freedom; see
 `intervals.contrast`. These intervals cover the noise of fine-tuning seeds. They cover neither the noise of pretraining
 (one run per model) nor that of the finite test sets; for the latter see `pairs`.
+
+Two models whose scores differ by less than is shown, half a hundredth of a point, are tied: neither is ahead. A verdict
+never rests on scores at chance (`chance`): a model that is ahead on a task, but not above chance there, counts as level.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 
 import pandas as pd
 
-from mlmclm.analysis.intervals import contrast, holm, within
+from mlmclm.analysis.chance import NO_CHANCES, Chances, above_chance, chance_of
+from mlmclm.analysis.intervals import Estimate, contrast, holm, within
 from mlmclm.analysis.results import ANY_SCORE, NO_RANGES, Ranges, Record, chosen_scores, columns, records, table
 
 ALL_TASKS = "all tasks"
+SHOWN = 5e-5
+"""Smallest difference that is not shown as 0.00 points."""
 
 OVERALL_COLUMNS = columns(
-    "object: kind scope model", "int64: tasks tasks_scored", "float64: mean low high error freedom"
+    "object: kind scope model",
+    "int64: tasks tasks_scored",
+    "float64: mean low high error freedom chance",
+    "object: above_chance",
 )
 COMPARISON_COLUMNS = columns(
     "object: kind scope model_a model_b",
     "int64: tasks tasks_scored",
     "float64: difference low high error freedom p p_holm",
+    "int64: tests",
+    "bool: above_chance",
 )
 CLAIM_COLUMNS = columns(
     "object: model verdict",
     "bool: holds",
     "float64: difference low high",
     "bool: on_mean",
-    "int64: tasks tasks_required tasks_ahead tasks_clear",
+    "int64: tasks tasks_required tasks_ahead tasks_clear tasks_at_chance",
 )
+
+Scores = Mapping[tuple[str, str], Sequence[float]]
+"""Test scores over seeds by (model, task)."""
+AtChance = Set[tuple[str, str]]
+"""The (model, task) pairs whose scores are not above chance."""
+
+
+def tied(difference: float) -> bool:
+    """Return whether a difference of scores is shown as 0.00 points; False if it is unknown."""
+    return abs(difference) < SHOWN
 
 
 def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
@@ -63,18 +84,21 @@ def overall_table(
     families: dict[str, str],
     *,
     ranges: Ranges = NO_RANGES,
+    chances: Chances = NO_CHANCES,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compute every model's mean over all tasks (kind "all") and over every family with several tasks (kind "family").
 
     Each interval stays within the range of the tasks' scores (`intervals.within`). A model without a score on some task
-    of the scope has no mean there (NaN), because a mean over fewer tasks would not be comparable.
+    of the scope has no mean there (NaN), because a mean over fewer tasks would not be comparable. `chance` is the mean
+    of the tasks' chance levels, and `above_chance` says whether the mean is above it.
     """
     scores = chosen_scores(chosen)
     rows = []
     for kind, scope, tasks in scopes(families):
         if kind == "task":
             continue
+        level = chance_of(chances, tasks)
         for model in sorted(models):
             groups = [scores.get((model, task), []) for task in tasks]
             limits = [ranges.get(task, ANY_SCORE) for task in tasks]
@@ -90,30 +114,38 @@ def overall_table(
                     "tasks_scored": sum(bool(group) for group in groups),
                     "mean": estimate.value,
                     **asdict(estimate),
+                    "chance": level,
+                    "above_chance": above_chance(estimate.value, estimate.low, level),
                 }
             )
     return table(rows, OVERALL_COLUMNS)
 
 
 def comparison_table(
-    chosen: pd.DataFrame, models: Sequence[str], families: dict[str, str], *, confidence: float = 0.95
+    chosen: pd.DataFrame,
+    models: Sequence[str],
+    families: dict[str, str],
+    *,
+    at_chance: AtChance = frozenset(),
+    confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compare every pair of models on every scope: model_a minus model_b, where model_a comes first alphabetically.
 
-    `low` and `high` bound Welch's interval (NaN if a model has one seed on a task), `p` is its two-sided p value, and
-    `p_holm` is that value after Holm's correction over the pairs of models within the scope. The difference is NaN
-    unless both models have a score on every task of the scope.
+    `low` and `high` bound Welch's interval, and `p` is its two-sided p value; they are NaN where the noise is not known
+    (`intervals.contrast`: one seed, or seeds with equal scores). `p_holm` is that value after Holm's correction over the
+    pairs of models within the scope; `tests` is the number of pairs that have one and that it counts. The difference is
+    NaN unless both models have a score on every task of the scope.
+
+    `above_chance` says whether a verdict may rest on the difference: either the model that is ahead is above chance on
+    every task on which it leads, or the interval still excludes 0 when it counts as level on the others.
     """
     scores = chosen_scores(chosen)
     rows: list[Record] = []
     for kind, scope, tasks in scopes(families):
-        # The difference of two means over tasks is one contrast over both models' groups.
-        weights = [1 / len(tasks)] * len(tasks) + [-1 / len(tasks)] * len(tasks)
         # Holm's correction below is per scope, so the rows of a scope are collected first.
         members: list[Record] = []
         for a, b in itertools.combinations(sorted(models), 2):
-            groups = [scores.get((model, task), []) for model in (a, b) for task in tasks]
-            estimate = contrast(groups, weights, confidence=confidence)
+            estimate = _difference(scores, (a, b), tasks, confidence)
             members.append(
                 {
                     "kind": kind,
@@ -124,11 +156,44 @@ def comparison_table(
                     "tasks_scored": sum(bool(scores.get((a, task)) and scores.get((b, task))) for task in tasks),
                     "difference": estimate.value,
                     **asdict(estimate),
+                    "above_chance": _stands(scores, (a, b), tasks, estimate.value, at_chance, confidence),
                 }
             )
+        tests = sum(not math.isnan(row["p"]) for row in members)
         for row, adjusted in zip(members, holm([row["p"] for row in members]), strict=True):
-            rows.append(row | {"p_holm": adjusted})
+            rows.append(row | {"p_holm": adjusted, "tests": tests})
     return table(rows, COMPARISON_COLUMNS)
+
+
+def _difference(
+    scores: Scores, pair: tuple[str, str], tasks: Sequence[str], confidence: float, of: int | None = None
+) -> Estimate:
+    """Return the difference of two models' means over `of` tasks (by default `tasks`), of which the others count as 0."""
+    groups = [scores.get((model, task), []) for model in pair for task in tasks]
+    weight = 1 / (of or len(tasks))
+    # The difference of two means over tasks is one contrast over both models' groups.
+    return contrast(groups, [weight] * len(tasks) + [-weight] * len(tasks), confidence=confidence)
+
+
+def _stands(
+    scores: Scores,
+    pair: tuple[str, str],
+    tasks: Sequence[str],
+    difference: float,
+    at_chance: AtChance,
+    confidence: float,
+) -> bool:
+    """Return whether a difference needs none of the tasks on which the model that is ahead leads at chance."""
+    ahead, behind = pair if difference > 0 else pair[::-1]
+    doubtful = [
+        task
+        for task in tasks
+        if (ahead, task) in at_chance and _difference(scores, (ahead, behind), [task], confidence).value > 0
+    ]
+    if not doubtful:
+        return True
+    sound = [task for task in tasks if task not in doubtful]
+    return bool(sound) and _difference(scores, (ahead, behind), sound, confidence, len(tasks)).low > 0
 
 
 def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
@@ -149,10 +214,11 @@ def claim_table(
     """Test whether every model beats the baseline; one row per model other than the baseline.
 
     The claim holds for a model if both conditions are met: its mean over tasks exceeds the baseline's by more than the
-    interval (`on_mean`: the lower end is above 0), and it scores higher on at least `share_of_tasks` of the tasks
-    (three of four by default). `tasks_ahead` counts the tasks with a positive difference, and `tasks_clear` those of
-    them whose interval is above 0. With a handful of seeds the interval of a single task is wide, so the mean over
-    tasks is the actual test.
+    interval (`on_mean`: the lower end is above 0, and a verdict may rest on it, see `comparison_table`), and it scores
+    higher on at least `share_of_tasks` of the tasks (three of four by default). `tasks_ahead` counts the tasks on which
+    it scores higher and above chance, and `tasks_clear` those of them whose interval is above 0; `tasks_at_chance` counts
+    those on which it scores higher, but not above chance. With a handful of seeds the interval of a single task is wide,
+    so the mean over tasks is the actual test.
 
     `verdict` is "holds", "in part" (only some of the claim holds), "does not hold", or "unknown" (a score or an
     interval is missing because a task was not run or has one seed, and the rest does not decide).
@@ -162,9 +228,11 @@ def claim_table(
         facts = [row for row in against(comparisons, model) if row["model_b"] == baseline]
         overall = next(row for row in facts if row["kind"] == "all")
         by_task = [row for row in facts if row["kind"] == "task"]
-        ahead, clear = sum(row["difference"] > 0 for row in by_task), sum(row["low"] > 0 for row in by_task)
+        higher = [row for row in by_task if row["difference"] > 0 and not tied(row["difference"])]
+        leads = [row for row in higher if row["above_chance"]]
+        ahead, clear = len(leads), sum(row["low"] > 0 for row in leads)
         required = math.ceil(share_of_tasks * len(by_task))
-        on_mean = overall["low"] > 0
+        on_mean = overall["low"] > 0 and overall["above_chance"]
         # Tasks without a difference could still go either way once they are run.
         open_tasks = sum(math.isnan(row["difference"]) for row in by_task)
         holds = on_mean and ahead >= required
@@ -189,6 +257,7 @@ def claim_table(
                 "tasks_required": required,
                 "tasks_ahead": ahead,
                 "tasks_clear": clear,
+                "tasks_at_chance": len(higher) - ahead,
             }
         )
     return table(rows, CLAIM_COLUMNS)

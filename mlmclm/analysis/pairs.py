@@ -9,7 +9,8 @@ that exist.
 - **Test.** A two-sided permutation test: each example's two outcomes are exchanged at random, with probability 1/2. For
   one seed and an outcome that is right or wrong, the exact form is used, McNemar's test.
 - **Seeds.** A side is one cell, or several cells with different seeds; its score is the mean over them. Both sides have
-  the same seeds, and an exchange of an example's outcomes applies to all seeds.
+  the same seeds, and an exchange of an example's outcomes applies to all seeds. Neither interval nor test knows what
+  other seeds would give.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from mlmclm.analysis.intervals import NAN, TIE, all_equal
 from mlmclm.analysis.measures import Array, Measure, Measures, WeightedMean, measure
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
@@ -27,7 +29,6 @@ from mlmclm.results.examples import KeptExamples
 RESAMPLES = 9_999
 BATCH_VALUES = 1 << 21
 """Number of resampling weights computed at once: 16 MiB."""
-TIE = 1e-12
 TESTED_ON = ("max_evaluation_examples", "max_evaluation_documents")
 """Protocol settings that determine the test examples."""
 
@@ -47,10 +48,13 @@ class PairedComparison:
     difference: float
     low: float
     high: float
+    """Ends of the interval over examples; NaN if resampling them changes nothing."""
     confidence: float
     p: float
     test: str
     """`mcnemar` or `permutation`."""
+    equal_seeds: bool
+    """Whether the seeds of a side, if it has several, give equal scores, so that their noise is not known."""
     only_first: int | None
     only_second: int | None
     """Counts of McNemar's test: the examples that only this side has right; None for the permutation test."""
@@ -91,9 +95,8 @@ def compare(
     ]
     classes = len(first[0].label_names)
     sides = [cell.columns for cell in first], [cell.columns for cell in second], joined
-    one, other, exchanged = (
-        mean_over_seeds([measure(metric, measures(columns, classes)) for columns in seeds]) for seeds in sides
-    )
+    by_seed = [[measure(metric, measures(columns, classes)) for columns in seeds] for seeds in sides]
+    one, other, exchanged = map(mean_over_seeds, by_seed)
 
     # Halved because the permutation test has two weights per example, one for each side.
     batch = max(1, BATCH_VALUES // (2 * rows))
@@ -105,7 +108,9 @@ def compare(
         batch=batch,
         observer=observer,
     )
-    scores = [float(side(np.ones((1, rows)))[0]) for side in (one, other)]
+    once = np.ones((1, rows))
+    scores = [float(side(once)[0]) for side in (one, other)]
+    equal_seeds = any(all_equal([float(seed(once)[0]) for seed in side]) for side in by_seed[:2])
     discordant = _discordant(exchanged) if len(joined) == 1 else None
     only_first, only_second = discordant or (None, None)
     return PairedComparison(
@@ -120,6 +125,7 @@ def compare(
         confidence=confidence,
         p=mcnemar(*discordant) if discordant else permuted(exchanged, rows, resamples, batch, observer),
         test="mcnemar" if discordant else "permutation",
+        equal_seeds=equal_seeds,
         only_first=only_first,
         only_second=only_second,
     )
@@ -135,6 +141,8 @@ def resampled_interval(
     observer: Callable[[int], None] = lambda _: None,
 ) -> tuple[float, float]:
     """Return the percentile bootstrap interval of a score of at least two examples; always the same for the same score.
+
+    It is NaN if its ends are equal: examples that are all alike don't show how large their noise is.
 
     Args:
         rows: the number of examples.
@@ -159,7 +167,7 @@ def resampled_interval(
         # A fixed seed, so that repeating the computation reproduces the interval.
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return (NAN, NAN) if found.high - found.low <= TIE else (float(found.low), float(found.high))
 
 
 def check_same_examples(one: KeptExamples, other: KeptExamples, gold: Sequence[str]) -> None:

@@ -44,8 +44,8 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from mlmclm.analysis.intervals import TIE, all_equal
 from mlmclm.analysis.results import Grid, grouped, place_of, records, scored, seeds_of
-from mlmclm.analysis.selection import TIE
 from mlmclm.seeds import Seed, Seeds
 
 Scores = Mapping[tuple[float, Seed], float | None]
@@ -157,9 +157,13 @@ def cannot_win(table: np.ndarray, given: Sequence[int], error: float) -> list[bo
 def _residual_deviation(table: np.ndarray) -> tuple[float, int] | None:
     """Fit an effect for each rate and each seed, and return the residual standard deviation and degrees of freedom.
 
-    None if there are no degrees of freedom, or no residuals: scores that happen to agree (accuracies of a small
-    validation set) say nothing about the noise.
+    Rates whose seeds give equal scores are left out: scores that happen to agree (accuracies of a small validation set,
+    or runs that learn nothing) say nothing about the noise, and must not make that of the others seem smaller. None if
+    there are no degrees of freedom, or no residuals.
     """
+    table = np.array([row for row in table if not all_equal(row[np.isfinite(row)].tolist())]).reshape(
+        -1, table.shape[1]
+    )
     rows, columns = np.nonzero(np.isfinite(table))
     design = np.zeros((len(rows), sum(table.shape)))
     design[np.arange(len(rows)), rows] = design[np.arange(len(rows)), len(table) + columns] = 1.0

@@ -30,12 +30,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import get_args
 
 import pandas as pd
 
-from mlmclm.analysis.intervals import NAN, deviation, mean, student, within
+from mlmclm.analysis.chance import NO_CHANCES, Above, Chances, above_chance, chance_of
+from mlmclm.analysis.intervals import NAN, TIE, all_equal, deviation, mean, student, within
 from mlmclm.analysis.results import (
     ANY_SCORE,
     NO_RANGES,
@@ -59,7 +61,6 @@ from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seeds
 
 RULES: tuple[Rule, ...] = get_args(Rule)
-TIE = 1e-12
 
 CHOSEN_COLUMNS = {
     **columns("object: model task family metric setting"),
@@ -78,7 +79,10 @@ BEST_COLUMNS = columns(
     "float64: learning_rate",
     "object: learning_rates edge",
     "int64: n diverged missing",
-    "float64: validation_mean test_mean test_sd test_low test_high",
+    "float64: validation_mean test_mean test_sd test_low test_high chance",
+    "object: above_chance",
+    "int64: constant",
+    "bool: final",
     "object: note",
 )
 
@@ -201,6 +205,9 @@ def best_table(
     *,
     rule: Rule = "mean",
     ranges: Ranges = NO_RANGES,
+    chances: Chances = NO_CHANCES,
+    constant: Callable[[Record], bool] = lambda _: False,
+    not_run: Mapping[tuple[str, str], int] = MappingProxyType({}),
     confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Tabulate the best learning rate of every (model, task) of the grid and the test score at it.
@@ -209,6 +216,15 @@ def best_table(
     text, with counts if they differ), `edge` ("", "lowest", "highest", or "only" if one rate was tried), `n` scored
     seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), the mean of validation,
     the mean, standard deviation and interval of test, and `note`.
+
+    `chance` is the task's chance level, and `above_chance` says whether the score is above it (`chance.above_chance`).
+    `constant` is the number of seeds that predict the same for every test example; 0 without a look at the predictions
+    if the score is above chance. `final` is False if cells of the (model, task) are still to be run, which may change
+    the choice.
+
+    Args:
+        constant: whether a row of `cells` is that of a run that predicts the same for every test example.
+        not_run: number of the grid's cells without a result, by (model, task), except those that a race cut.
     """
     groups = cells_by_pair(cells)
     # A model without results on a task takes the family and metric from other models' results.
@@ -219,6 +235,13 @@ def best_table(
         picked = _picked(group, rule)
         family, metric = labels.get(task, ("", ""))
         taken = {cell["learning_rate"] for cell in picked}
+        found = _statistics(picked, ranges.get(task, ANY_SCORE), confidence)
+        score, low, level = found["test_mean"], found["test_low"], chance_of(chances, [task])
+        above, alike = above_chance(score, low, level), 0
+        if picked and above != "yes":
+            alike = sum(map(constant, picked))
+            above = above_chance(score, low, level, constant=alike == len(picked))
+        left = not_run.get((model, task), 0)
         diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid), rule)
         rows.append(
             {
@@ -234,11 +257,21 @@ def best_table(
                 "n": len(picked),
                 "diverged": diverged,
                 "missing": missing,
-                **_statistics(picked, ranges.get(task, ANY_SCORE), confidence),
-                "note": _note(group, picked),
+                **found,
+                "chance": level,
+                "above_chance": above,
+                "constant": alike,
+                "final": not left,
+                "note": "; ".join(_notes(group, picked, above, alike, left)),
             }
         )
     return table(rows, BEST_COLUMNS)
+
+
+def best_rates(row: Record) -> str:
+    """Return the best learning rates of a row of `best_table` as text, which says so if they are not final."""
+    rates = str(row["learning_rates"])
+    return f"{rates} (not final)" if rates and not row["final"] else rates
 
 
 def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: set[Seeds], rule: Rule) -> tuple[int, int]:
@@ -268,12 +301,23 @@ def rates_text(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate_text(rate)} ({count})" for rate, count in sorted(taken.items()))
 
 
-def _note(group: Sequence[Record], picked: Sequence[Record]) -> str:
+def _notes(group: Sequence[Record], picked: Sequence[Record], above: Above, alike: int, left: int) -> Iterator[str]:
     if not group:
-        return "no cell was run"
+        yield "no cell was run"
+        return
     if not picked:
-        return "every cell diverged" if all(cell["status"] == "diverged" for cell in group) else "no cell has a score"
-    if len(picked) == 1:
-        return "one seed: no interval"
+        yield "every cell diverged" if all(cell["status"] == "diverged" for cell in group) else "no cell has a score"
+    elif len(picked) == 1:
+        yield "one seed: no interval"
+    elif all_equal([cell["test"] for cell in picked]):
+        yield "equal scores: no interval"
+    if alike:
+        seeds = "" if alike == len(picked) else f" with {alike} of {len(picked)} seeds"
+        yield f"predicts the same for every example{seeds}"
+    if above == "no":
+        yield "not above chance"
+    if left:
+        yield f"not final: {left} {'cell' if left == 1 else 'cells'} not run"
     cut = {cell["learning_rate"] for cell in group if cell["cut"]}
-    return f"raced: {len(cut)} of {len(by_rate(group))} rates cut" if cut else ""
+    if cut:
+        yield f"raced: {len(cut)} of {len(by_rate(group))} rates cut"

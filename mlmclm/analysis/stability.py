@@ -35,7 +35,8 @@ def stability_table(
         rates_cut: the number of learning rates that a race cut. Their cells are in none of the figures below. Where it
             is not 0, the figures over learning rates are NaN, and so is share_diverged: the rates that are left are the
             best ones, which would flatter the model.
-        sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate, with its chi-square interval.
+        sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate, with its chi-square interval,
+            which equal scores don't have: they don't show how large the noise is.
         sd_seeds_pooled (_low, _high): the same pooled over all learning rates, sqrt(sum (n_r - 1) s_r^2 / sum (n_r -
         1)): the seed noise at a typical rate of the grid, estimated from many more cells.
         sd_rates: standard deviation over learning rates of the mean over scored seeds. Rates at which every seed
@@ -46,7 +47,7 @@ def stability_table(
             gain from pretraining that an unlucky choice of rate puts at stake. NaN without a baseline, for the baseline
             itself, and where nothing was gained.
         regret: the highest mean minus the mean over learning rates, with diverged cells counting as a score of 0: the
-            average loss from picking a rate of the grid blindly.
+            average loss from picking a rate of the grid blindly. NaN if no run has a score.
         share_near_best: share of the learning rates, diverged ones included, whose mean (diverged cells as 0) is within
             one point (0.01) of the highest.
     """
@@ -108,6 +109,6 @@ def _over_rates(group: list[Record]) -> Record:
         "sd_rates": deviation(means),
         "range_rates": max(means) - min(means) if means else NAN,
         "relative_sd_rates": deviation(means) / average if average > 0 else NAN,
-        "regret": top - mean(floored),
+        "regret": top - mean(floored) if means else NAN,
         "share_near_best": mean([float(value >= top - NEAR_BEST) for value in floored]) if means else NAN,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -13,7 +14,7 @@ from mlmclm.analysis.results import Record, place_of, records, seeds_of
 from mlmclm.analysis.stability import STABILITY_COLUMNS
 from mlmclm.seeds import Seeds
 
-_BEST = ("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "test_low", "test_high")
+_BEST = ("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "test_low", "test_high", "chance")
 _STABILITY = tuple(
     name for name, kind in STABILITY_COLUMNS.items() if kind == "float64" and not name.endswith(("_low", "_high"))
 )
@@ -22,7 +23,7 @@ _STABILITY = tuple(
 def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
     """Return the numbers of each (model, task) by name, in the form of tracker metrics; non-finite values are left out.
 
-    Names: best_learning_rate, seeds, validation_mean, test_mean, test_sd, test_low, test_high, cells_missing and the
+    Names: best_learning_rate, seeds, validation_mean, test_mean, test_sd, test_low, test_high, chance, cells_missing and the
     columns of `stability.stability_table`.
     """
     renamed = {"learning_rate": "best_learning_rate", "n": "seeds"}
@@ -46,6 +47,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "confidence": analysis.confidence,
         "baseline": analysis.baseline,
         "cells": {"present": len(analysis.cells), "diverged": analysis.diverged, "missing": analysis.missing},
+        "chance": {task: asdict(level) for task, level in analysis.chances.items()},
         "overall": _plain(analysis.overall),
         "best": _plain(analysis.best),
         "stability": _plain(analysis.stability),

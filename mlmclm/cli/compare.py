@@ -16,6 +16,7 @@ from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.progress import Bar
 
 if TYPE_CHECKING:
+    from mlmclm.analysis.analyse import Analysis
     from mlmclm.results.examples import KeptExamples
     from mlmclm.study.place import Place
     from mlmclm.sweeps.ledger import Ledger
@@ -46,7 +47,7 @@ def compare(
 
     Prints the difference of the scores (first minus second) with a paired bootstrap interval and a paired test over examples:
     McNemar's for one seed and answers that are right or wrong, else a permutation test. They say how
-    certain the difference between these runs is. For variation over seeds see `mlmclm report`.
+    certain the difference between these runs is on other examples, and nothing of what other seeds would give: see `mlmclm report`.
 
     A cell's key is the name of its file in the store's cells/.
 
@@ -60,13 +61,13 @@ def compare(
     place = options.place(store, data, task_dir)
     ledger = Ledger(place.store)
     if study is not None:
-        sides, left_out = _of_models(first, second, study, task or (), rule, place, ledger)
+        sides, left_out, analysis = _of_models(first, second, study, task or (), rule, place, ledger)
     elif task:
         raise UserError("--task: two cells have a task already; the option is for models of a --study.")
     elif rule is not None:
         raise UserError("--rule: two cells have a learning rate already; the option is for models of a --study.")
     else:
-        sides, left_out = _of_cells(first, second, metric, ledger), {}
+        sides, left_out, analysis = _of_cells(first, second, metric, ledger), {}, None
     rows: list[dict[str, Any]] = []
     with Bar("comparing", 2 * RESAMPLES * len(sides), unit="resamples") as bar:
         for number, (name, (main, ones, others)) in enumerate(sides.items(), 1):
@@ -82,9 +83,12 @@ def compare(
             )
             # McNemar's test draws no permutations, so the observer stops short of this task's share.
             bar.update(2 * RESAMPLES * number)
-            rows.append({"task": name, **asdict(pair), **rates})
+            rows.append(
+                {"task": name, **asdict(pair), **rates, **_standing(analysis, ones[0].result, others[0].result)}
+            )
     if as_json:
-        print_json({"first": first, "second": second, "tasks": rows, "left_out": left_out})
+        plain = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+        print_json({"first": first, "second": second, "tasks": plain, "left_out": left_out})
     else:
         _show(first, second, rows, left_out)
 
@@ -93,6 +97,22 @@ def _rates(side: str, cells: Sequence[KeptExamples]) -> dict[str, Any]:
     """Return a side's learning rate (None where its seeds use different ones), and the rate of each seed in order."""
     rates = [cell.result["learning_rate"] for cell in cells]
     return {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
+
+
+def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the study's analysis says of two models' scores on a task; nothing for two cells.
+
+    `chance` is the chance level (NaN if it is not known), `at_chance` lists the models whose main scores are not above it,
+    and `final` is False if cells are still to be run, which may change the best learning rates.
+    """
+    from mlmclm.analysis.results import records
+
+    if analysis is None:
+        return {}
+    pairs = [(cell["model"], cell["task"]) for cell in cells]
+    rows = [row for row in records(analysis.best) if (row["model"], row["task"]) in pairs]
+    at_chance = [row["model"] for row in rows if row["above_chance"] == "no"]
+    return {"chance": rows[0]["chance"], "at_chance": at_chance, "final": all(row["final"] for row in rows)}
 
 
 def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Sides:
@@ -114,8 +134,8 @@ def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Si
 
 def _of_models(
     first: str, second: str, file: Path, tasks: Sequence[str], rule: str | None, place: Place, ledger: Ledger
-) -> tuple[Sides, dict[str, str]]:
-    """Return both models' cells at their best learning rates, and the reason why a task is left out.
+) -> tuple[Sides, dict[str, str], Analysis]:
+    """Return both models' cells at their best learning rates, the reason why a task is left out, and the analysis.
 
     Cells are those of the seeds that both models have.
 
@@ -144,7 +164,7 @@ def _of_models(
         sides[task] = (one[0].result["metric"], one, other)
     if not sides:
         raise UserError(f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm sweep {file}`.")
-    return sides, left_out
+    return sides, left_out, analysis
 
 
 def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]) -> None:
@@ -170,5 +190,26 @@ def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: 
         tasks = ", ".join(row["task"] for row in rows if (row["test"], row["seeds"]) == (test, seeds))
         how = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}[test]
         show(f"p by {how}, seeds of each model {seeds}: {tasks}")
+    for words, named in _seed_noise(rows).items():
+        show(f"{', '.join(named)}: {words}")
+    for row in rows:
+        if row.get("at_chance"):
+            show(f"{row['task']}: not above chance ({text.points(row['chance'])}): {text.listing(row['at_chance'])}")
+        if not row.get("final", True):
+            show(f"{row['task']}: the best learning rates are not final, as cells are still to be run")
     for task, reason in left_out.items():
         show(f"{task} is left out: {reason}")
+
+
+def _seed_noise(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the tasks by what is to be said about seeds, which the intervals over examples don't cover."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row["equal_seeds"]:
+            words = "the seeds give equal scores; their noise is not known"
+        elif row["seeds"] == 1:
+            words = "one seed; what other seeds would give is not known"
+        else:
+            words = f"what seeds other than these {row['seeds']} would give is not in the interval; see `mlmclm report`"
+        found.setdefault(words, []).append(row["task"])
+    return found

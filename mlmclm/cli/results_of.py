@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlmclm.study.study_file import StudyFile
     from mlmclm.study.sweep_file import SweepFile
     from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepared_task import PreparedTask
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,15 @@ class Results:
     verb: str  # the command that computes the file
     facts: Callable[[str], StudyFacts]  # the report's, given the command that computes the file as a user would type it
     cells: list[Cell]
+    tasks: Mapping[str, PreparedTask]
+    store: Path
 
     def analyse(self) -> Analysis:
         """Return all tables; cells without a result count as missing."""
         from mlmclm.study.study_sweep import analyse_sweep
 
-        return analyse_sweep(tuple(self.file.models), self.file.baseline, self.space, self.results)
+        models, baseline = tuple(self.file.models), self.file.baseline
+        return analyse_sweep(models, baseline, self.space, self.results, tasks=self.tasks, store=self.store)
 
     def best_cell(self, model: str, task: str) -> Cell:
         """Return the cell of a model and task with the best validation score among the seeds of the best learning rate.
@@ -84,7 +88,7 @@ def _of_study(file: Path, place: Place, rule: str | None) -> Results:
     space = options.by_rule(study_space(study, place.task_dirs), rule)
     prepared, tasks, cells, results = open_study(study, place, space, file)
     facts = partial(study_facts, prepared, space, tasks, results)
-    return Results(study, prepared, space, results, "study", facts, cells)
+    return Results(study, prepared, space, results, "study", facts, cells, tasks, place.store)
 
 
 def _of_sweep(file: Path, place: Place, rule: str | None) -> Results:
@@ -101,4 +105,4 @@ def _of_sweep(file: Path, place: Place, rule: str | None) -> Results:
     if not results:
         raise UserError(f"sweep {sweep.name!r} has no results yet: run `mlmclm sweep {file}` first.")
     facts = partial(given_facts, made, results)
-    return Results(sweep, None, made.space, results, "sweep", facts, cells)
+    return Results(sweep, None, made.space, results, "sweep", facts, cells, made.models[0].tasks, place.store)

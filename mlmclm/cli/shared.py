@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.outcome import SweepOutcome
     from mlmclm.sweeps.space import Space
+    from mlmclm.tasks.prepared_task import PreparedTask
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class CommandWork:
         self,
         space: Space,
         models: Sequence[SweepModel],
+        tasks: Mapping[str, PreparedTask],
         evaluations: ZeroShotTasks | None,
         compute: Callable[..., SweepOutcome],
         facts: Callable[[list[dict[str, Any]]], StudyFacts],
@@ -65,6 +67,7 @@ class CommandWork:
         """Evaluate the models as they are, fine-tune them over the search space, and write the report.
 
         Args:
+            tasks: the tasks' data, tokenised for the models (for one of them, if their tokenizers differ).
             evaluations: the zero-shot tasks, if there are any.
             compute: computes the missing cells; takes `session` and `on_result`.
             facts: returns the report's facts, given the results.
@@ -77,7 +80,7 @@ class CommandWork:
         failure = evaluate(file, place, evaluations, models, cpus=space.cpus_per_cell, session=self.session)
         self.tracking.evaluated(zero_shot_results(file, place))
         results = compute(session=self.session, on_result=self.tracking.cell).results
-        analysis = analyse_sweep(tuple(file.models), file.baseline, space, results)
+        analysis = analyse_sweep(tuple(file.models), file.baseline, space, results, tasks=tasks, store=place.store)
         folder = place.study_folder(file)
         write_study_report(analysis, facts(results), space, place, self.tracking, folder=folder, as_json=as_json)
         if failure is not None:
@@ -132,7 +135,7 @@ def run_study(
         plan = partial(plan_sweep, space, models, tasks, place)
         compute = partial(sweep, prepared, space, plan)
         facts = partial(study_facts, prepared, space, tasks, command=command)
-        work.sweep(space, models, evaluations, compute, facts, as_json=as_json)
+        work.sweep(space, models, tasks, evaluations, compute, facts, as_json=as_json)
 
 
 def sweep_given(
@@ -165,7 +168,7 @@ def sweep_given(
         models = [each.model for each in made.models]
         compute = partial(run_plan, file, place, made.space, made.plan)
         facts = partial(given_facts, made, command=command)
-        work.sweep(made.space, models, evaluations, compute, facts, as_json=as_json)
+        work.sweep(made.space, models, made.models[0].tasks, evaluations, compute, facts, as_json=as_json)
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def write_study_report(
 def show_best(analysis: Analysis) -> None:
     """Print the model-by-task table."""
     from mlmclm.analysis.results import records
+    from mlmclm.analysis.selection import best_rates
     from mlmclm.reports import text
 
     rates = "rates (seeds)" if analysis.rule == "per_seed" else "best rate"
@@ -89,7 +90,8 @@ def show_best(analysis: Analysis) -> None:
     for row in records(analysis.best):
         score = text.estimate(row["test_mean"], row["test_low"], row["test_high"]) if row["n"] > 0 else "–"
         spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
-        rate = ", ".join(filter(None, (row["learning_rates"], row["setting"])))
-        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread))
-    columns = ("model", "task", "metric", rates, "test [95 %]", "sd over seeds")
+        rate = ", ".join(filter(None, (best_rates(row), row["setting"])))
+        chance = text.points(row["chance"]) + (" (not above)" if row["above_chance"] == "no" else "")
+        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread, chance))
+    columns = ("model", "task", "metric", rates, "test [95 %]", "sd over seeds", "chance")
     show_table(columns, rows, drop=("metric", "sd over seeds", rates))

@@ -244,8 +244,6 @@ def _first_pronoun(likeliest: Sequence[int], groups: Mapping[str, Mapping[str, S
 def _with_interval(score: Any, occupations: int) -> dict[str, float | int | None]:
     low, high = resampled_interval(score, occupations) if occupations > 1 else (float("nan"), float("nan"))
     value = float(score(np.ones((1, occupations)))[0])
-    if low == high:  # equal values have no spread, so there is no interval
-        low = high = float("nan")
     return {"score": finite(value), "low": finite(low), "high": finite(high), "examples": occupations}
 
 

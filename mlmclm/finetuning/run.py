@@ -24,6 +24,7 @@ from mlmclm.backends.model_shape import ModelShape
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
+from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
 from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
@@ -32,7 +33,7 @@ from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.service.placement import Device
 from mlmclm.storage.files import whole_folder
-from mlmclm.tasks.family import Family, fresh_layers, get_family
+from mlmclm.tasks.family import Family, get_family
 from mlmclm.tasks.prepare_task import find_or_prepare
 from mlmclm.tracking.system import software
 

@@ -95,9 +95,19 @@ def _layout(**more: Any) -> dict[str, Any]:
     return base | {"xaxis": x, "yaxis": y} | more
 
 
-def _upright(x: int, **line: Any) -> dict[str, Any]:
+def _upright(x: float, **line: Any) -> dict[str, Any]:
     """Draw a vertical line over the whole height."""
     return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+
+
+def _at_chance(chance: float | None, axis: str) -> list[dict[str, Any]]:
+    """Draw the chance level as a dotted line across an axis of scores, `x` or `y`; nothing if it is not known."""
+    if chance is None or math.isnan(chance):
+        return []
+    other = "y" if axis == "x" else "x"
+    ends = {f"{axis}{end}": chance * 100 for end in (0, 1)} | {f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1}
+    label = {"text": "chance", "font": {"size": 10, "color": FAINT[0]}, "textposition": "start"}
+    return [{"type": "line", **ends, "line": {"color": FAINT[0], "width": 1.2, "dash": "dot"}, "label": label}]
 
 
 def _hover(model: str, words: str) -> str:
@@ -137,8 +147,8 @@ def _rate_axis(rates: Sequence[float]) -> dict[str, Any]:
 def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
     """Draw test score against learning rate, one panel per task.
 
-    A line is the mean over seeds, a band its interval, a ring a chosen rate, and a cross a rate at which all seeds
-    diverged.
+    A line is the mean over seeds, a band its interval, a ring a chosen rate, a cross a rate at which all seeds diverged,
+    and a dotted line the chance level.
     """
     figures = []
     curves, picked = records(analysis.curves), records(analysis.chosen)
@@ -158,17 +168,27 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
             points = _points(ring, "test_mean")
             traces.append(_scatter(model, points, mode="markers", marker=mark, hoverinfo="skip"))
         metric = text.metric(task.metric)
-        figures.append(_panel(f"rates-{number}", task, f"test {metric}", rows, traces, titled(metric, 6)))
+        level = analysis.chances.get(task.name)
+        axis, line = titled(metric, 6), _at_chance(None if level is None else level.score, "y")
+        figures.append(_panel(f"rates-{number}", task, f"test {metric}", rows, traces, axis, shapes=line))
     return figures
 
 
 def _panel(
-    name: str, task: TaskFacts, shown: str, rows: Sequence[Record], traces: list[Any], axis: dict[str, Any], **more: Any
+    name: str,
+    task: TaskFacts,
+    shown: str,
+    rows: Sequence[Record],
+    traces: list[Any],
+    axis: dict[str, Any],
+    *,
+    shapes: Sequence[dict[str, Any]] = (),
+    **more: Any,
 ) -> Figure:
     """Build a task's figure against the learning rates of `rows`; `shown` names the quantity for the description."""
     about = f"Line chart: {task.title}, {shown} against learning rate for each model; the same numbers are in the table below."
     rates = sorted({row["learning_rate"] for row in rows})
-    return Figure(name, task.title, about, plotted(traces, xaxis=_rate_axis(rates), yaxis=axis), **more)
+    return Figure(name, task.title, about, plotted(traces, shapes=shapes, xaxis=_rate_axis(rates), yaxis=axis), **more)
 
 
 def _points(rows: Sequence[Record], column: str) -> list[tuple[float, float]]:
@@ -243,6 +263,7 @@ def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None
     rows.sort(key=lambda row: (row["mean"], row["model"]))
     spec = plotted(
         [_whisker(row["model"], row["mean"], row["low"], row["high"], looks[row["model"]]) for row in rows],
+        shapes=_at_chance(rows[0]["chance"], "x"),
         xaxis=titled("mean over tasks, points"),
         yaxis={"type": "category", "showgrid": False, "tickfont": {"size": 12.5, "color": INK[0]}},
         margin={"l": 20, "r": 16, "t": 6, "b": 42},

@@ -171,9 +171,7 @@ def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str,
     if len(both) == 2 and len(both[0]) == len(both[1]) > 1:
         # Both answer the same examples, so the interval is that of paired differences.
         estimate = student([ours - theirs for ours, theirs in zip(*both, strict=True)])
-        # Equal answers show no spread, from which no interval follows.
-        low, high = (estimate.low, estimate.high) if estimate.error else (NAN, NAN)
-        difference = Score(estimate.value, low, high)
+        difference = Score(estimate.value, estimate.low, estimate.high)
     return Row(task, "zero-shot", main, scores, difference)
 
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import ALL_TASKS, against
+from mlmclm.analysis.chance import chance_of
+from mlmclm.analysis.comparison import ALL_TASKS, against, tied
 from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.selection import best_rates
 from mlmclm.numbers import rate_text
 from mlmclm.reports import figures, paired_models, text, wording
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
@@ -75,6 +77,8 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "families": [row for row in records(analysis.overall) if row["kind"] == "family"],
         "tasks": tasks,
         "baseline": analysis.baseline,
+        "chances": analysis.chances,
+        "mean_chance": chance_of(analysis.chances, [task.name for task in tasks]),
         "scores": _scores(analysis, models, tasks),
         "sensitivity": _sensitivity(analysis, models, tasks),
         "stability": _stability(analysis, models, tasks),
@@ -119,30 +123,35 @@ def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Tas
 
 
 def _overall(analysis: Analysis) -> list[dict[str, Any]]:
-    def place(row: Record) -> tuple[float, str]:
+    def order(row: Record) -> tuple[float, str]:
         # NaN must not take part in comparisons, or the order would be arbitrary.
         return math.inf if math.isnan(row["mean"]) else -row["mean"], row["model"]
 
-    ranked = sorted((row for row in records(analysis.overall) if row["kind"] == "all"), key=place)
+    ranked = sorted((row for row in records(analysis.overall) if row["kind"] == "all"), key=order)
     to_best = {row["model_b"]: row for row in against(analysis.comparisons, ranked[0]["model"]) if row["kind"] == "all"}
     head = wording.headline(analysis)
+    ranks: list[int] = []
+    for place, row in enumerate(ranked):
+        first = ranked[ranks[-1] - 1] if ranks else row
+        # Scores that are shown as the same share a rank.
+        ranks.append(ranks[-1] if ranks and tied(first["mean"] - row["mean"]) else place + 1)
     return [
         row
         | {
             "rank": text.NONE if math.isnan(row["mean"]) else str(rank),
             # Stored as "best minus this one"; the template shows the deficit of this one.
             "gap": to_best.get(row["model"]),
-            "best": row["model"] == head.best,
+            "best": row["model"] in head.best,
             "tied": row["model"] in head.tied,
         }
-        for rank, row in enumerate(ranked, start=1)
+        for rank, row in zip(ranks, ranked, strict=True)
     ]
 
 
 def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
     overall = {row["model"]: row for row in records(analysis.overall) if row["scope"] == ALL_TASKS}
-    winners = {task.name: _winner(analysis, task.name, best) for task in tasks}
+    winners = {task.name: _winners(analysis, task.name, best) for task in tasks}
     head = wording.headline(analysis)
     rows = []
     for model in models:
@@ -154,10 +163,10 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
                 {
                     "score": text.points(row["test_mean"]),
                     "interval": text.interval(row["test_low"], row["test_high"]),
-                    "rate": ", ".join(filter(None, (row["learning_rates"], row["setting"]))),
+                    "rate": ", ".join(filter(None, (best_rates(row), row["setting"]))),
                     "edge": EDGES.get(row["edge"], ""),
-                    "note": row["note"] if not row["n"] else _seeds(row),
-                    "best": model.name == winner,
+                    "note": "; ".join(filter(None, (_lost(row), row["note"]))),
+                    "best": model.name in winner,
                     "tied": model.name in rivals,
                 }
             )
@@ -169,7 +178,7 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
                 "rate": "",
                 "edge": "",
                 "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
-                "best": model.name == head.best,
+                "best": model.name in head.best,
                 "tied": model.name in head.tied,
             }
         )
@@ -177,21 +186,29 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
     return rows
 
 
-def _seeds(row: Record) -> str:
+def _lost(row: Record) -> str:
+    """Say how many seeds a score rests on if others are lost."""
     lost = [f"{row[kind]} {word}" for kind, word in (("diverged", "diverged"), ("missing", "not run")) if row[kind]]
-    return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}" if lost else str(row["note"])
+    return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}" if lost and row["n"] else ""
 
 
-def _winner(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Record]) -> tuple[str | None, set[str]]:
-    """Return the model with the highest score on a task, and the models not distinguishable from it."""
+def _winners(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Record]) -> tuple[set[str], set[str]]:
+    """Return the models with the highest score on a task, and those not distinguishable from the first of them.
+
+    There is none where the highest score is not above chance.
+    """
     known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["test_mean"])]
     # A single score has nothing to be better than.
     if len(known) < 2:
-        return None, set()
-    top = min(known, key=lambda row: (-row["test_mean"], row["model"]))["model"]
-    rivals = [row for row in against(analysis.comparisons, top) if row["kind"] == "task" and row["scope"] == task]
-    level = 1 - analysis.confidence
-    return top, {row["model_b"] for row in rivals if not math.isnan(row["difference"]) and not row["p_holm"] < level}
+        return set(), set()
+    top = min(known, key=lambda row: (-row["test_mean"], row["model"]))
+    if top["above_chance"] == "no":
+        return set(), set()
+    rivals = against(analysis.comparisons, top["model"])
+    rivals = [row for row in rivals if row["scope"] == task and not math.isnan(row["difference"])]
+    level = {row["model_b"] for row in rivals if tied(row["difference"])}
+    near = {row["model_b"] for row in rivals if not wording.told_apart(row, analysis.confidence)}
+    return {top["model"], *level}, near - level
 
 
 def _sensitivity(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:

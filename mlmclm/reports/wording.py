@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import against
+from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
@@ -23,9 +23,15 @@ class Headline:
 
     clear: bool  # whether one model can be told apart from all others
     verdict: str  # one short sentence
-    detail: str  # the numbers behind it, in one or two sentences
-    best: str | None  # the model with the highest score; None if no model has a score on every task
-    tied: tuple[str, ...] = ()  # not told apart from it: Holm's p at or above 1 - confidence, or no interval
+    detail: str  # the numbers behind it, in one to three sentences
+    best: tuple[str, ...] = ()  # the model with the highest score, or several whose scores are shown as the same
+    tied: tuple[str, ...] = ()  # the others that are not told apart from it (`told_apart`)
+
+
+def told_apart(row: Record, confidence: float) -> bool:
+    """Return whether a verdict can rest on a comparison: Holm's p is below 1 - confidence, and it isn't one at chance."""
+    # False for NaN, which means that there is no interval.
+    return bool(row["p_holm"] < 1 - confidence and row["above_chance"])
 
 
 def headline(analysis: Analysis) -> Headline:
@@ -36,32 +42,79 @@ def headline(analysis: Analysis) -> Headline:
     scope = f"the mean over {tasks}" if rows[0]["tasks"] > 1 else "the task"
     if not ranked:
         verdict = "No answer yet: no model has a score on every task."
-        return Headline(False, verdict, "The tables below show what there is.", None)
-    best = ranked[0]
-    own = f"{best['model']} scores {_score(best)}"
+        return Headline(False, verdict, "The tables below show what there is.")
+    best, so_far = ranked[0], " so far" if analysis.missing else ""
+    name, unfinished = best["model"], _unfinished(analysis)
+    own = f"{name} scores {_score(best)}"
     if len(ranked) == 1:
         others = "It is the only model" + (" with a score on every task" if len(rows) > 1 else "")
-        return Headline(False, f"{own} on {scope}.", f"{others}, so there is nothing to compare.", best["model"])
-    rivals = {row["model_b"]: row for row in against(analysis.comparisons, best["model"]) if row["kind"] == "all"}
-    # `not p < level` instead of `p >= level`: a NaN, which means that there is no interval, must count as tied.
-    tied = tuple(row["model"] for row in ranked[1:] if not rivals[row["model"]]["p_holm"] < 1 - analysis.confidence)
+        others += ", so there is nothing to compare."
+        return Headline(False, f"{own} on {scope}{so_far}.", " ".join([others, *unfinished]), (name,))
+    rivals = {row["model_b"]: row for row in against(analysis.comparisons, name) if row["kind"] == "all"}
+    level = [row for row in ranked[1:] if tied(rivals[row["model"]]["difference"])]
+    close = [rivals[row["model"]] for row in ranked[1:] if row not in level]
+    close = [row for row in close if not told_apart(row, analysis.confidence)]
     runner_up = ranked[1]
     gap = rivals[runner_up["model"]]
-    measured = text.interval(gap["low"], gap["high"], sign=True) or "(no interval: one seed)"
+    measured = text.interval(gap["low"], gap["high"], sign=True) or f"({_no_interval(analysis, gap)})"
+    corrected = f", Holm-corrected p {_p(gap['p_holm'])}" if not math.isnan(gap["p_holm"]) else ""
     numbers = (
         f"It scores {_score(best)}; the next, {runner_up['model']}, scores {_score(runner_up)}: a difference of "
-        f"{text.difference(gap['difference'])} points {measured}"
+        f"{text.difference(gap['difference'])} points {measured}{corrected}."
     )
-    corrected = f", Holm-corrected p {_p(gap['p_holm'])}" if not math.isnan(gap["p_holm"]) else ""
-    if best["model"] == analysis.baseline:
-        verdict = f"Nothing beats the baseline: {best['model']} scores highest on {scope}."
-    elif not tied:
-        verdict = f"Best on {scope}: {best['model']}."
+    top = (name, *(row["model"] for row in level))
+    if level:
+        verdict = f"Tied on {scope}{so_far}: {text.listing(top, most=3)} score {text.points(best['mean'])}."
+        numbers = f"{_score(best)} and {_score(runner_up)}: a difference of 0.00 points {measured}{corrected}."
+    elif name == analysis.baseline:
+        verdict = f"Nothing beats the baseline{so_far}: {name} scores highest on {scope}."
+    elif close:
+        verdict = f"No clear winner on {scope}{so_far}: {name} scores highest, but {_why_not(close)}."
     else:
-        others = f"{text.listing(tied, most=3)} {'is' if len(tied) == 1 else 'are'} not told apart from it"
-        verdict = f"No clear winner on {scope}: {best['model']} scores highest, but {others}."
-    clear = not tied and best["model"] != analysis.baseline
-    return Headline(clear, verdict, f"{numbers}{corrected}.", best["model"], tied)
+        verdict = f"Best on {scope}{so_far}: {name}."
+    detail = " ".join([numbers, *_untested(analysis), *unfinished])
+    clear = not level and not close and name != analysis.baseline
+    return Headline(clear, verdict, detail, top, tuple(row["model_b"] for row in close))
+
+
+def _why_not(close: Sequence[Record]) -> str:
+    """Say why a model is not told apart from others: no interval, an interval or p value too wide, or scores at chance."""
+    unknown = [row["model_b"] for row in close if math.isnan(row["p_holm"])]
+    chance = [row["model_b"] for row in close if not math.isnan(row["p_holm"]) and not row["above_chance"]]
+    near = [row["model_b"] for row in close if row["model_b"] not in (*unknown, *chance)]
+    reasons = []
+    if near:
+        reasons.append(f"{text.listing(near, most=3)} {'is' if len(near) == 1 else 'are'} not told apart from it")
+    if unknown:
+        reasons.append(f"its difference to {text.listing(unknown, most=3)} has no interval")
+    if chance:
+        reasons.append(f"its lead over {text.listing(chance, most=3)} rests on scores that are not above chance")
+    return "; ".join(reasons)
+
+
+def _no_interval(analysis: Analysis, row: Record) -> str:
+    """Say why a difference has no interval."""
+    pair = (row["model_a"], row["model_b"])
+    if any(own["n"] == 1 for own in records(analysis.best) if own["model"] in pair):
+        return "no interval: one seed"
+    return "no interval: the seeds give equal scores; their noise is not known"
+
+
+def _untested(analysis: Analysis) -> list[str]:
+    """Say how many pairs of models Holm's correction leaves out because they have no interval, if any."""
+    rows = [row for row in records(analysis.comparisons) if row["kind"] == "all"]
+    tests = rows[0]["tests"] if rows else 0
+    if tests in (0, len(rows)):
+        return []
+    return [f"Holm's correction counts {tests} of {len(rows)} pairs of models, as the others have no interval."]
+
+
+def _unfinished(analysis: Analysis) -> list[str]:
+    """Say that the choice of learning rates is not final, if cells are still to be run."""
+    if not analysis.missing:
+        return []
+    expected = int(analysis.coverage["expected"].sum())
+    return [f"Not final: {analysis.missing:,} of {expected:,} cells have no result yet."]
 
 
 def _score(row: Record) -> str:
@@ -75,23 +128,33 @@ def _p(value: float) -> str:
 
 def baseline_sentence(analysis: Analysis) -> str:
     """Say whether every model beats the baseline, and which isn't shown to; empty without a baseline."""
+    said = _baseline_sentence(analysis)
+    return f"{said} Cells that are not run yet may change this." if said and analysis.missing else said
+
+
+def _baseline_sentence(analysis: Analysis) -> str:
     rows = records(analysis.claims)
     if analysis.baseline is None or not rows:
         return ""
     required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
-    rule = "on the mean over tasks" + (f", and on at least {required} of {tasks} tasks" if tasks > 1 else "")
-    beaten = "the baseline by more than the interval"
+    beaten = "the baseline by more than the interval" + (" on the mean over tasks" if tasks > 1 else "")
+    often = f"on at least {required} of the {tasks} tasks"
     holding = [row["model"] for row in rows if row["holds"]]
     unknown = [row["model"] for row in rows if row["verdict"] == "unknown"]
     failing = [row for row in rows if not row["holds"] and row["verdict"] != "unknown"]
     if len(holding) == len(rows):
-        who = f"All {len(rows)} models beat" if len(rows) > 1 else f"{rows[0]['model']} beats"
-        return f"{who} {beaten} {rule}."
+        if len(rows) == 1:
+            claim = f"{rows[0]['model']} beats {beaten}" + (f", and scores higher {often}" if tasks > 1 else "")
+        else:
+            claim = f"All {len(rows)} models beat {beaten}" + (f", and each scores higher {often}" if tasks > 1 else "")
+        return f"{claim}.{_clear_tasks(rows)}"
     if len(unknown) == len(rows):
-        return f"Whether the models beat {beaten}, {rule}, cannot be told yet: scores or intervals are lacking."
-    sentences = [f"Not every model is shown to beat {beaten} {rule}."]
+        claim = f"Whether the models beat {beaten}" + (f", and score higher {often}" if tasks > 1 else "")
+        return f"{claim}, cannot be told yet: scores or intervals are lacking."
+    also = f", and to score higher {often}" if tasks > 1 else ""
+    sentences = [f"Not every model is shown to beat {beaten}{also}."]
     if holding:
-        sentences.append(f"It is so for {text.listing(holding)}.")
+        sentences.append(f"It is so for {text.listing(holding)}.{_clear_tasks([row for row in rows if row['holds']])}")
     if failing:
         reasons = [f"{row['model']} ({claim_reason(row)})" for row in failing]
         sentences.append(f"It is not the case for {text.listing(reasons, most=4)}.")
@@ -100,12 +163,23 @@ def baseline_sentence(analysis: Analysis) -> str:
     return " ".join(sentences)
 
 
+def _clear_tasks(rows: Sequence[Record]) -> str:
+    """Say on how many single tasks models are ahead of the baseline by more than the interval."""
+    if rows[0]["tasks"] == 1:
+        return ""
+    names = [f" ({row['model']})" if len(rows) > 1 else "" for row in rows]
+    counts = [f"{row['tasks_clear']} of {row['tasks']}{name}" for row, name in zip(rows, names, strict=True)]
+    return f" Task by task, the lead is larger than its interval on {text.listing(counts)}."
+
+
 def claim_reason(row: Record) -> str:
     """Explain the verdict on a model's claim against the baseline, from a row of the claims table."""
     on_tasks = (
         f"ahead on {row['tasks_ahead']} of {row['tasks']} tasks ({row['tasks_clear']} by more than the interval), "
         f"{row['tasks_required']} needed"
     )
+    if row["tasks_at_chance"]:
+        on_tasks += f"; on {row['tasks_at_chance']} more the score is higher but not above chance"
     if row["verdict"] == "unknown":
         return "cannot be told, as scores or intervals are lacking"
     if row["holds"]:
@@ -126,7 +200,7 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
         expected = int(analysis.coverage["expected"].sum())
         notes.append(
             f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result (in "
-            f"{text.plural(pairs, 'model-task pair')}). {_preference(analysis)}"
+            f"{text.plural(pairs, 'model-task pair')}), so their best rates are not final. {_preference(analysis)}"
         )
     if analysis.grid.race is not None:
         notes.append(_raced(analysis, analysis.grid.race))
@@ -135,7 +209,7 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
         notes.append(
             f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}). {_preference(analysis)}"
         )
-    lost = [f"{row['model']} on {row['task']}" for row in best if row["note"] == "every cell diverged"]
+    lost = [f"{row['model']} on {row['task']}" for row in best if row["note"].startswith("every cell diverged")]
     if lost:
         notes.append(f"Every cell diverged for {text.listing(lost)}: there is no score.")
     hurt = [f"{row['model']} on {row['task']}" for row in best if row["n"] and row["diverged"]]
@@ -155,6 +229,8 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
     single = sum(row["n"] == 1 for row in best)
     if single:
         notes.append(f"{text.plural(single, 'score')} rest on one seed and have no interval.")
+    notes += _noiseless(analysis, best)
+    notes += _at_chance(analysis, best)
     if analysis.rule == "per_seed":
         notes.append("Every seed chose its own learning rate, which is optimistic: each takes its own luck.")
     if analysis.rule == "on_test":
@@ -162,6 +238,34 @@ def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> lis
             "Learning rates were chosen on the test scores that are reported, which is optimistic: a score is the highest of "
             "several noisy ones."
         )
+    return notes
+
+
+def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
+    """Say which scores have no interval because all seeds give the same one."""
+    equal = [f"{row['model']} on {row['task']}" for row in best if row["n"] > 1 and math.isnan(row["test_low"])]
+    if not equal:
+        return []
+    return [
+        f"The seeds give equal scores for {text.listing(equal)}; their noise is not known. Such a score has no interval and "
+        "no p value. In a mean over tasks it counts with the mean variance of the other scores, if most of them vary."
+    ]
+
+
+def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
+    """Say which models predict the same for every example, and which scores are not above chance."""
+    notes = []
+    alike = [f"{row['model']} on {row['task']}" for row in best if row["constant"]]
+    if alike:
+        notes.append(f"The same prediction for every test example: {text.listing(alike)}.")
+    low = [row for row in best if row["above_chance"] == "no"]
+    # An untrained baseline is expected at chance; the table of scores marks it there.
+    named = [f"{row['model']} on {row['task']}" for row in low if row["model"] != analysis.baseline]
+    if named:
+        notes.append(f"Not above chance: {text.listing(named)}. No verdict rests on these scores.")
+    lacking = sorted({row["task"] for row in best if row["n"] and math.isnan(row["chance"])})
+    if lacking and analysis.chances:
+        notes.append(f"The chance level of {text.listing(lacking)} is not known.")
     return notes
 
 

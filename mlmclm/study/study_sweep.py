@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned, plan_cells
 from mlmclm.sweeps.trainings import with_trainings
+from mlmclm.tasks.chance_level import chance_level, predicts_the_same
 from mlmclm.tasks.family import family_of, titles
 from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.registry import get_task
@@ -188,16 +189,43 @@ def run_plan(
 
 
 def analyse_sweep(
-    models: Sequence[str], baseline: str | None, space: Space, results: Sequence[dict[str, Any]]
+    models: Sequence[str],
+    baseline: str | None,
+    space: Space,
+    results: Sequence[dict[str, Any]],
+    *,
+    tasks: Mapping[str, PreparedTask],
+    store: Path,
 ) -> Analysis:
-    """Return all tables of a sweep, in the order of `models`; cells without a result count as missing."""
+    """Return all tables of a sweep, in the order of `models`; cells without a result count as missing.
+
+    Args:
+        tasks: the tasks' data, from which chance levels are computed.
+        store: where the predictions of cells are.
+    """
     from mlmclm.analysis.analyse import analyse
     from mlmclm.analysis.results import Grid
+
+    metrics = {result["task"]: result["metric"] for result in results}
+    levels = {
+        name: chance_level(task, space.protocol_for(name), metrics[name])
+        for name, task in tasks.items()
+        if name in metrics
+    }
+    ledger, by_key = Ledger(store), {result["key"]: result for result in results}
+
+    def constant(row: Mapping[str, Any]) -> bool:
+        try:
+            return predicts_the_same(ledger.examples(by_key[row["key"]]))
+        except UserError:  # an earlier version kept no examples, or they were removed
+            return False
 
     return analyse(
         results,
         baseline,
         ranges={result["task"]: family_of(result).score_range(result["metric"]) for result in results},
+        chances={name: level for name, level in levels.items() if level is not None},
+        constant=constant,
         grid=Grid(
             tuple(models),
             space.tasks,

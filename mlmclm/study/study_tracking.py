@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import records
+from mlmclm.analysis.selection import best_rates
 from mlmclm.analysis.summary import task_metrics
 from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.errors import MlmclmError
@@ -150,7 +151,7 @@ class StudyTracking:
 
     def reported(self, space: Space, analysis: Analysis, paths: dict[str, Path], provenance: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and provenance."""
-        rates = {(row["model"], row["task"]): row["learning_rates"] for row in records(analysis.best)}
+        best = {(row["model"], row["task"]): row for row in records(analysis.best)}
         for (model, task), metrics in task_metrics(analysis).items():
             results = self._results[model, task]
             self._tracker.put(
@@ -160,7 +161,8 @@ class StudyTracking:
                     task,
                     about=self._about.get((model, task)),
                     metric=results[0]["metric"] if results else "",
-                    rates=rates[model, task],
+                    rates=best_rates(best[model, task]),
+                    note=best[model, task]["note"],
                     metrics=metrics,
                     results=results,
                 )

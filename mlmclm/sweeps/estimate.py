@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from mlmclm.analysis.intervals import contrast
+from mlmclm.analysis.intervals import all_equal, contrast
 from mlmclm.backends.choice import backend_of, best_device, visible
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
@@ -135,6 +135,8 @@ def _speed(cells: Sequence[Cell], ledger: Ledger, device: str, store: Path, data
     if len(samples) < FEWEST_RESULTS:
         # Prefer a cell that doesn't start from another cell's weights, since those may be missing.
         samples = _measured(next((cell for cell in cells if cell.start is None), cells[0]), device, store, data_root)
+    if all_equal(samples):
+        return Range(samples[0], samples[0], samples[0])
     found = contrast([samples], [1.0])
     return Range(found.value, max(0.0, found.low), found.high)
 

@@ -30,7 +30,6 @@ from mlmclm.tasks.check import check_filled
 from mlmclm.tasks.columns import Columns
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerFast
 
@@ -131,6 +130,8 @@ class Family(ABC):
     in_chunks: ClassVar[bool] = False
     """True if the loss is a function (`loss_of`) of the sequences' `embeddings` alone: a large batch can be encoded in
     chunks."""
+    predicted: ClassVar[str] = "prediction"
+    """The column of `examples` that holds the predictions themselves."""
 
     def __init__(self, prepared: PreparedTask, settings: TaskSettings) -> None:
         self.prepared = prepared
@@ -296,6 +297,13 @@ class Family(ABC):
     def scores(self, examples: Examples) -> dict[str, float]:
         """Compute the `metrics` of a split from all its examples."""
 
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        """Yield how the test split can be predicted without a model, in words, and the `examples` that this gives.
+
+        The best score among them is the task's chance level (`chance_level`), which is not known if there is none.
+        """
+        yield from ()
+
     @classmethod
     def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
         """Return `scores` as functions of example weights, with which scores are computed again on resampled examples.
@@ -350,24 +358,6 @@ def titles(has: Callable[[type[Family]], bool]) -> str:
     """Return the titles of the families for which `has` is true, as "a, b or c" in lower case."""
     *others, last = [family.title.lower() for family in families().values() if has(family)]
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def fresh_layers(generator: torch.Generator, deviation: float = 0.02) -> Linear:
-    """Return a factory of linear layers with weights from N(0, deviation) and zero bias, drawn one after the other."""
-    import torch
-    from torch import nn
-
-    def linear(inputs: int, outputs: int) -> nn.Linear:
-        # On the meta device the constructor's own initialisation draws nothing from torch's global generator.
-        with torch.device("meta"):
-            layer = nn.Linear(inputs, outputs)
-        layer.to_empty(device="cpu")
-        with torch.no_grad():
-            layer.weight.normal_(0.0, deviation, generator=generator)
-            layer.bias.zero_()
-        return layer
-
-    return linear
 
 
 def subset(rows: int, limit: int | None) -> Array | None:

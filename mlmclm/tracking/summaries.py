@@ -50,6 +50,7 @@ class Summaries:
         # Imported here: pandas takes half a second, which a command that only announces a sweep need not wait for.
         from mlmclm.analysis.analyse import analyse
         from mlmclm.analysis.results import records
+        from mlmclm.analysis.selection import best_rates
         from mlmclm.analysis.summary import task_metrics
 
         results = self._results.pop(pair)
@@ -63,7 +64,8 @@ class Summaries:
             *pair,
             about=group.about,
             metric=results[0]["metric"],
-            rates=best["learning_rates"],
+            rates=best_rates(best),
+            note=best["note"],
             metrics=task_metrics(analysis)[pair],
             results=results,
             status="RUNNING",

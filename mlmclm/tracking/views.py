@@ -177,6 +177,7 @@ def group_record(
     about: Mapping[str, str] | None = None,
     metric: str = "",
     rates: str = "",
+    note: str = "",
     metrics: Mapping[str, float | None] | None = None,
     results: Sequence[Mapping[str, Any]] = (),
     status: Status = "FINISHED",
@@ -186,7 +187,8 @@ def group_record(
     Args:
         about: parameters from the study: `objective`, `size`, `mask_ratio`, `tokens` and `family`.
         metric: the name of the main score, to which the numbers refer.
-        rates: the best learning rate as text, with counts if seeds have different ones (`selection.rates_text`).
+        rates: the best learning rate as text, with counts if seeds have different ones (`selection.best_rates`).
+        note: what the analysis says of the score: no interval, not above chance, not final.
         metrics: the numbers, from `analysis.summary.task_metrics`.
         results: the results of its cells. They say which settings, data and commit all of them share. The last one to
             finish gives the time, so that the record is the same whenever it is built.
@@ -199,6 +201,8 @@ def group_record(
         )
         score = f"test {metric}".strip()
         notes.append(f"Best learning rate {rates}: {score} {known['score']:.4f}{interval}.")
+    if note:
+        notes.append(f"{note[0].upper()}{note[1:]}.")
     if results:
         chosen = quote(f"params.model = '{model}' and params.task = '{task}'", safe="")
         # Relative, as the server's address is unknown here. With a filter MLflow accepts an order but no shared view.

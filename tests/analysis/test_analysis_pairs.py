@@ -209,7 +209,21 @@ def test_a_model_does_not_differ_from_itself() -> None:
         first, _ = pair_of(seeds, 100, np.random.default_rng(6))
         for metric in ("accuracy", "matthews"):
             same = compare(first, first, metric=metric, resamples=100)
-            assert (same.difference, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
+            assert (same.difference, same.p) == (0.0, 1.0)
+            assert math.isnan(same.low) and math.isnan(same.high), (
+                "no example shows a difference, which is no certainty"
+            )
+            assert not same.equal_seeds
+
+
+def test_equal_scores_over_seeds_are_noted_beside_the_interval_over_examples() -> None:
+    gold, right = np.zeros(71, int), np.arange(71) < 51
+    alike = [classified(gold, np.roll(right, shift)) for shift in (0, 7)]
+    apart = [classified(gold, right), classified(gold, np.arange(71) < 53)]
+    found = compare(alike, apart, metric="accuracy", resamples=500)
+    assert found.equal_seeds and found.low < found.difference < found.high
+    assert not compare(apart, apart[::-1], metric="accuracy", resamples=50).equal_seeds
+    assert not compare(alike[:1], apart[:1], metric="accuracy", resamples=50).equal_seeds
 
 
 def test_the_sides_turned_round_give_the_opposite_difference_and_the_same_cells_the_same_numbers() -> None:

@@ -177,6 +177,20 @@ def test_where_nothing_can_be_told_every_cell_is_run(full: np.ndarray) -> None:
     assert end.cut == {} and len(scores) == full.size
 
 
+def test_equal_scores_of_some_rates_do_not_make_the_noise_of_others_seem_smaller() -> None:
+    varying = [[0.70, 0.76], [0.71, 0.69], [0.60, 0.66]]
+    alone = np.full((3, 4), NONE)
+    alone[:, :2] = varying
+    joined = np.full((8, 4), NONE)
+    joined[:, :2] = [*varying, *([level, level] for level in (0.30, 0.31, 0.32, 0.33, 0.34))]
+    # The rates far behind have next to no chance, so the sum is that of the rates that vary.
+    for row in (1, 2):
+        assert chance_of(joined, [2] * 8, row) == pytest.approx(chance_of(alone, [2] * 3, row), rel=0.5)
+    tiny = np.full((3, 5), NONE)
+    tiny[:, :2] = [[0.600, 0.600], [0.599, 0.599], [0.300, 0.3001]]
+    assert cannot_win(tiny, [2] * 3, 0.3) == [False] * 3
+
+
 @pytest.mark.parametrize("error", [0.0, 1.0, NONE])
 def test_an_error_that_is_no_probability_is_refused(error: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):

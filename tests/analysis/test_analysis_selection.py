@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -343,7 +344,7 @@ def test_more_lost_seeds_never_make_a_rate_eligible() -> None:
     ("metric", "values", "lowest"), [("matthews", [-0.99, -0.6, -0.93], -1.0), ("accuracy", [0.01, 0.4, 0.07], 0.0)]
 )
 def test_a_sweep_s_scores_have_the_ranges_that_their_families_declare(
-    metric: str, values: list[float], lowest: float
+    metric: str, values: list[float], lowest: float, tmp_path: Path
 ) -> None:
     space = Space.model_validate({"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0, 1, 2], "protocol": {}})
     made = []
@@ -351,7 +352,7 @@ def test_a_sweep_s_scores_have_the_ranges_that_their_families_declare(
         scores = {split: {metric: value} for split in ("validation", "test")}
         made.append(make_result(key=str(seed), model="m", seed=seed, metric=metric, scores=scores))
     assert student(values).low < lowest
-    sweep = analyse_sweep(["m"], None, space, made)
+    sweep = analyse_sweep(["m"], None, space, made, tasks={}, store=tmp_path)
     of_test = ("test_low", "test_mean")
     for table, columns in ((sweep.best, of_test), (sweep.curves, of_test), (sweep.overall, ("low", "mean"))):
         low, mean = (table[column].item() for column in columns)

@@ -75,7 +75,15 @@ def test_one_seed_one_rate_or_nothing_but_divergence_leave_deviations_unknown() 
     assert row["range_rates"] == 0
     lost = stability(grid("m", {1e-4: [None], 1e-3: [None]}))["m"]
     assert lost["share_diverged"] == 1
-    assert math.isnan(lost["sd_rates"]) and math.isnan(lost["range_rates"]) and math.isnan(lost["share_near_best"])
+    unknown = ("sd_rates", "range_rates", "share_near_best", "regret")
+    assert all(math.isnan(lost[name]) for name in unknown), "the regret of a model without any score was 0"
+
+
+def test_equal_scores_over_seeds_do_not_show_how_large_the_deviation_is() -> None:
+    row = stability(grid("m", {1e-4: [0.5, 0.5, 0.5], 1e-3: [0.6, 0.6, 0.6]}))["m"]
+    assert row["sd_seeds"] == row["sd_seeds_pooled"] == 0
+    ends = [f"sd_seeds{pooled}_{end}" for pooled in ("", "_pooled") for end in ("low", "high")]
+    assert all(math.isnan(row[name]) for name in ends)
 
 
 def test_known_noise_is_found_again() -> None:

@@ -183,7 +183,8 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     told = json.loads(output)
     assert list(told["left_out"]) == ["conll2003"]
     (found,) = told["tasks"]
-    analysis = analyse_sweep(prepared.study.models, prepared.study.baseline, space, ledger.results(cells))
+    found_results = ledger.results(cells)
+    analysis = analyse_sweep(prepared.study.models, None, space, found_results, tasks={}, store=place.store)
     best = {row["model"]: row for row in records(analysis.best) if row["task"] == "sst2"}
     sides = []
     for name, side in zip(names, ("first", "second"), strict=True):
@@ -196,7 +197,21 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     assert (found["examples"], found["seeds"], found["test"]) == (40, 2, "permutation")
     assert found["difference"] == pytest.approx(differences.mean())
     error = differences.std() / math.sqrt(40)
-    assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.2, abs=1e-9)
+    if np.ptp(differences) == 0:
+        assert found["low"] is found["high"] is None
+    else:
+        assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.2)
+    labels = pd.read_parquet(ledger.examples_path(keys[0])).gold
+    assert found["chance"] == pytest.approx(labels.value_counts(normalize=True).max()) and found["final"]
+    assert found["at_chance"] == [
+        name
+        for name in names
+        if best[name]["test_mean"] <= found["chance"] or best[name]["test_low"] <= found["chance"]
+    ]
+    _, output, _ = call(*names)
+    equal = any(best[name]["test_sd"] == 0 for name in names)
+    assert ("the seeds give equal scores; their noise is not known" in output) == equal
+    assert equal or "what seeds other than these 2 would give is not in the interval" in output
     check_per_seed(call, names, file, ledger.results(cells))
     for words, message in (
         (("3m-untrained", names[1]), "unknown model '3m-untrained'"),
@@ -212,4 +227,8 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
             ledger.path(cell_key(cell)).unlink(missing_ok=True)
     code, output, errors = call(*names, "--task", "sst2", "--json")
     assert code == 0, errors
-    assert [(one["seeds"], one["test"]) for one in json.loads(output)["tasks"]] == [(1, "mcnemar")]
+    (left,) = json.loads(output)["tasks"]
+    assert (left["seeds"], left["test"], left["final"]) == (1, "mcnemar", False)
+    _, output, _ = call(*names, "--task", "sst2")
+    assert "sst2: one seed; what other seeds would give is not known" in output
+    assert "sst2: the best learning rates are not final, as cells are still to be run" in output

@@ -14,13 +14,14 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning import cell as cells
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.early_stopping import BestWeights
+from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import work_of
-from mlmclm.tasks.family import Family, fresh_layers, get_family
+from mlmclm.tasks.family import Family, get_family
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
 from small_models import save_small_model, write_sentiment

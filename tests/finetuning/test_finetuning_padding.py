@@ -29,10 +29,11 @@ from transformers import (
 )
 
 from mlmclm.finetuning.forward import forward
+from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
-from mlmclm.tasks.family import Batch, Family, fresh_layers, get_family
+from mlmclm.tasks.family import Batch, Family, get_family
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import FILL, write_place, write_table
 

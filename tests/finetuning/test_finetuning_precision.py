@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import training_rows
+from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.loop import train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
-from mlmclm.tasks.family import Family, fresh_layers, get_family
+from mlmclm.tasks.family import Family, get_family
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_sentiment
 

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
+from scipy import stats
 
-from mlmclm.analysis.analyse import analyse
+from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.chance import Chance, above_chance
+from mlmclm.analysis.results import records
+from mlmclm.analysis.selection import best_rates
 from mlmclm.reports import text
 from mlmclm.reports.wording import baseline_sentence, cautions, headline, limits
 from mlmclm.seeds import Seeds, seed_value
@@ -20,7 +24,7 @@ def single(scores: dict[str, float | None]) -> list[dict[str, Any]]:
 
 def test_a_clear_winner_is_called_one_with_its_difference() -> None:
     found = headline(analyse(synthetic_results({"a": 0.8, "b": 0.7, "c": 0.6})))
-    assert found.clear and found.best == "a" and found.tied == ()
+    assert found.clear and found.best == ("a",) and found.tied == ()
     assert found.verdict == "Best on the mean over 4 tasks: a."
     assert "the next, b, scores" in found.detail and "a difference of +" in found.detail
 
@@ -55,11 +59,171 @@ def test_the_baseline_sentence_has_every_outcome() -> None:
         return baseline_sentence(analyse(synthetic_results(models, **more), "untrained"))
 
     assert say({"a": 0.8, "untrained": 0.5}).startswith("a beats the baseline by more than the interval")
-    assert "It is so for a. It is not the case for b (not clearly ahead" in say({"a": 0.8, "b": 0.4, "untrained": 0.5})
+    mixed = say({"a": 0.8, "b": 0.4, "untrained": 0.5})
+    assert (
+        "It is so for a. Task by task, the lead is larger than its interval on 4 of 4. It is not the case for b"
+        in mixed
+    )
+    assert "b (not clearly ahead on the mean, ahead on 0 of 4 tasks" in mixed
     assert "cannot be told yet" in baseline_sentence(analyse(single({"a": 0.8, "untrained": 0.5}), "untrained"))
-    mixed = synthetic_results({"a": 0.8, "untrained": 0.5}) + single({"late": 0.8})
-    assert "cannot be told yet for late" in baseline_sentence(analyse(mixed, "untrained"))
+    late = synthetic_results({"a": 0.8, "untrained": 0.5}) + single({"late": 0.8})
+    assert "cannot be told yet for late" in baseline_sentence(analyse(late, "untrained"))
     assert baseline_sentence(analyse(synthetic_results({"a": 0.8}))) == ""
+
+
+def scored(models: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
+    """Results at one rate, given each model's scores by task and seed."""
+    return [
+        cell(model, task, 1e-3, seed, score, score)
+        for model, tasks in models.items()
+        for task, scores in zip(TASKS, tasks, strict=False)
+        for seed, score in enumerate(scores)
+    ]
+
+
+def test_the_sentence_does_not_claim_wins_on_single_tasks_that_are_within_the_noise() -> None:
+    """It read as if each of three models had won three tasks, where one had won one."""
+    near = [[0.60, 0.64, 0.62], [0.60, 0.65, 0.61], [0.60, 0.63, 0.62]]
+    base = [[0.59, 0.62, 0.60]] * 3 + [[0.20, 0.21, 0.20]]
+    models = {"a": [[0.9, 0.91, 0.92]] * 4, "b": [*near, [0.8, 0.81, 0.82]], "untrained": base}
+    found = analyse(scored(models), "untrained")
+    clear = {
+        name: sum(
+            stats.ttest_ind(own, theirs, equal_var=False).confidence_interval().low > 0
+            for own, theirs in zip(models[name], base, strict=True)
+        )
+        for name in ("a", "b")
+    }
+    assert clear == {"a": 4, "b": 1} and list(found.claims["verdict"]) == ["holds", "holds"]
+    assert baseline_sentence(found) == (
+        "All 2 models beat the baseline by more than the interval on the mean over tasks, and each scores higher on at least 3 of "
+        "the 4 tasks. Task by task, the lead is larger than its interval on 4 of 4 (a) and 1 of 4 (b)."
+    )
+
+
+def test_equal_scores_of_seeds_make_no_winner_and_it_is_said_why() -> None:
+    """Two models one example of 71 apart were "+1.41 points [+1.41, +1.41], Holm-corrected p < 0.001", a clear winner."""
+    made = [
+        cell(model, "sst2", 1e-3, seed, right / 71, right / 71)
+        for model, right in (("a", 51), ("b", 50), ("untrained", 40))
+        for seed in (0, 1)
+    ]
+    found = analyse(made, "untrained")
+    said = headline(found)
+    assert not said.clear and said.tied == ("b", "untrained")
+    assert said.verdict == (
+        "No clear winner on the task: a scores highest, but its difference to b and untrained has no interval."
+    )
+    assert said.detail == (
+        "It scores 71.83; the next, b, scores 70.42: a difference of +1.41 points (no interval: the seeds give equal scores; their "
+        "noise is not known)."
+    )
+    assert found.comparisons[["low", "high", "p", "p_holm"]].isna().all(axis=None)
+    assert set(found.claims["verdict"]) == {"unknown"} and set(found.comparisons["tests"]) == {0}
+    (note,) = [note for note in cautions(found) if "equal scores" in note]
+    assert note.startswith(
+        "The seeds give equal scores for a on sst2, b on sst2 and untrained on sst2; their noise is not"
+    )
+    assert set(found.best["note"]) == {"equal scores: no interval"}
+
+
+def test_a_pair_that_is_not_tested_is_not_counted_by_holm_and_this_is_said() -> None:
+    found = analyse(scored({"a": [[0.8, 0.81, 0.83]], "b": [[0.7, 0.7, 0.7]], "c": [[0.6, 0.61, 0.62]]}))
+    tested = stats.ttest_ind([0.8, 0.81, 0.83], [0.6, 0.61, 0.62], equal_var=False).pvalue
+    rows = [row for row in records(found.comparisons) if row["kind"] == "all"]
+    assert [row["tests"] for row in rows] == [1, 1, 1]
+    assert [row["p_holm"] for row in rows] == pytest.approx([math.nan, tested, math.nan], nan_ok=True)
+    assert headline(found).detail.endswith(
+        "Holm's correction counts 1 of 3 pairs of models, as the others have no interval."
+    )
+
+
+def test_a_difference_that_is_shown_as_0_00_is_a_tie() -> None:
+    level = [0.70, 0.72, 0.74]
+    for shift, is_tied in ((0.0, True), (4e-5, True), (6e-5, False)):
+        models = {"a": [level], "b": [[score + shift for score in level]], "c": [[0.5, 0.51, 0.52]]}
+        found = analyse(scored(models), "c")
+        said = headline(found)
+        if is_tied:
+            names = "b and a" if shift else "a and b"
+            assert said.verdict == f"Tied on the task: {names} score 72.00."
+            assert not said.clear and set(said.best) == {"a", "b"} and said.tied == ()
+            assert "a difference of 0.00 points" in said.detail
+        else:
+            assert said.best == ("b",) and "b scores highest, but a is not told apart" in said.verdict
+    same = analyse(scored({"a": [level], "untrained": [level]}), "untrained")
+    assert headline(same).verdict.startswith("Tied on the task: a and untrained")
+    assert list(same.claims["tasks_ahead"]) == [0] and list(same.claims["verdict"]) == ["does not hold"]
+
+
+def test_a_choice_with_cells_to_come_is_not_final() -> None:
+    made = synthetic_results({"a": 0.8, "b": 0.7})
+    whole, part = analyse(made), analyse(made[:-3], grid=analyse(made).grid)
+    assert whole.best["final"].all() and "so far" not in headline(whole).verdict
+    assert list(part.best["final"]) == [True] * 7 + [False]
+    row = records(part.best)[-1]
+    assert row["note"] == "not final: 3 cells not run" and best_rates(row) == "1e-3 (not final)"
+    said = headline(part)
+    assert said.verdict == "Best on the mean over 4 tasks so far: a."
+    assert said.detail.endswith("Not final: 3 of 96 cells have no result yet.")
+    assert any("so their best rates are not final" in note for note in cautions(part))
+
+
+CHANCE = {"pydocs-kind": Chance(0.60, "the most frequent class")}
+
+
+def test_a_score_at_chance_wins_nothing_and_holds_no_claim() -> None:
+    """A model that predicted class 0 in all cells was ranked first, with `holds`."""
+    models = {"a": [[0.60, 0.60, 0.60]], "b": [[0.60, 0.59, 0.61]], "untrained": [[0.40, 0.41, 0.42]]}
+    made = scored(models)
+    found = analyse(made, "untrained", chances=CHANCE, constant=lambda row: row["model"] == "a")
+    assert list(found.best["above_chance"]) == ["no"] * 3 and list(found.best["constant"]) == [3, 0, 0]
+    assert set(found.claims["verdict"]) <= {"does not hold", "unknown"} and not found.claims["holds"].any()
+    assert list(found.claims["tasks_at_chance"]) == [1, 1] and list(found.claims["tasks_ahead"]) == [0, 0]
+    assert not headline(found).clear
+    said = " ".join(cautions(found))
+    assert "The same prediction for every test example: a on pydocs-kind." in said
+    assert "Not above chance: a on pydocs-kind and b on pydocs-kind. No verdict rests on these scores." in said
+    without = analyse(scored({"a": [[0.6, 0.61, 0.6]], "untrained": models["untrained"]}), "untrained")
+    assert list(without.claims["verdict"]) == ["holds"], "as where chance is not known"
+
+
+def test_a_constant_prediction_is_no_evidence_even_where_chance_is_not_known() -> None:
+    made = scored({"a": [[0.60, 0.61, 0.60]], "untrained": [[0.40, 0.41, 0.42]]})
+    found = analyse(made, "untrained", constant=lambda row: row["model"] == "a")
+    assert list(found.claims["verdict"]) == ["does not hold"] and not headline(found).clear
+
+
+def test_a_verdict_on_the_mean_stands_only_without_the_tasks_led_at_chance() -> None:
+    chances = CHANCE | {task: Chance(0.1, "") for task in TASKS if task != "pydocs-kind"}
+    noise = (0.0, 0.01, -0.01)
+
+    def found(lead: float) -> Analysis:
+        """`a` leads by far on the first task, where it is below chance, and by `lead` on the second."""
+        levels = {"a": (0.50, 0.70 + lead), "b": (0.30, 0.70)}
+        made = scored({name: [[level + shift for shift in noise] for level in own] for name, own in levels.items()})
+        return analyse(made, chances=chances)
+
+    assert headline(found(0.2)).clear
+    same = headline(found(0.0))
+    assert not same.clear
+    assert same.verdict.endswith("a scores highest, but its lead over b rests on scores that are not above chance.")
+    # By hand: with the first task counted as level, the difference of the means is half of that on the second.
+    lead, error = 0.2 / 2, math.sqrt(2 * 0.01**2 / 3) / 2
+    assert lead > stats.t.ppf(0.975, 4) * error
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "chance", "said"),
+    [
+        (0.7, 0.65, 0.6, "yes"), (0.7, 0.6, 0.6, "no"), (0.7, 0.55, 0.6, "no"), (0.5, 0.45, 0.6, "no"),
+        (0.6, math.nan, 0.6, "no"), (0.7, math.nan, 0.6, "unknown"), (0.7, 0.65, math.nan, "unknown"),
+        (math.nan, math.nan, 0.6, ""),
+    ],
+)  # fmt: skip
+def test_a_score_is_above_chance_if_its_whole_interval_is(value: float, low: float, chance: float, said: str) -> None:
+    assert above_chance(value, low, chance) == said
+    assert above_chance(value, low, chance, constant=True) == (said and "no")
 
 
 def test_nothing_to_be_careful_about_is_an_empty_list() -> None:

@@ -20,6 +20,7 @@ from sweep_cells import make_cell, make_result
 import mlmclm.sweeps.run_layers
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
+from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, kept_folder
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
@@ -33,7 +34,7 @@ from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
 from mlmclm.sweeps.trainable import KeepingWorker
-from mlmclm.tasks.family import fresh_layers, get_family
+from mlmclm.tasks.family import get_family
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import get_task
 from small_models import write_two

@@ -16,18 +16,13 @@ import torch
 from sklearn.metrics import f1_score
 
 from mlmclm.backends.packing import Packing
-from mlmclm.tasks.families.question_answering import (
-    answer_f1,
-    exact_match,
-    graded_with_unanswerable,
-    normalise_answer,
-    windows,
-)
-from mlmclm.tasks.families.retrieval import ndcg_at_10, rankings
+from mlmclm.tasks.answers import answer_f1, exact_match, graded_with_unanswerable, normalise_answer
+from mlmclm.tasks.families.question_answering import windows
 from mlmclm.tasks.families.sequence_classification import classification_scores
 from mlmclm.tasks.families.sequence_regression import correlations
 from mlmclm.tasks.families.token_classification import TokenClassification, words_of_tokens
 from mlmclm.tasks.family import Lists, mean_of
+from mlmclm.tasks.ndcg import ndcg_at_10, rankings
 from mlmclm.tasks.search import search
 from mlmclm.tasks.settings import TaskSettings
 from small_models import CITIES, FILL, NAMES

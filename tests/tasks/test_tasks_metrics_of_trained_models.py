@@ -24,9 +24,9 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.tasks.families.question_answering import QUESTION, windows
-from mlmclm.tasks.families.retrieval import ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.families.token_classification import TokenClassification
 from mlmclm.tasks.family import Examples, Family, get_family
+from mlmclm.tasks.ndcg import ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.search import search

@@ -10,7 +10,7 @@ import pytest
 import pytrec_eval
 import torch
 
-from mlmclm.tasks.families.retrieval import ndcg_at_10, rankings, study_ndcg_at_10
+from mlmclm.tasks.ndcg import ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.search import Ranking, _Best, by_id, search
 
 QUERIES, DOCUMENTS = 37, 211

@@ -68,6 +68,15 @@ def test_runs_say_which_metric_is_the_main_one_and_show_both_families() -> None:
     group = views.group_record("s", "m", "conll2003", metric="study.f1", rates="1e-3", metrics=known)
     assert group.tags["mlmclm.metric"] == "study.f1"
     assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test study.f1 0.6000."
+    note = "equal scores: no interval; not above chance; not final: 3 cells not run"
+    group = views.group_record(
+        "s", "m", "conll2003", metric="f1", rates="1e-3 (not final)", note=note, metrics=known | {"chance": 0.7}
+    )
+    assert group.tags["mlmclm.learning_rates"] == "1e-3 (not final)"
+    assert group.tags[views.NOTE_TAG] == (
+        "Best learning rate 1e-3 (not final): test f1 0.6000.  \nEqual scores: no interval; not above chance; not final: 3 cells not run."
+    )
+    assert {name: value for name, value, *_ in group.metrics}["chance"] == 0.7
     grid = {"models": ["m"], "tasks": ["conll2003"], "learning_rates": [1e-3], "seeds": [2]}
     assert views.sweep_record("s", **grid, main_metrics="study").tags["mlmclm.metrics"] == "study"
 

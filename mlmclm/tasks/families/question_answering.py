@@ -10,9 +10,6 @@ and end logits sum to more than the score of the best span: BERT's rule with a t
 
 from __future__ import annotations
 
-import re
-import string
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from mlmclm.errors import UserError
+from mlmclm.tasks.answers import graded, graded_with_unanswerable, study_f1
 from mlmclm.tasks.family import (
     Array,
     Batch,
@@ -63,46 +61,10 @@ WINDOWS = pa.schema(
     ]
 )
 """Columns of a split's table: one row per window."""
+GUESSES, MOST_ROUNDS = 20_000, 20
+"""Number of random answers to all test questions that the chance level rests on, and the most to one question."""
 QUESTION = "Question: {question}\nContext:"
 """The study's prompt template; the passage follows after a space."""
-
-
-def normalise_answer(text: str) -> str:
-    """Apply SQuAD's official normalisation: lower case, no punctuation, no articles, single spaces."""
-    text = "".join(character for character in text.lower() if character not in set(string.punctuation))
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
-
-
-def exact_match(prediction: str, references: Sequence[str]) -> float:
-    """Return 1 if the normalised prediction equals any normalised reference, else 0."""
-    return float(any(normalise_answer(prediction) == normalise_answer(reference) for reference in references))
-
-
-def answer_f1(prediction: str, references: Sequence[str]) -> float:
-    """Return the highest F1 between bags of normalised words over all references (SQuAD v1.1: no overlap gives 0)."""
-    return max(
-        _f1(normalise_answer(prediction).split(), normalise_answer(reference).split()) for reference in references
-    )
-
-
-def _f1(prediction: list[str], reference: list[str]) -> float:
-    common = sum((Counter(prediction) & Counter(reference)).values())
-    if common == 0:
-        return 0.0
-    precision, recall = common / len(prediction), common / len(reference)
-    return 2 * precision * recall / (precision + recall)
-
-
-def study_f1(prediction: tuple[int, int] | None, answer: tuple[int, int] | None) -> float:
-    """Compute the study's F1 (arXiv 2507.00994) over sets of token positions, against the first answer only.
-
-    A set is given by its first and last token within the passage; None is the empty one. Two empty sets have F1 1, as
-    in SQuAD v2; the study does not define this case.
-    """
-    if prediction is None or answer is None:
-        return float(prediction is answer)
-    common = min(prediction[1], answer[1]) - max(prediction[0], answer[0]) + 1
-    return 2 * max(0, common) / sum(last - first + 1 for first, last in (prediction, answer))
 
 
 def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
@@ -112,38 +74,6 @@ def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     step = max(1, room - stride)
     starts = range(0, tokens - room + step, step)
     return [(start, min(start + room, tokens)) for start in starts]
-
-
-def graded(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
-    """Compute SQuAD's official F1 and exact match of each question."""
-    pairs = list(zip(predictions, references, strict=True))
-    return {
-        "f1": np.array([answer_f1(*pair) for pair in pairs]),
-        "exact_match": np.array([exact_match(*pair) for pair in pairs]),
-    }
-
-
-def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
-    """Compute SQuAD v2's official F1 and exact match of each question.
-
-    The columns with the prefix `has_answer_` or `no_answer_` cover only questions with or without an answer, and are
-    left out if there are none.
-
-    A question without an answer has the empty text as its only reference. If the prediction or the reference is empty
-    after normalisation, F1 is 1 if both are and 0 otherwise.
-    """
-    accepted = [list(filter(normalise_answer, answers)) or [""] for answers in references]
-    every = graded(predictions, accepted)
-    # Two empty texts have no word in common, but they match exactly.
-    every["f1"] = np.maximum(every["f1"], every["exact_match"])
-    answered = np.array([bool(answers) for answers in references])
-    parts = {"has_answer": answered, "no_answer": ~answered}
-    return every | {
-        f"{name}_{score}": np.where(part, values, np.nan)
-        for name, part in parts.items()
-        if part.any()
-        for score, values in every.items()
-    }
 
 
 class QuestionAnswering(Family):
@@ -159,6 +89,7 @@ class QuestionAnswering(Family):
     study_metric = "study.f1"
     unanswerable = True
     overlong_words = "in windows"
+    predicted = "answer"
 
     @classmethod
     def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
@@ -424,6 +355,32 @@ class QuestionAnswering(Family):
             "id": objects(self.prepared.table(f"{split}_examples")["id"].to_pylist()),
             "answer": objects(texts),
         }
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        windows = self._tables["test"]["example"]  # [windows], the example of each
+        if self.prepared.unanswerable:
+            yield "never an answer", self.examples("test", [np.array([0.0, 0, 0, 1])] * len(windows))
+        questions = len(self._examples["test"][0])
+        draw, rounds = np.random.default_rng(0), max(1, min(MOST_ROUNDS, GUESSES // questions))
+        guesses = [self.examples("test", self._guesses(draw)) for _ in range(rounds)]
+        numbers = [name for name, values in guesses[0].items() if values.dtype != object]
+        yield "words from anywhere", {name: np.mean([guess[name] for guess in guesses], axis=0) for name in numbers}
+
+    def _guesses(self, draw: np.random.Generator) -> list[Array]:
+        """Return predictions that answer each test question by one to four words from anywhere in its passage."""
+        table, (contexts, *_) = self._tables["test"], self._examples["test"]
+        starts = np.flatnonzero(np.diff(table["example"], prepend=-1))  # first window of each example
+        chosen = starts + draw.integers(np.diff(np.append(starts, len(table["example"]))))
+        none = [0.0] if self.prepared.unanswerable else []  # the score of no answer, below that of the words
+        found = [np.array([-1.0, 0, 0, *none])] * len(table["example"])
+        for window in chosen.tolist():
+            context, first = contexts[table["example"][window]], table["first"][window]
+            words = [place for place, at in enumerate(first) if at == 0 or context[at - 1].isspace()] or [0]
+            word = int(draw.integers(len(words)))
+            after = word + int(draw.integers(1, 5))
+            last = words[after] - 1 if after < len(words) else len(first) - 1
+            found[window] = np.array([1.0, words[word], last, *none])
+        return found
 
     def scores(self, examples: Examples) -> dict[str, float]:
         return means(examples)

@@ -16,6 +16,7 @@ from mlmclm.tasks.check import check_no_nulls
 from mlmclm.tasks.columns import Columns
 from mlmclm.tasks.declaration import Judged
 from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, Read, limited, means, objects, subset
+from mlmclm.tasks.ndcg import expected_ndcg, expected_study_ndcg, ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.splits import Raw
 from mlmclm.tasks.texts import encode_texts
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from mlmclm.results.examples import KeptExamples
     from mlmclm.tasks.declaration import Task
     from mlmclm.tasks.load import TaskData
-    from mlmclm.tasks.search import BestDocuments, Ranking
     from mlmclm.tasks.settings import TaskSettings
 
 DEPTH = 10
@@ -42,64 +42,6 @@ class RetrievalSet:
     queries: pa.Table
     corpus: pa.Table
     qrels: pa.Table
-
-
-def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]]) -> list[Ranking]:
-    """Return the rankings for `ndcg_at_10` and for `study_ndcg_at_10`.
-
-    The first ranks all documents as trec_eval does. The second ranks the judged documents only, and breaks ties by the
-    order of the corpus.
-    """
-    from mlmclm.tasks.search import Ranking, by_id
-
-    judged = {document for query in query_ids for document in qrels.get(query, {})}
-    searched = np.array([document in judged for document in document_ids], dtype=bool)
-    return [by_id(document_ids), Ranking(np.arange(len(document_ids)), searched)]
-
-
-def ndcg_at_10(
-    query_ids: Sequence[str], document_ids: Sequence[str], found: BestDocuments, qrels: dict[str, dict[str, int]]
-) -> Array:
-    """Compute NDCG@10 of each query, [queries], from the ten best of all documents, with pytrec_eval.
-
-    By trec_eval's definition, the ideal ranking is that of all judged documents. Queries without a relevant document
-    have NaN.
-    """
-    import pytrec_eval
-
-    run = {
-        query: {
-            document_ids[number]: float(score)
-            for number, score in zip(found.documents[row], found.scores[row], strict=True)
-        }
-        for row, query in enumerate(query_ids)
-        if any(grade > 0 for grade in qrels.get(query, {}).values())
-    }
-    judged = {query: qrels[query] for query in run}
-    results = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10"}).evaluate(run)
-    return np.array([results[query]["ndcg_cut_10"] if query in run else np.nan for query in query_ids])
-
-
-def study_ndcg_at_10(
-    query_ids: Sequence[str], document_ids: Sequence[str], found: BestDocuments, qrels: dict[str, dict[str, int]]
-) -> Array:
-    """Compute the study's NDCG@10 (arXiv 2507.00994), [queries], from the ten best of each query's judged documents.
-
-    It differs from `ndcg_at_10` in two ways: only judged documents are searched, and the ideal ranking is that of the
-    ten documents found, so a relevant document that is not among them costs nothing. As in trec_eval, gains are the
-    grades themselves. The same queries have NaN.
-    """
-    discounts = 1 / np.log2(np.arange(found.documents.shape[1]) + 2)
-    values = np.full(len(query_ids), np.nan)
-    for row, query in enumerate(query_ids):
-        grades = qrels.get(query, {})
-        if not any(grade > 0 for grade in grades.values()):
-            continue
-        top = found.documents[row]
-        gains = np.array([max(0, grades.get(document_ids[number], 0)) for number in top], dtype=np.float64)
-        ideal = float(np.sort(gains)[::-1] @ discounts)
-        values[row] = float(gains @ discounts) / ideal if ideal else 0.0
-    return values
 
 
 class Retrieval(Family):
@@ -119,6 +61,7 @@ class Retrieval(Family):
     more_columns = ("negative", "id", "title", "text", "query_id", "corpus_id", "score")
     metrics: ClassVar = {"ndcg@10": "NDCG@10", "study.ndcg@10": "study's NDCG@10"}
     study_metric = "study.ndcg@10"
+    predicted = "documents"
     judged = True
     framed = True
     embeds = True
@@ -360,6 +303,13 @@ class Retrieval(Family):
             "documents": objects([[documents[number] for number in row] for row in every.documents]),
             "document_scores": objects(list(every.scores.astype(np.float32))),
         }
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        names, queries, qrels = self._evaluation["test"]
+        grades = [list(qrels.get(query, {}).values()) for query in names[:queries]]
+        judged = len({document for query in names[:queries] for document in qrels.get(query, {})})
+        every, own = expected_ndcg(grades, len(names) - queries), expected_study_ndcg(grades, judged)
+        yield "any order", {"ndcg@10": every, "study.ndcg@10": own}
 
     def scores(self, examples: Examples) -> dict[str, float]:
         return means(examples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -138,6 +138,12 @@ class SequenceClassification(Family):
         labels = self._labels[split]
         predicted = np.stack(predictions).argmax(axis=1)
         return {"gold": labels, "prediction": predicted, "correct": labels == predicted}
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        for number, name in enumerate(self.prepared.label_names):
+            always = np.zeros(self.outputs)
+            always[number] = 1.0
+            yield f"always {name}", self.examples("test", [always] * len(self._labels["test"]))
 
     def scores(self, examples: Examples) -> dict[str, float]:
         return classification_scores(examples["gold"], examples["prediction"], self.outputs)

@@ -1,0 +1,117 @@
+"""NDCG@10 of a retrieval: trec_eval's, the study's, and what a random order of the documents is expected to have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlmclm.tasks.family import Array
+
+if TYPE_CHECKING:
+    from mlmclm.tasks.search import BestDocuments, Ranking
+
+DISCOUNTS = 1 / np.log2(np.arange(10) + 2)
+"""Of the ten ranks."""
+DRAWS = 2_000
+"""Random draws of ten documents, for the expectation of the study's NDCG."""
+
+
+def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]]) -> list[Ranking]:
+    """Return the rankings for `ndcg_at_10` and for `study_ndcg_at_10`.
+
+    The first ranks all documents as trec_eval does. The second ranks the judged documents only, and breaks ties by the
+    order of the corpus.
+    """
+    from mlmclm.tasks.search import Ranking, by_id
+
+    judged = {document for query in query_ids for document in qrels.get(query, {})}
+    searched = np.array([document in judged for document in document_ids], dtype=bool)
+    return [by_id(document_ids), Ranking(np.arange(len(document_ids)), searched)]
+
+
+def ndcg_at_10(
+    query_ids: Sequence[str], document_ids: Sequence[str], found: BestDocuments, qrels: dict[str, dict[str, int]]
+) -> Array:
+    """Compute NDCG@10 of each query, [queries], from the ten best of all documents, with pytrec_eval.
+
+    By trec_eval's definition, the ideal ranking is that of all judged documents. Queries without a relevant document
+    have NaN.
+    """
+    import pytrec_eval
+
+    run = {
+        query: {
+            document_ids[number]: float(score)
+            for number, score in zip(found.documents[row], found.scores[row], strict=True)
+        }
+        for row, query in enumerate(query_ids)
+        if any(grade > 0 for grade in qrels.get(query, {}).values())
+    }
+    judged = {query: qrels[query] for query in run}
+    results = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10"}).evaluate(run)
+    return np.array([results[query]["ndcg_cut_10"] if query in run else np.nan for query in query_ids])
+
+
+def study_ndcg_at_10(
+    query_ids: Sequence[str], document_ids: Sequence[str], found: BestDocuments, qrels: dict[str, dict[str, int]]
+) -> Array:
+    """Compute the study's NDCG@10 (arXiv 2507.00994), [queries], from the ten best of each query's judged documents.
+
+    It differs from `ndcg_at_10` in two ways: only judged documents are searched, and the ideal ranking is that of the
+    ten documents found, so a relevant document that is not among them costs nothing. As in trec_eval, gains are the
+    grades themselves. The same queries have NaN.
+    """
+    discounts = 1 / np.log2(np.arange(found.documents.shape[1]) + 2)
+    values = np.full(len(query_ids), np.nan)
+    for row, query in enumerate(query_ids):
+        grades = qrels.get(query, {})
+        if not any(grade > 0 for grade in grades.values()):
+            continue
+        top = found.documents[row]
+        gains = np.array([max(0, grades.get(document_ids[number], 0)) for number in top], dtype=np.float64)
+        ideal = float(np.sort(gains)[::-1] @ discounts)
+        values[row] = float(gains @ discounts) / ideal if ideal else 0.0
+    return values
+
+
+def expected_ndcg(grades: Sequence[Sequence[int]], documents: int) -> Array:
+    """Return the expected NDCG@10 (`ndcg_at_10`) of each query if the documents are ranked at random, [queries].
+
+    Each rank then holds a document of the mean grade. A query without a relevant document has NaN.
+
+    Args:
+        grades: the judgements of each query.
+        documents: number of documents that are ranked.
+    """
+    expected = np.full(len(grades), np.nan)
+    for row, own in enumerate(grades):
+        best = np.sort(np.maximum(own, 0))[::-1][: len(DISCOUNTS)]
+        if best.any():
+            gain = np.maximum(own, 0).sum() / documents * DISCOUNTS[:documents].sum()
+            expected[row] = gain / (best @ DISCOUNTS[: len(best)])
+    return expected
+
+
+def expected_study_ndcg(grades: Sequence[Sequence[int]], judged: int) -> Array:
+    """Return the same of the study's NDCG@10 (`study_ndcg_at_10`), estimated from `DRAWS` random draws for each query.
+
+    Args:
+        judged: number of documents that are judged for any query, which are those that are ranked.
+    """
+    draw, found = np.random.default_rng(0), min(judged, len(DISCOUNTS))
+    cumulated = np.concatenate(([0.0], DISCOUNTS.cumsum()))
+    expected = np.full(len(grades), np.nan)
+    for row, own in enumerate(grades):
+        levels, counts = np.unique(np.maximum(own, 0), return_counts=True)
+        if not levels.any():
+            continue
+        # Documents that are judged for other queries only have grade 0 here.
+        levels, counts = np.append(0, levels)[::-1], np.append(judged - len(own), counts)[::-1]  # best first
+        taken = draw.multivariate_hypergeometric(counts, found, size=DRAWS)  # [draws, levels]
+        ends = cumulated[taken.cumsum(axis=1)]
+        ideal = np.diff(ends, axis=1, prepend=0.0) @ levels
+        gain = taken @ levels / found * cumulated[found]  # mean over all orders of these documents
+        expected[row] = np.divide(gain, ideal, out=np.zeros(DRAWS), where=ideal > 0).mean()
+    return expected

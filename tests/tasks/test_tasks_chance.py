@@ -1,0 +1,202 @@
+"""Chance levels equal what other implementations give to constant and random predictions; constant ones are recognised."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytrec_eval
+from scipy.stats import hypergeom
+from seqeval.metrics import f1_score as entity_f1
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from mlmclm.analysis.results import records
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.results.examples import KeptExamples, to_parquet
+from mlmclm.study.study_sweep import analyse_sweep
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.answers import answer_f1
+from mlmclm.tasks.chance_level import chance_level, predicts_the_same
+from mlmclm.tasks.family import get_family, objects
+from mlmclm.tasks.ndcg import expected_ndcg, expected_study_ndcg, study_ndcg_at_10
+from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.tasks.search import BestDocuments
+from small_models import write_place
+from small_results import make_result
+
+PROTOCOL = Protocol(max_length=32, stride=8)
+Prepare = Callable[[str], PreparedTask]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chance")
+    write_place(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepare(place: Path) -> Prepare:
+    return lambda task: prepare_task(task, place / "model", PROTOCOL, place / "store", place / "data")
+
+
+def level(prepared: PreparedTask, metric: str) -> float:
+    found = chance_level(prepared, PROTOCOL, metric)
+    assert found is not None
+    return found.score
+
+
+def test_of_classes_it_is_the_best_constant_prediction_by_scikit_learn(prepare: Prepare) -> None:
+    made = prepare("sst2")
+    gold = made.table("test")["label"].to_numpy()
+    constants = [np.full(len(gold), number) for number in (0, 1)]
+    every = [
+        {
+            "accuracy": accuracy_score(gold, same),
+            "f1_macro": f1_score(gold, same, average="macro", zero_division=0.0),
+            "f1": f1_score(gold, same, zero_division=0.0),
+            "matthews": matthews_corrcoef(gold, same),
+        }
+        for same in constants
+    ]
+    for metric in ("accuracy", "f1_macro", "f1", "matthews", "accuracy+f1"):
+        parts = metric.split("+")
+        assert level(made, metric) == pytest.approx(max(np.mean([own[part] for part in parts]) for own in every))
+    found = chance_level(made, PROTOCOL, "accuracy")
+    assert found is not None and found.how == f"always {made.label_names[np.bincount(gold).argmax()]}"
+
+
+def test_of_numbers_it_is_0_and_said_to_be_undefined(prepare: Prepare) -> None:
+    found = chance_level(prepare("stsb"), PROTOCOL, "pearson+spearman")
+    assert found is not None and found.score == 0.0 and "correlation is undefined" in found.how
+
+
+def test_of_tags_it_is_the_best_constant_tag_by_seqeval(prepare: Prepare) -> None:
+    made = prepare("conll2003")
+    gold = [[made.label_names[tag] for tag in row] for row in made.table("test")["tags"].to_pylist()]
+    constant = [[[name] * len(row) for row in gold] for name in made.label_names]
+    assert level(made, "f1") == pytest.approx(max(entity_f1(gold, same, zero_division=0) for same in constant))
+    words = list(itertools.chain.from_iterable(gold))
+    assert level(made, "accuracy") == pytest.approx(max(words.count(name) for name in made.label_names) / len(words))
+
+
+def test_of_answers_it_is_the_mean_over_all_words_of_a_passage_or_never_an_answer(prepare: Prepare) -> None:
+    made = prepare("squad_4k")
+    expected = []
+    for row in made.table("test_examples").to_pylist():
+        words = row["context"].split()
+        spans = [" ".join(words[start : start + length]) for start in range(len(words)) for length in (1, 2, 3, 4)]
+        expected.append(np.mean([answer_f1(span, row["answers"]) for span in spans]))
+    assert level(made, "f1") == pytest.approx(np.mean(expected), abs=0.03)
+    assert level(made, "f1") > 0.05
+    with_none = prepare("squad_v2")
+    unanswered = np.mean([not row["answers"] for row in with_none.table("test_examples").to_pylist()])
+    family = get_family(with_none.family)(with_none, PROTOCOL)
+    (how, never), (_, words) = family.blind()
+    assert how == "never an answer" and never["f1"].mean() == pytest.approx(unanswered)
+    assert (never["answer"] == "").all()
+    assert np.nanmean(words["no_answer_f1"]) < 0.2, "only an article alone is as good as no answer"
+    assert level(with_none, "f1") == pytest.approx(max(unanswered, words["f1"].mean()))
+
+
+def test_of_a_ranking_it_is_the_mean_over_random_orders_by_pytrec_eval(prepare: Prepare) -> None:
+    draw = np.random.default_rng(1)
+    grades = {"a": [1, 0, 2, 0], "b": [1], "c": [1] * 12, "d": [0, 0]}
+    names = [f"d{number:02d}" for number in range(30)]
+    qrels = {query: dict(zip(names, own, strict=False)) for query, own in grades.items() if any(own)}
+    judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"})
+    totals = np.zeros(3)
+    for _ in range(3000):
+        run = {query: dict(zip(names, draw.permutation(30).astype(float).tolist(), strict=True)) for query in qrels}
+        each = judge.evaluate(run)
+        totals += [each[query]["ndcg_cut_10"] for query in qrels]
+    found = expected_ndcg(list(grades.values()), 30)
+    assert found[:3] == pytest.approx(totals / 3000, abs=0.02) and np.isnan(found[3])
+    made = prepare("reqa_squad")
+    sequences, asked = made.table("test"), made.table("test_qrels").to_pylist()
+    documents = int((~sequences["is_query"].to_numpy()).sum())
+    counts = [
+        sum(row["query_id"] == query for row in asked) for query in dict.fromkeys(row["query_id"] for row in asked)
+    ]
+    assert level(made, "ndcg@10") == pytest.approx(expected_ndcg([[1] * count for count in counts], documents).mean())
+
+
+def test_of_the_study_s_ranking_it_is_the_mean_over_random_orders_of_the_judged(prepare: Prepare) -> None:
+    draw, judged = np.random.default_rng(2), 25
+    grades = {"a": [1], "b": [2, 1, 0, 1], "c": [1] * 14}
+    names = [f"d{number}" for number in range(judged)]
+    qrels = {query: dict(zip(names, own, strict=False)) for query, own in grades.items()}
+    values = []
+    for _ in range(4000):
+        orders = np.stack([draw.permutation(judged)[:10] for _ in grades])
+        values.append(study_ndcg_at_10(list(grades), names, BestDocuments(orders, np.zeros((3, 10))), qrels))
+    found = expected_study_ndcg(list(grades.values()), judged)
+    assert found == pytest.approx(np.mean(values, axis=0), abs=0.02)
+    # With a single relevant document: found among the ten with chance 10 / 25, at any of ten ranks.
+    single = hypergeom(judged, 1, 10).pmf(1) * np.mean(1 / np.log2(np.arange(10) + 2))
+    assert found[0] == pytest.approx(single, abs=0.02)
+    assert 0 < level(prepare("reqa_squad"), "study.ndcg@10") < 1
+
+
+def kept(family: str, name: str, values: Any) -> KeptExamples:
+    values = values if isinstance(values, np.ndarray) else objects(values)
+    numbers = {} if values.dtype == object else {name: values}
+    return KeptExamples({"family": family, "key": "k", "task": "t"}, numbers, (), {} if numbers else {name: values})
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "same", "other"),
+    [
+        ("sequence-classification", "prediction", np.zeros(9, np.uint8), np.arange(9) % 2),
+        ("sequence-regression", "prediction", np.full(5, 2.5) + 1e-7 * np.arange(5), np.linspace(2.4, 2.5, 5)),
+        ("token-classification", "predicted_tags", [[0, 0], [0], [0, 0, 0]], [[0, 0], [1]]),
+        ("question-answering", "answer", ["", "", ""], ["", "Paris"]),
+        ("retrieval", "documents", [["d2", "d1"]] * 3, [["d2", "d1"], ["d1", "d2"]]),
+    ],
+)
+def test_the_same_prediction_for_every_example_is_recognised(family: str, name: str, same: Any, other: Any) -> None:
+    assert predicts_the_same(kept(family, name, same))
+    assert not predicts_the_same(kept(family, name, other))
+    assert not predicts_the_same(kept(family, "f1", np.zeros(3))), "predictions were not kept"
+
+
+def test_a_model_that_says_one_class_for_every_row_wins_no_claim(place: Path, prepare: Prepare, tmp_path: Path) -> None:
+    """It was ranked first, and `claims.csv` said `holds`."""
+    made, ledger, results = prepare("sst2"), Ledger(tmp_path), []
+    gold = made.table("test")["label"].to_numpy()
+    often = int(np.bincount(gold).argmax())
+    random = np.random.default_rng(0)
+    for model, seed in itertools.product(("same", "untrained"), (0, 1, 2)):
+        predicted = (
+            np.full(len(gold), often) if model == "same" else np.where(random.random(len(gold)) < 0.6, 1 - gold, gold)
+        )
+        right = gold == predicted
+        scores = {split: {"accuracy": float(right.mean())} for split in ("validation", "test")}
+        key = f"{len(results):064x}"
+        result = make_result(key=key, model=model, seed=seed, learning_rate=1e-3, scores=scores)
+        columns = {"gold": gold, "prediction": predicted, "correct": right}
+        ledger.write_examples(result, to_parquet(result, columns, made.label_names))
+        ledger.write(result)
+        results.append(result)
+    space = Space.model_validate({"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0, 1, 2], "protocol": {}})
+
+    def found() -> Any:
+        return analyse_sweep(("same", "untrained"), "untrained", space, results, tasks={"sst2": made}, store=tmp_path)
+
+    first, second = records(found().best)
+    assert first["chance"] == second["chance"] == pytest.approx((gold == often).mean())
+    assert (first["constant"], first["above_chance"]) == (3, "no") and (second["constant"], second["above_chance"]) == (
+        0,
+        "no",
+    )
+    (claim,) = records(found().claims)
+    assert claim["verdict"] != "holds" and (claim["tasks_ahead"], claim["tasks_at_chance"]) == (0, 1)
+    for file in tmp_path.rglob("*.parquet"):
+        file.unlink()  # as of an earlier version; whether the predictions are all the same is then not known
+    assert list(found().best["constant"]) == [0, 0]
