@@ -1,8 +1,8 @@
 """Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N]
 
 Cells of the published grid (42 models, the space `paper`: 15,120) whose computing is left out, on two workers of a Ray
-session: each files a result and examples of real size. Queue, Ray Tune, ledger, tracking in MLflow and the second,
-finished run are measured; a section of `benchmarks/RESULTS.md`.
+session: each files a result and examples of real size. Queue, Ray Tune, ledger, tracking in MLflow (also what it lacks
+in the end) and the second, finished run are measured; a section of `benchmarks/RESULTS.md`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import sqlite3
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
 from mlmclm.sweeps.trainable import SweepWorker
+from mlmclm.tracking.address import own_database
 
 MODELS, WORKERS, EXAMPLES, CURVE = 42, 2, 872, 50
 """The study's evaluated models; workers; test examples (SST-2's) and points of the loss curve of a result."""
@@ -77,6 +80,19 @@ def cells_of(count: int, folder: Path) -> tuple[SweepFile, list[Cell]]:
     return file, list(islice(grid, count))
 
 
+def runs_of(database: Path) -> dict[str, bool]:
+    """Return the cells that MLflow has a finished run of, and whether the run's parent is in the same experiment."""
+    query = """
+        SELECT cell.value, parent.experiment_id = runs.experiment_id FROM runs
+        JOIN tags AS cell ON cell.run_uuid = runs.run_uuid AND cell.key = 'mlmclm.cell'
+        LEFT JOIN tags AS above ON above.run_uuid = runs.run_uuid AND above.key = 'mlflow.parentRunId'
+        LEFT JOIN runs AS parent ON parent.run_uuid = above.value
+        WHERE runs.status = 'FINISHED' AND runs.lifecycle_stage = 'active'
+    """
+    with closing(sqlite3.connect(database)) as connection:
+        return {str(key): bool(same) for key, same in connection.execute(query)}
+
+
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
@@ -100,7 +116,11 @@ def main() -> None:
                 outcome = run_sweep(cells, on_result=take, **options)
                 swept, cpu = time.perf_counter() - began, time.process_time() - cpu
             closed = time.perf_counter() - began
+            # The only child so far that has ended and isn't tiny.
+            mirror = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
         outcome.check()
+        runs = runs_of(own_database(store))
+        megabytes = own_database(store).stat().st_size / 1e6
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         again = time.perf_counter()
         assert run_sweep(cells, **options).computed == 0
@@ -116,9 +136,12 @@ def main() -> None:
         "|---|---|",
         f"| cells | {len(seen):,} |",
         f"| sweep, s | {swept:.0f} |",
-        f"| until MLflow is closed, s | {closed:.0f} |",
+        f"| from the last cell until MLflow has what it gets, s | {began + closed - seen[-1]:.0f} |",
+        f"| runs that MLflow lacks | {len(cells) - len(runs):,} |",
+        f"| its runs that are below their (model, task) in the same experiment | {sum(runs.values()):,} |",
+        f"| its database, MB | {megabytes:.0f} |",
         f"| the driver's CPU, ms a cell | {1000 * cpu / len(seen):.1f} |",
-        f"| the driver's memory, GiB | {memory:.2f} |",
+        f"| memory of the driver and of the process that writes to MLflow, GiB | {memory:.2f}, {mirror:.2f} |",
         f"| cells a second, first and last tenth | {rates[0]:.0f}, {rates[1]:.0f} |",
         f"| cells of each worker | {', '.join(f'{number:,}' for number in sorted(shares.values()))} |",
         f"| again, all done, s | {again:.1f} |",

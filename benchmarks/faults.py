@@ -30,6 +30,7 @@ import yaml
 
 from benchmarks.results import machine, write_section
 from mlmclm.service.mlflow_server import SERVER_ENVIRONMENT
+from mlmclm.tracking.saved_views import OF_CELLS
 
 TASKS = ("sst2", "conll2003", "squad_4k", "reqa_squad")
 RATES, SEEDS = (5e-4, 1e-3, 2e-3), tuple(range(10))
@@ -266,10 +267,10 @@ def runs_of(address: str) -> Counter[str]:
     from mlflow import MlflowClient
 
     client = MlflowClient(address)
-    experiment = client.get_experiment_by_name("faults/cells")
+    experiment = client.get_experiment_by_name("faults")
     found, token = Counter[str](), None
     while experiment is not None:
-        page = client.search_runs([experiment.experiment_id], max_results=1000, page_token=token)
+        page = client.search_runs([experiment.experiment_id], OF_CELLS, max_results=1000, page_token=token)
         found.update(run.data.tags["mlmclm.cell"] for run in page)
         token = page.token
         if not token:

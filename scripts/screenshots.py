@@ -23,7 +23,7 @@ import mlflow
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from mlmclm.service.mlflow_server import running_server
-from mlmclm.tracking.views import MODEL_TRAINING
+from mlmclm.tracking.saved_views import MODEL_TRAINING, OF_CELLS, OF_GROUPS
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "examples" / "quickstart.yaml"
@@ -77,11 +77,11 @@ def draw_mlflow(browser: Browser, store: Path) -> None:
         page.goto(links["quickstart"])
         page.wait_for_selector("text=sweep quickstart")
         save(page, "mlflow-runs")
-        compare(page, links["quickstart"], "quickstart", "tags.`mlmclm.kind` = 'group' and params.task = 'pydocs-kind'")
+        compare(page, links["quickstart"], f"{OF_GROUPS} and params.task = 'pydocs-kind'")
         page.wait_for_selector("text=validation_score")
         save(page, "mlflow-compare")
         draw_charts(page, links["quickstart, charts"])
-        compare(page, links["quickstart"], "quickstart/cells", "params.task = 'pydocs-kind'")
+        compare(page, links["quickstart"], f"{OF_CELLS} and params.task = 'pydocs-kind'")
         page.click("text=Box Plot")
         for axis, name in (("x", "model"), ("y", "score")):
             page.click(f"#{axis}-axis-selector")
@@ -102,11 +102,11 @@ def draw_charts(page: Page, link: str) -> None:
     save(page, "mlflow-parallel")
 
 
-def compare(page: Page, link: str, experiment: str, condition: str) -> None:
-    """Opens MLflow's comparison of an experiment's runs, in the order of models and learning rates."""
+def compare(page: Page, link: str, condition: str) -> None:
+    """Opens MLflow's comparison of runs of the quickstart, in the order of models and learning rates."""
     base = link.partition("/#/")[0]
     client = mlflow.MlflowClient(base)
-    (number,) = [found.experiment_id for found in client.search_experiments() if found.name == experiment]
+    (number,) = [found.experiment_id for found in client.search_experiments() if found.name == "quickstart"]
     runs = client.search_runs([number], condition, order_by=["params.model", "params.learning_rate"])
     ids = [run.info.run_id for run in runs]
     # MLflow reads the runs only where they come first.

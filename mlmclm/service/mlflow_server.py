@@ -17,7 +17,7 @@ from mlmclm.service.servers import HOST, port_for, server_process
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.tracking.address import own_database
 from mlmclm.tracking.database import adopt_artifacts, artifact_location, own_fault, sqlite_address, studies_of
-from mlmclm.tracking.views import experiment_links
+from mlmclm.tracking.saved_views import experiment_links
 
 SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # saves eight processes of 235 MB each

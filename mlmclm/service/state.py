@@ -83,6 +83,12 @@ def read_state(store: Path) -> ServiceState | None:
         ) from error
 
 
+def own_server(store: Path) -> str | None:
+    """Return the address of the MLflow server that a service on this machine runs on the store's own database, if any."""
+    state = read_state(store)
+    return state.addresses.get("mlflow") if state is not None and state.machine == machine() else None
+
+
 def write_state(store: Path, state: ServiceState) -> None:
     """Write the record, completely or not at all."""
     write_json(service_folder(store) / "state.json", asdict(state))

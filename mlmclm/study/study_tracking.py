@@ -6,6 +6,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,11 +15,12 @@ from mlmclm.analysis.results import records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.analysis.summary import task_metrics
 from mlmclm.corpora.mixed_corpus import AnyCorpus
-from mlmclm.errors import MlmclmError
-from mlmclm.plans.names import ModelName
+from mlmclm.errors import MlmclmError, UserError
+from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, history
 from mlmclm.progress import say
+from mlmclm.service.state import own_server
 from mlmclm.study.facts import tokens_by_source
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
@@ -33,16 +35,13 @@ from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.summaries import CellGroup
 from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
 
-SECONDS_TO_FINISH = (120.0, 120.0)
-"""Seconds that the end of a study waits for its summaries, and then, under a progress bar, for its cells.
+PATIENCE, PATIENT = 120.0, 24 * 3600.0
+"""Seconds without any run being written after which the end of a study, and a patient one, leave the rest.
 
 The next run of the study, or `mlmclm tracking sync`, writes what is left.
 """
-
-
-NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens"), "")
-"""Facts of a model about which nothing is known, in the form of `model_facts`."""
-PATIENT_SECONDS = 24 * 3600.0
+NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens", "pretraining_data"), "")
+"""Facts of a model about which nothing is known."""
 
 
 class StudyTracking:
@@ -52,8 +51,8 @@ class StudyTracking:
     doesn't make the study fail.
 
     Args:
-        patient: whether leaving the context waits as long as it takes, and writes deleted runs again; otherwise it
-            waits for `SECONDS_TO_FINISH`.
+        patient: whether to write deleted runs again, and to wait longer for a server that doesn't take runs
+            (`PATIENT` in place of `PATIENCE`).
     """
 
     def __init__(self, study: StudyFile | SweepFile, place: Place, *, patient: bool = False) -> None:
@@ -64,14 +63,18 @@ class StudyTracking:
         """Address of the server that shows the runs; None if they are in the store's own database."""
         if address != default_address(place.store):
             self.elsewhere = without_password(address)
-            try:
-                check_address(address)
-            except MlmclmError as error:
-                remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
-                raise type(error)(f"{source}: {error}{remedy}") from error
+            if address == own_server(place.store):
+                # The server reads the store's database, which takes runs a hundred times as fast as it does.
+                address = default_address(place.store)
+            else:
+                try:
+                    check_address(address)
+                except MlmclmError as error:
+                    remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
+                    raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
-        seconds = (PATIENT_SECONDS, PATIENT_SECONDS) if patient else SECONDS_TO_FINISH
-        self._tracker = TrackingProcess(place.store, study.name, address=address, close_seconds=seconds, verify=patient)
+        patience = PATIENT if patient else PATIENCE
+        self._tracker = TrackingProcess(place.store, study.name, address=address, patience=patience, verify=patient)
         self._about: dict[tuple[str, str], dict[str, str]] = {}
         self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         self._rows: dict[str, dict[tuple[int, bool], dict[str, Any]]] = defaultdict(dict)
@@ -110,10 +113,16 @@ class StudyTracking:
         Tokens of chunks are counted only if the study is given as `prepared`.
         """
         tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
-        models = dict.fromkeys(self.study.models, NO_FACTS)
         if isinstance(self.study, StudyFile):
             corpus = None if prepared is None else prepared.corpus
-            models = {str(name): model_facts(name, self.study.recipe, corpus) for name in self.study.parsed}
+            data = self.study.source
+            models = {
+                str(name): model_facts(name, self.study.recipe, corpus)
+                | {"pretraining_data": data if name.steps else ""}
+                for name in self.study.parsed
+            }
+        else:
+            models = {name: given_model_facts(source) for name, source in self.study.models.items()}
         self._about = {
             (model, name): {**facts, "family": task.family}
             for model, facts in models.items()
@@ -226,9 +235,6 @@ def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None
     `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1. `tokens` counts those of all steps;
     it is empty for chunks without a `corpus`, because only the corpus knows their tokens.
     """
-    starts = (0, *(phase.until for phase in name.phases))
-    begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
-    objectives = [phase.objective for phase in begun]
     tokens: int | str
     if recipe.rows == "chunks":
         tokens = "" if corpus is None else sum(tokens_by_source(history(name, recipe), recipe, corpus).values())
@@ -236,10 +242,27 @@ def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None
         tokens = history(name, recipe).tokens(recipe)
     else:  # a name alone says its steps, whatever the recipe's schedule
         tokens = name.steps * recipe.batch * recipe.block_length
+    return {**_named(name), "tokens": str(tokens)}
+
+
+def given_model_facts(source: str) -> dict[str, str]:
+    """Return what the source of a given model says of its pretraining if its last part is a model name of ours.
+
+    It doesn't say how many tokens a step had, and on which data.
+    """
+    with suppress(UserError):
+        return NO_FACTS | _named(parse(source.partition("@")[0].rsplit("/", 1)[-1]))
+    return NO_FACTS
+
+
+def _named(name: ModelName) -> dict[str, str]:
+    """Return the facts that a name says without a recipe."""
+    starts = (0, *(phase.until for phase in name.phases))
+    begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
+    objectives = [phase.objective for phase in begun]
     ratios = [share for each in objectives if (share := each.hidden_share) is not None]
     return {
         "objective": "+".join(dict.fromkeys(each.kind for each in objectives)),
         "size": name.size,
         "mask_ratio": f"{ratios[-1]:g}" if ratios else "",
-        "tokens": str(tokens),
     }

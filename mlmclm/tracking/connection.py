@@ -1,6 +1,7 @@
-"""A connection to the experiments of one study at one MLflow address; the only module that calls MLflow's client.
+"""A connection to the experiment of one study at one MLflow address; the only module that calls MLflow's client.
 
-Everything here may raise whatever the client raises; `Tracker` contains it.
+Runs in the store's own database are written in bulk (`BulkWriter`), those elsewhere one by one. Everything here may
+raise whatever MLflow raises; `Tracker` contains it.
 """
 
 from __future__ import annotations
@@ -11,25 +12,28 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlmclm.progress import say
 from mlmclm.storage.files import in_turn
 from mlmclm.tracking.address import own_database
+from mlmclm.tracking.bulk_writer import CONTEXT_TAG, LONGEST_DIGEST, USER_TAG, BulkRun, BulkWriter
 from mlmclm.tracking.database import adopt_artifacts, commit_lightly, make_usable, sqlite_file
 from mlmclm.tracking.index import Entry, Index
 from mlmclm.tracking.records import DataSet, Point, RunRecord, points_hash
-from mlmclm.tracking.views import CELLS_ID, cells_experiment, view_tags
+from mlmclm.tracking.saved_views import view_tags
+from mlmclm.tracking.views import EXPERIMENT_ID
 
-KEY_TAG = "mlmclm.key"
+KEY_TAG, PARENT_TAG = "mlmclm.key", "mlflow.parentRunId"
 IDENTITY_TAG, LAYOUT_TAG = "mlmclm.experiment", "mlmclm.layout"
-LAYOUT = "2"
-"""Version of the layout of a study's runs; the first one had all of them in one experiment."""
+LAYOUT = "3"
+"""Version of the layout of a study's runs; the second one had an experiment of its own for cells (`EARLIER_CELLS`)."""
+EARLIER_CELLS = "{}/cells"
 CLIENT_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # with MLflow's defaults a dead server blocks a client for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -41,24 +45,17 @@ POINTS_A_BATCH, VALUES_A_BATCH = 1000, 100
 LONGEST_PARAM, LONGEST_TAG = 6000, 5000
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One of a study's two experiments, with the index of its runs."""
-
-    experiment_id: str
-    index: Index
-
-
 class Connection:
-    """The experiments of a study, ready to take runs.
+    """The experiment of a study, ready to take runs.
 
-    Opening them creates what is missing: database, schema, experiments, index. The first time this takes seconds
+    Opening it creates what is missing: database, schema, experiment, index. The first time this takes seconds
     (importing MLflow 2 s, creating its SQLite schema 3 s). A connection belongs to one thread.
 
     Args:
-        experiment: the name of the study's experiment; that of its cells follows from it (`cells_experiment`).
+        experiment: the name of the study's experiment.
         folder: the store's `mlflow/`, which holds the index.
-        verify: whether to forget deleted runs, which takes about 2 ms for each existing run.
+        verify: whether to write runs again that were deleted in MLflow. Elsewhere than in the store's own database
+            this takes about 2 ms for each existing run.
     """
 
     def __init__(self, address: str, experiment: str, folder: Path, *, verify: bool = False) -> None:
@@ -67,127 +64,183 @@ class Connection:
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.ERROR)
         database = sqlite_file(address)
+        own = database is not None and database == own_database(folder.parent)
         # Imported here because it takes 2 s, and some of the variables are read on import.
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.ERROR)  # the import resets the level
         if database is not None:
-            own = database == own_database(folder.parent)
             make_usable(database, own=own)
             if own:
                 adopt_artifacts(database)
                 commit_lightly()
         self._client = MlflowClient(tracking_uri=address)
-        self._folder = folder
+        self._folder, self._verify = folder, verify
+        self._writer: BulkWriter | None = None
         # A server decides for itself where artifacts go; only a database needs a location from its clients.
-        self._artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
-        with in_turn(folder / ".experiment.lock"):  # another process may be opening the same ones
-            self._main = self._open(experiment, view_tags(cells=False), verify)
-            self._cells = self._open(cells_experiment(experiment), view_tags(cells=True), verify)
+        artifacts = (folder / "artifacts").resolve().as_uri() if database is not None else None
+        with in_turn(folder / ".experiment.lock"):  # another process may be opening the same one
+            self._experiment_id, self._index = self._open(experiment, artifacts)
+            if own:
+                from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    def part(self, record: RunRecord) -> Experiment:
-        """Return the experiment of a record's run."""
-        return self._cells if record.bulk else self._main
+                store = SqlAlchemyStore(address, artifacts)
+                self._writer = BulkWriter(store, self._experiment_id, KEY_TAG)
+            else:
+                self._adopt_runs(verify)
 
-    def _open(self, name: str, view: Mapping[str, str], verify: bool) -> Experiment:
-        """Find or create an experiment with a shared view, and index our runs that its index lacks."""
+    def _open(self, name: str, artifacts: str | None) -> tuple[str, Index]:
+        """Find or create the experiment with its shared views; return its id and the index of its runs."""
+        for each in (name, EARLIER_CELLS.format(name)):
+            found = self._client.get_experiment_by_name(each)
+            if found is not None and IDENTITY_TAG in found.tags and found.tags.get(LAYOUT_TAG) != LAYOUT:
+                self._retire(each, found)
         found = self._client.get_experiment_by_name(name)
         if found is not None and found.lifecycle_stage == "deleted":
             # MLflow keeps the name of a deleted experiment reserved, so a new one could not be created under it.
             self._client.restore_experiment(found.experiment_id)
-        if found is not None and IDENTITY_TAG in found.tags and LAYOUT_TAG not in found.tags:
-            self._retire(name, found.experiment_id)
-            found = None
-        number: str
         if found is None:
-            number, tags = self._client.create_experiment(name, artifact_location=self._artifacts), {}
+            number, tags = self._client.create_experiment(name, artifact_location=artifacts), {}
         else:
             number, tags = found.experiment_id, found.tags
         identity = tags.get(IDENTITY_TAG)
-        # The identity is written last: an experiment that has one but no layout is of an earlier version.
-        for tag, value in {**view, LAYOUT_TAG: LAYOUT}.items():
+        # The identity is written last: an experiment that has one but not this layout is of an earlier version.
+        for tag, value in {**view_tags(), LAYOUT_TAG: LAYOUT}.items():
             if tags.get(tag) != value:
                 self._client.set_experiment_tag(number, tag, value)
         if identity is None:
             # Experiment ids repeat from database to database; a random tag tells the experiments apart.
             identity = uuid.uuid4().hex
             self._client.set_experiment_tag(number, IDENTITY_TAG, identity)
-        part = Experiment(number, Index(self._folder / "index.jsonl", identity))
-        if found is not None:
-            # With an empty index (lost, or the experiment is another store's) every run is looked up. Otherwise only
-            # runs still marked RUNNING can be ones whose creator was killed before it could index them.
-            there = self._adopt(part, "" if verify or not part.index.entries else "attributes.status = 'RUNNING'")
-            for entry in list(part.index.entries.values()) if verify else ():
-                if entry.run_id not in there:
-                    part.index.drop(entry.key)  # so that the next export creates the run again
-        return part
+        return number, Index(self._folder / "index.jsonl", identity)
 
-    def _retire(self, name: str, experiment_id: str) -> None:
-        """Rename and delete an experiment of the first layout; MLflow can restore it."""
+    def _adopt_runs(self, verify: bool) -> None:
+        """Index our runs that the index lacks; if `verify` is set, also forget those that don't exist any more."""
+        # With an empty index (lost, or the experiment is another store's) every run is looked up. Otherwise only runs
+        # still marked RUNNING can be ones whose creator was killed before it could index them.
+        every = verify or not self._index.entries
+        there = self._adopt("" if every else "attributes.status = 'RUNNING'")
+        for entry in list(self._index.entries.values()) if verify else ():
+            if entry.run_id not in there:
+                self._index.drop(entry.key)  # so that the next export creates the run again
+
+    def _retire(self, name: str, experiment: Any) -> None:
+        """Rename and delete an experiment of an earlier layout; MLflow can restore it."""
         number = 1
-        while self._client.get_experiment_by_name(aside := f"{name}/first layout {number}") is not None:
+        while self._client.get_experiment_by_name(aside := f"{name}/earlier layout {number}") is not None:
             number += 1
-        self._client.rename_experiment(experiment_id, aside)
-        self._client.delete_experiment(experiment_id)
+        if experiment.lifecycle_stage == "deleted":  # which can't be renamed
+            self._client.restore_experiment(experiment.experiment_id)
+        self._client.rename_experiment(experiment.experiment_id, aside)
+        self._client.delete_experiment(experiment.experiment_id)
         say(
             f"MLflow: the runs of {name} are written again, in the layout of this version. The earlier ones are deleted; "
-            f"`mlflow experiments restore -x {experiment_id}` brings them back as {aside!r}."
+            f"`mlflow experiments restore -x {experiment.experiment_id}` brings them back as {aside!r}."
         )
 
-    def export(self, record: RunRecord, content: str, *, look_first: bool) -> None:
-        """Create or update the run of a record to match it.
+    def export(self, records: Sequence[RunRecord], *, look_first: Collection[str] = ()) -> int:
+        """Create or update the runs of records to match them; return how many have changed.
 
         Args:
-            content: the record's `content_hash`.
-            look_first: search for a run with this key before creating one, because an earlier request may have
-                succeeded although its reply was lost.
+            records: parents come before their children.
+            look_first: keys of records to search for before their runs are created, because an earlier request may
+                have succeeded although its reply was lost. The store's own database is always searched.
         """
-        part = self.part(record)
-        entry = part.index.get(record.key)
+        if self._writer is not None:
+            return self._export_in_bulk(records, self._writer)
+        changed = 0
+        for record in records:
+            content = record.content_hash()
+            if not self._is_unchanged(record, content, self._parent(record)):
+                self._export_one(record, content, look_first=record.key in look_first)
+                changed += 1
+        return changed
+
+    def close(self) -> None:
+        """Leave the store's own database as MLflow's server searches it fastest."""
+        if self._writer is not None:
+            self._writer.analyse()
+
+    def _export_in_bulk(self, records: Sequence[RunRecord], writer: BulkWriter) -> int:
+        """Write the records that have changed in one transaction, which makes their runs whole or leaves none."""
+        runs: list[BulkRun] = []
+        entries: list[Entry] = []
+        with self._index.locked():  # no other process of the store writes meanwhile
+            there = writer.there({key for record in records for key in (record.key, record.parent_key) if key})
+            for record in records:
+                content, parent = record.content_hash(), self._parent(record, there)
+                gone = self._verify and record.key not in there
+                if not gone and self._is_unchanged(record, content, parent):
+                    continue
+                run_id = there.get(record.key)
+                entry = self._index.get(record.key)
+                if entry is None or entry.run_id != run_id:
+                    entry = Entry(record.key, run_id or uuid.uuid4().hex)
+                there[record.key] = entry.run_id
+                kept = entry.points if _continues(entry, record) else 0
+                tags = ({} if run_id else _written_by()) | self._tags(record, parent)
+                texts = _cut(record.params, LONGEST_PARAM), _cut(tags, LONGEST_TAG)
+                again = run_id is not None and not kept
+                runs.append(BulkRun(entry.run_id, record, *texts, points=record.metrics[kept:], again=again))
+                entries.append(_complete(record, entry.run_id, content, parent))
+            writer.write(runs)
+            for run in runs:
+                self._write_artifacts(run.run_id, run.record)
+            # A process that is killed before this finds its runs by their keys.
+            self._index.set(*entries)
+        return len(runs)
+
+    def _export_one(self, record: RunRecord, content: str, *, look_first: bool) -> None:
+        """Create or update the run of a record by MLflow's client."""
+        entry = self._index.get(record.key)
         if entry is None and look_first:
-            self._adopt(part, f"tags.`{KEY_TAG}` = '{record.key}'")
-            entry = part.index.get(record.key)
-        parent_run = self._parent(record)
-        tags = {name: text.replace(CELLS_ID, self._cells.experiment_id) for name, text in record.tags.items()}
-        tags |= {KEY_TAG: record.key, **({"mlflow.parentRunId": parent_run} if parent_run else {})}
+            self._adopt(f"tags.`{KEY_TAG}` = '{record.key}'")
+            entry = self._index.get(record.key)
+        parent = self._parent(record)
+        tags = self._tags(record, parent)
         if entry is not None and self._is_gone(entry):
-            part.index.drop(record.key)
+            self._index.drop(record.key)
             entry = None
         created = False
         if entry is None:
-            with part.index.locked():  # which also reads what another process has created since
-                entry = part.index.get(record.key)
+            with self._index.locked():  # which also reads what another process has created since
+                entry = self._index.get(record.key)
                 if entry is None:
                     own = _cut({**_written_by(), **tags}, LONGEST_TAG)
-                    run = self._client.create_run(part.experiment_id, record.start_ms, own, record.name)
-                    entry = Entry(record.key, run.info.run_id, parent=parent_run)
-                    part.index.set(entry)
+                    run = self._client.create_run(self._experiment_id, record.start_ms, own, record.name)
+                    entry = Entry(record.key, run.info.run_id, parent=parent)
+                    self._index.set(entry)
                     created = True
         if not created:
             self._client.update_run(entry.run_id, status="RUNNING", name=record.name)
         self._fill(entry, record, {} if created else tags)
         if record.status != "RUNNING":
             self._client.set_terminated(entry.run_id, status=record.status, end_time=record.end_ms)
-        points, final = list(record.metrics), record.status != "RUNNING"
         # Only a complete run gets its content hash: one that was interrupted is filled again by the next export.
-        part.index.set(Entry(record.key, entry.run_id, content, len(points), points_hash(points), parent_run, final))
+        self._index.set(_complete(record, entry.run_id, content, parent))
 
-    def is_unchanged(self, record: RunRecord, content: str) -> bool:
-        """Return whether the run exists with this content and below the parent's current run.
+    def _is_unchanged(self, record: RunRecord, content: str, parent: str | None) -> bool:
+        """Return whether the run exists with this content and below this parent.
 
         A record that announces a finished run as running again, with nothing new in it, leaves the run as it is: a
         study that is run again announces everything before it finds that nothing is left to do.
         """
-        entry = self.part(record).index.get(record.key)
+        entry = self._index.get(record.key)
         if entry is None or entry.content is None:
             return False
         announced = record.status == "RUNNING" and entry.final and len(record.metrics) <= entry.points
-        return (announced or entry.content == content) and entry.parent == self._parent(record)
+        return (announced or entry.content == content) and entry.parent == parent
 
-    def _parent(self, record: RunRecord) -> str | None:
-        """Return the run of a record's parent; parents are never in the experiment of the cells."""
-        entry = self._main.index.get(record.parent_key) if record.parent_key else None
-        return entry.run_id if entry else None
+    def _tags(self, record: RunRecord, parent: str | None) -> dict[str, str]:
+        """Return a record's tags, and those that lead from its run to the record and to the parent's run."""
+        tags = {name: text.replace(EXPERIMENT_ID, self._experiment_id) for name, text in record.tags.items()}
+        return {**tags, KEY_TAG: record.key, **({PARENT_TAG: parent} if parent else {})}
+
+    def _parent(self, record: RunRecord, there: Mapping[str, str] = MappingProxyType({})) -> str | None:
+        """Return the run of a record's parent: that of `there`, else of the index."""
+        entry = self._index.get(record.parent_key) if record.parent_key else None
+        known = entry.run_id if entry else None
+        return there.get(record.parent_key, known) if record.parent_key else None
 
     def _fill(self, entry: Entry, record: RunRecord, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, Param, RunTag
@@ -211,8 +264,11 @@ class Connection:
             self._client.log_batch(entry.run_id, metrics=metrics, params=parameters, tags=run_tags)
         if record.inputs:
             self._client.log_inputs(entry.run_id, [_dataset(data) for data in record.inputs])
+        self._write_artifacts(entry.run_id, record)
+
+    def _write_artifacts(self, run_id: str, record: RunRecord) -> None:
         for path, folder in record.artifacts:
-            self._client.log_artifact(entry.run_id, str(path), folder or None)
+            self._client.log_artifact(run_id, str(path), folder or None)
 
     def _is_gone(self, entry: Entry) -> bool:
         """Return whether an indexed run has been deleted on the server."""
@@ -226,7 +282,7 @@ class Connection:
             raise
         return bool(run.info.lifecycle_stage == "deleted")
 
-    def _adopt(self, part: Experiment, condition: str) -> set[str]:
+    def _adopt(self, condition: str) -> set[str]:
         """Index our runs that the index lacks: it was lost, or their creator was killed before it could index them.
 
         `condition` is a filter of MLflow's run search, empty for all runs. Returns the ids of all runs that were found.
@@ -234,16 +290,22 @@ class Connection:
         token, there = None, set()
         while True:
             page = self._client.search_runs(
-                [part.experiment_id], filter_string=condition, max_results=1000, page_token=token
+                [self._experiment_id], filter_string=condition, max_results=1000, page_token=token
             )
             for run in page:
                 there.add(run.info.run_id)
                 key = run.data.tags.get(KEY_TAG)
-                if key is not None and part.index.get(key) is None:
-                    part.index.set(Entry(key, run.info.run_id))
+                if key is not None and self._index.get(key) is None:
+                    self._index.set(Entry(key, run.info.run_id))
             token = page.token
             if not token:
                 return there
+
+
+def _complete(record: RunRecord, run_id: str, content: str, parent: str | None) -> Entry:
+    """Return the entry of a run that has everything of a record."""
+    points = list(record.metrics)
+    return Entry(record.key, run_id, content, len(points), points_hash(points), parent, record.status != "RUNNING")
 
 
 @cache
@@ -256,15 +318,14 @@ def _written_by() -> dict[str, str]:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         user = str(os.getuid())
-    return {"mlflow.user": user, "mlflow.source.name": "mlmclm", "mlflow.source.type": "LOCAL"}
+    return {USER_TAG: user, "mlflow.source.name": "mlmclm", "mlflow.source.type": "LOCAL"}
 
 
 def _dataset(data: DataSet) -> Any:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    # A digest has 36 characters at most.
-    dataset = Dataset(data.name, data.digest[:36], "local", json.dumps({"uri": data.source}))
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", data.context)])
+    dataset = Dataset(data.name, data.digest[:LONGEST_DIGEST], "local", json.dumps({"uri": data.source}))
+    return DatasetInput(dataset, [InputTag(CONTEXT_TAG, data.context)])
 
 
 def _new_points(entry: Entry, record: RunRecord) -> Sequence[Point]:
@@ -277,10 +338,15 @@ def _new_points(entry: Entry, record: RunRecord) -> Sequence[Point]:
     points = list(record.metrics)
     if not entry.points:
         return points
-    if points_hash(points[: entry.points]) == entry.points_hash:
+    if _continues(entry, record):
         return points[entry.points :]
     now = int(time.time() * 1000)
     return [(name, value, step, now) for name, value, step, _ in points]
+
+
+def _continues(entry: Entry, record: RunRecord) -> bool:
+    """Return whether the points in the run are the first ones of the record."""
+    return points_hash(record.metrics[: entry.points]) == entry.points_hash
 
 
 def _cut(values: Mapping[str, Any], longest: int) -> dict[str, str]:

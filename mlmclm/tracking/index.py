@@ -54,13 +54,13 @@ class Index:
         """Return the entry of a record, or None if it is not known to have a run."""
         return self.entries.get(key)
 
-    def set(self, entry: Entry) -> None:
-        """Store an entry and append it to the file at once."""
+    def set(self, *entries: Entry) -> None:
+        """Store entries and append them to the file at once."""
         with self.locked():
-            self.entries[entry.key] = entry
+            self.entries.update((entry.key, entry) for entry in entries)
             with self._path.open("a", encoding="utf-8") as handle:
-                # After a line that was cut off, a newline keeps this entry from being appended to the fragment.
-                handle.write(("\n" if self._cut_off else "") + self._line(entry))
+                # After a line that was cut off, a newline keeps these entries from being appended to the fragment.
+                handle.write(("\n" if self._cut_off else "") + "".join(map(self._line, entries)))
                 handle.flush()
                 status = os.fstat(handle.fileno())
             self._read_from = (status.st_ino, status.st_size)

@@ -8,12 +8,14 @@ Run as `python -m mlmclm.tracking.process` by `TrackingProcess` only.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +30,9 @@ from mlmclm.tracking.views import cell_record
 
 NICE = 19
 """Added to the process's niceness: if all cores are busy, the sweep goes first. Ray's workers have a niceness of 15."""
+REMEDY = "Nothing is lost: the results are in the store, and `mlmclm tracking sync STUDY.yaml` writes what is missing."
 START_SECONDS = 60.0
-"""Seconds that closing grants the process to start, import MLflow, and create its database, besides the time to write."""
+"""Seconds that closing grants the process to start, besides the time that it may spend without writing anything."""
 
 
 class TrackingProcess:
@@ -37,15 +40,14 @@ class TrackingProcess:
 
     Args:
         store, experiment, address, verify: as in `Tracker`.
-        close_seconds: how long leaving the context waits for summaries, and then for cells.
+        patience: how long leaving the context waits without anything being written.
     """
 
-    def __init__(
-        self, store: Path, experiment: str, *, address: str, close_seconds: tuple[float, float], verify: bool = False
-    ) -> None:
-        self._close_seconds = close_seconds
+    def __init__(self, store: Path, experiment: str, *, address: str, patience: float, verify: bool = False) -> None:
+        self._patience = patience
         self._messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._report: ExportReport | None = None
+        self._left, self._heard = 0, 0.0
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the standard library.
             [sys.executable, "-P", "-m", "mlmclm.tracking.process"],
@@ -65,7 +67,7 @@ class TrackingProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an error the user wants the message, not a long wait for MLflow.
-        self.close(*(self._close_seconds if error is None else (5.0, 0.0)))
+        self.close(self._patience, limit=math.inf if error is None else 5.0)
 
     def put(self, record: RunRecord) -> None:
         """Queue a record, as `Tracker.put` does."""
@@ -79,17 +81,17 @@ class TrackingProcess:
         """Queue a cell's result. Nothing may change it afterwards."""
         self._messages.put(("cell", result))
 
-    def close(self, summaries: float, cells: float) -> ExportReport:
-        """Export what is left, and end the process; say so if records remain.
-
-        Args:
-            summaries: seconds to wait for everything but the cells.
-            cells: seconds to wait for the cells after that.
-        """
+    def close(self, patience: float, *, limit: float = math.inf) -> ExportReport:
+        """Export what is left, and end the process; say so if records remain. Arguments are those of `Tracker.close`."""
         if self._report is None:
-            self._messages.put(("close", (summaries, cells)))
+            self._messages.put(("close", (patience, limit)))
+            self._heard = time.monotonic()
             try:
-                self._thread.join(START_SECONDS + summaries + cells)
+                while self._thread.is_alive() and time.monotonic() - self._heard < patience + START_SECONDS:
+                    self._thread.join(1.0)
+            except KeyboardInterrupt:
+                say(f"MLflow: {self._left or 'some'} runs are not written yet. {REMEDY}")
+                raise
             finally:
                 lost = not self._thread.is_alive()
                 self._process.kill()  # it has nothing more to do once its report is here
@@ -98,10 +100,7 @@ class TrackingProcess:
             if self._report is None:
                 reason = f"ended by itself, with exit code {code}" if lost else "does not end"
                 self._report = ExportReport(0, 0, 0, f"the process that writes to MLflow {reason}")
-                say(
-                    f"MLflow: {self._report.error}. Nothing is lost: the results are in the store, and `mlmclm tracking sync STUDY.yaml` "
-                    "writes what is missing."
-                )
+                say(f"MLflow: {self._report.error}. {REMEDY}")
         return self._report
 
     def _hand_over(self) -> None:
@@ -114,10 +113,13 @@ class TrackingProcess:
             while kind != "close":
                 kind, value = self._messages.get()
                 pickle.dump((kind, value), to, pickle.HIGHEST_PROTOCOL)
+                self._heard = time.monotonic()
                 # If several cells wait, one call sends as many as its buffer holds.
                 if kind == "close" or self._messages.empty():
                     to.flush()
-            self._report = pickle.load(back)
+            while isinstance(found := pickle.load(back), int):  # the number of runs left, as a sign of life
+                self._left, self._heard = found, time.monotonic()
+            self._report = found
 
 
 def main() -> None:
@@ -125,6 +127,11 @@ def main() -> None:
     source, report = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever MLflow prints must not get between the driver and the report
     os.nice(NICE)
+
+    def answer(value: ExportReport | int) -> None:
+        pickle.dump(value, report)
+        report.flush()
+
     try:
         _, (store, experiment, address, verify) = pickle.load(source)
         tracker, summaries = Tracker(store, experiment, address=address, verify=verify), Summaries(experiment, {}, "")
@@ -135,12 +142,12 @@ def main() -> None:
             elif kind == "groups":
                 summaries = Summaries(experiment, *value)
             elif kind == "cell":
-                tracker.put(cell_record(experiment, value))
+                tracker.put(cell_record(experiment, value, about=summaries.about(value)))
                 if (summary := summaries.add(value)) is not None:
                     tracker.put(summary)
             else:
-                pickle.dump(tracker.close(*value), report)
-                report.flush()
+                patience, limit = value
+                answer(tracker.close(patience, limit=limit, waiting=answer))
                 return
     except EOFError:
         return  # the driver has ended without closing

@@ -35,7 +35,7 @@ class RunRecord:
     milliseconds since 1970. They come from the results, so a record built again from the same results is the same
     record.
 
-    `bulk` marks one of very many runs. They have an experiment of their own and are exported after all others.
+    `bulk` marks one of very many runs, which are exported after all others.
     """
 
     key: str

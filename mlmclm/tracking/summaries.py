@@ -35,6 +35,11 @@ class Summaries:
         self._study, self._groups, self._rule = study, groups, rule
         self._results: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
 
+    def about(self, result: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the parameters that a result's summary has from the study; none if it belongs to no announced sweep."""
+        group = self._groups.get((result["model"], result["task"]))
+        return {} if group is None else group.about
+
     def add(self, result: Mapping[str, Any]) -> RunRecord | None:
         """Add a cell's result; return the summary of its (model, task) if this was the last cell.
 

@@ -2,14 +2,17 @@
 
 The work never waits for MLflow and never fails because of it: a record that cannot be exported is retried, and what is
 left at the end is reported, not raised. Summaries come first: a bulk record (`RunRecord.bulk`) waits until no other
-record is left.
+record is left. The store's own database takes many records at once, another address one by one.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +28,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 GIVE_UP_AFTER = 3
 """Number of consecutive failures on closing after which the server is considered down, rather than one record bad."""
 STOP_SECONDS = 5.0
-"""Seconds that closing waits for the record that is being written when the time is up."""
+"""Seconds that closing waits for the records that are being written when the time is up."""
+BATCH = 500
+"""Records written to the store's own database in one transaction, which other writers wait for: some 0.2 s for cells."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +44,26 @@ class ExportReport:
 
 
 class Tracker:
-    """Background exporter to a study's experiments; thread-safe.
+    """Background exporter to a study's experiment; thread-safe.
 
     Args:
         store: the store; the index is kept in its `mlflow/`.
         experiment: the name of the study's experiment.
         address: an MLflow tracking address; None for the store's own database.
-        verify: whether to look for deleted runs (`Connection`).
+        verify: whether to write deleted runs again (`Connection`).
     """
 
     def __init__(self, store: Path, experiment: str, *, address: str | None = None, verify: bool = False) -> None:
-        self._address, self._experiment, self._verify = address or default_address(store), experiment, verify
+        own = default_address(store)
+        self._address, self._experiment, self._verify = address or own, experiment, verify
         self._folder = store.resolve() / "mlflow"
+        self._at_once = BATCH if self._address == own else 1
         self._changed = threading.Condition()
         self._summaries: dict[str, RunRecord] = {}
         self._cells: dict[str, RunRecord] = {}
-        self._current: RunRecord | None = None
+        self._current: list[RunRecord] = []
         self._suspect: set[str] = set()  # keys with a failed request, whose reply may have been lost
+        self._refused: dict[str, RunRecord] = {}  # MLflow says that they are wrong, so trying again is of no use
         self._closing = self._stopped = False
         self._closed: ExportReport | None = None
         self._exported = self._unchanged = 0
@@ -75,14 +83,18 @@ class Tracker:
             if self._closed is not None:
                 raise RuntimeError("put after close")
             self._queue(record)[record.key] = record
+            self._refused.pop(record.key, None)
             self._changed.notify_all()
 
-    def close(self, timeout: float = 60, cells: float = 60) -> ExportReport:
+    def close(
+        self, patience: float = 60, *, limit: float = math.inf, waiting: Callable[[int], object] = lambda left: None
+    ) -> ExportReport:
         """Export what is left, retry what failed, and report the outcome; say so if records remain.
 
         Args:
-            timeout: seconds to wait for the summaries.
-            cells: seconds to wait for the bulk records after that, under a progress bar.
+            patience: seconds to wait without any record being written. A progress bar is shown meanwhile.
+            limit: seconds to wait in all.
+            waiting: called about once a second, with the number of records that are left.
         """
         with self._changed:
             if self._closed is not None:
@@ -90,102 +102,142 @@ class Tracker:
             self._closing = True
             self._failures_in_a_row = 0
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._ended() or not self._left(bulk=False), timeout)
-            if not self._left(bulk=False):
-                self._wait_for_cells(cells)
+            reason = self._wait(patience, limit, waiting)
             self._stopped = True
             self._changed.notify_all()
         self._thread.join(STOP_SECONDS)
         with self._changed:
-            summaries, left = self._left(bulk=False), self._left()
-            reason = self._error if summaries or self._ended() else None
-            reason = reason or f"not finished within {timeout + (0 if summaries else cells):g} s"
+            missing = [*self._summaries.values(), *self._cells.values(), *self._current, *self._refused.values()]
+            left, reason = len(missing), reason or self._error
             self._closed = ExportReport(self._exported, self._unchanged, left, reason if left else None)
         if left:
-            what = f"{left} records could not be" if summaries else f"{left} cells are not"
+            what = f"{left} cells are not" if all(each.bulk for each in missing) else f"{left} records could not be"
             say(
                 f"{what} written to MLflow at {without_password(self._address)} ({reason}). Nothing is lost: the results are in the "
                 "store, and the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing."
             )
         return self._closed
 
-    def _wait_for_cells(self, seconds: float) -> None:
-        """Show the progress of the bulk records until they are exported or the time is up; holds the lock."""
-        end = time.monotonic() + seconds
-        if self._changed.wait_for(lambda: self._ended() or not self._left(), min(seconds, SECONDS_OF_SILENCE)):
-            return
-        total = self._left()
-        with Bar("MLflow, one run a cell (Ctrl-C leaves them for later)", total, unit="cells") as bar:
-            while (left := self._left()) and not self._ended() and time.monotonic() < end:
-                self._changed.wait(1.0)
-                bar.update(total - self._left())
-            bar.complete = not left
+    def _wait(self, patience: float, limit: float, waiting: Callable[[int], object]) -> str | None:
+        """Wait until everything is exported or the time is up; holds the lock. Return why it was, if no error says so."""
+        began = moved = time.monotonic()
+        left = total = self._left()
+        with ExitStack() as stack:
+            bar: Bar | None = None
+            while left and not self._ended():
+                now = time.monotonic()
+                if now - moved > patience:
+                    return None if self._error else f"nothing was written for {patience:g} s"
+                if now - began > limit:
+                    return None if self._error else f"not finished within {limit:g} s"
+                if bar is None and now - began > SECONDS_OF_SILENCE:
+                    title = "MLflow, one run a cell (Ctrl-C leaves them for later)"
+                    bar = stack.enter_context(Bar(title, total, unit="runs"))
+                waiting(left)
+                self._changed.wait(min(1.0, patience, limit))
+                if self._left() < left:
+                    moved = time.monotonic()
+                left = self._left()
+                if bar is not None:
+                    bar.update(total - left)
+            if bar is not None:
+                bar.complete = not left
+        return None
 
     def _queue(self, record: RunRecord) -> dict[str, RunRecord]:
         return self._cells if record.bulk else self._summaries
 
-    def _left(self, *, bulk: bool = True) -> int:
-        """Count the records that are not exported yet, with or without those in bulk."""
-        busy = self._current is not None and (bulk or not self._current.bulk)
-        return len(self._summaries) + busy + (len(self._cells) if bulk else 0)
+    def _left(self) -> int:
+        """Count the records that are not exported yet."""
+        return len(self._summaries) + len(self._cells) + len(self._current)
 
     def _ended(self) -> bool:
         """Return whether the thread has given up."""
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        """Export records one by one until closed (the thread's main function); back off after failures."""
-        while (record := self._take()) is not None:
+        """Export batches of records until closed (the thread's main function); back off after failures."""
+        while batch := self._take():
             error = None
             try:
-                self._export(record)
+                self._export(batch)
             except Exception as raised:  # whatever MLflow, its database or the network raises stays here
                 error = raised
             with self._changed:
-                self._current = None
-                given_up = error is not None and self._failed(record, error)
+                self._current = []
+                given_up = error is not None and self._failed(batch, error)
                 self._changed.notify_all()
             if given_up:
                 return
+        if self._connection is not None:
+            with suppress(Exception):  # everything is written
+                self._connection.close()
 
-    def _take(self) -> RunRecord | None:
-        """Return the next record, summaries first and parents before children; None when there is no more to do."""
+    def _take(self) -> list[RunRecord]:
+        """Return the next records, summaries before cells; none when there is no more to do."""
         with self._changed:
             while not (self._summaries or self._cells) and not self._closing:
                 self._changed.wait()
             queue = self._summaries or self._cells
-            if self._stopped or not queue:
-                return None
-            key = next(iter(queue))
-            while (parent := queue[key].parent_key) is not None and parent in queue:
-                key = parent
-            self._current = queue.pop(key)
+            if not self._stopped:
+                self._current = next_batch(queue, self._at_once, alone=self._suspect)
+            for record in self._current:
+                del queue[record.key]
             return self._current
 
-    def _export(self, record: RunRecord) -> None:
+    def _export(self, batch: list[RunRecord]) -> None:
         # Opened here, in the thread: importing MLflow takes seconds, and opening may fail like any export.
         if self._connection is None:
             self._connection = Connection(self._address, self._experiment, self._folder, verify=self._verify)
-        content = record.content_hash()
-        if self._connection.is_unchanged(record, content):
-            self._unchanged += 1
-        else:
-            self._connection.export(record, content, look_first=record.key in self._suspect)
-            self._exported += 1
-        self._suspect.discard(record.key)
+        changed = self._connection.export(batch, look_first=self._suspect)
+        self._exported += changed
+        self._unchanged += len(batch) - changed
+        self._suspect.difference_update(record.key for record in batch)
         self._failures_in_a_row = 0
+        if not self._refused:
+            self._error = None
 
-    def _failed(self, record: RunRecord, error: Exception) -> bool:
-        """Requeue a record at the end and back off; return True if the thread should end. The caller holds the lock."""
-        self._suspect.add(record.key)
-        self._failures_in_a_row += 1
+    def _failed(self, batch: list[RunRecord], error: Exception) -> bool:
+        """Requeue records at the end and back off; return True if the thread should end. The caller holds the lock."""
         self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        logger.debug("MLflow export of %s failed", record.name, exc_info=error)
-        # A newer version may have been put meanwhile.
-        self._queue(record).setdefault(record.key, record)
+        logger.debug("MLflow export of %s failed", ", ".join(record.name for record in batch), exc_info=error)
+        refused = getattr(error, "error_code", None) == "INVALID_PARAMETER_VALUE"
+        if refused and len(batch) == 1:
+            self._refused[batch[0].key] = batch[0]
+            return False
+        for record in batch:
+            self._suspect.add(record.key)
+            # A newer version may have been put meanwhile.
+            self._queue(record).setdefault(record.key, record)
+        if refused:  # each of them is tried alone now
+            return False
+        self._failures_in_a_row += 1
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures_in_a_row - 1))
         if not self._closing:
             # `close` cuts the pause short.
             self._changed.wait_for(lambda: self._closing, pause)
             return False
         return self._failures_in_a_row >= GIVE_UP_AFTER
+
+
+def next_batch(queue: Mapping[str, RunRecord], size: int, *, alone: Collection[str] = ()) -> list[RunRecord]:
+    """Return the first records of a queue, parents before their children.
+
+    Args:
+        size: the largest number of records; 0 or fewer than that if the queue has no more.
+        alone: keys of records that share no batch with others, so that a bad record doesn't hold up good ones.
+    """
+    batch: dict[str, RunRecord] = {}
+    for key in queue:
+        line: list[str] = []
+        above: str | None = key
+        while above is not None and above in queue and above not in batch:
+            line.insert(0, above)
+            above = queue[above].parent_key
+        for each in line:
+            if len(batch) == size or (batch and each in alone):
+                return list(batch.values())
+            batch[each] = queue[each]
+            if each in alone:
+                return list(batch.values())
+    return list(batch.values())

@@ -6,7 +6,6 @@ first in MLflow's parallel coordinates plot, which takes the first three in alph
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -19,19 +18,11 @@ from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
 from mlmclm.tracking.records import DataSet, Point, RunRecord, Status
+from mlmclm.tracking.saved_views import BY_SCORE, MODEL_TRAINING, OF_CELLS
 
 NOTE_TAG, COMMIT_TAG = "mlflow.note.content", "mlflow.source.git.commit"
-VIEW = "mlmclm"
-"""Key of a study's table in MLflow: its columns and their order."""
-MODEL_TRAINING = "workflowType=machine_learning"
-"""Query that selects MLflow's view for model training; a fresh browser would open the one for generative AI."""
-BY_SCORE = "orderByKey=metrics.%60score%60&orderByAsc=false"
-LINK_QUERY = f"{MODEL_TRAINING}&viewStateShareKey={VIEW}"
-CHARTS = "mlmclm-charts"
-"""Key of the charts of a study's summaries, grouped by objective."""
-CHARTS_QUERY = f"{MODEL_TRAINING}&viewStateShareKey={CHARTS}&compareRunsMode=CHART"
-CELLS_ID = "{cells}"
-"""Placeholder in tags for the id of the cells' experiment, which is known once the experiment exists."""
+EXPERIMENT_ID = "{experiment}"
+"""Placeholder in tags for the id of the study's experiment, which is known once the experiment exists."""
 CURVE_POINTS = 10
 """Points of a cell's loss curve in MLflow; the whole curve is in the result. Each costs 0.2 ms and 250 bytes."""
 NAMES = {
@@ -42,60 +33,6 @@ NAMES = {
     "validation_mean": "validation_score",
 }
 """Names in MLflow of some of the analysis's numbers; the others keep theirs."""
-SUMMARY_COLUMNS = (
-    *("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.validation_score"),
-    *("metrics.best_learning_rate", "metrics.sd_seeds", "metrics.seeds", "params.model", "params.objective"),
-    *("params.size", "params.mask_ratio", "params.tokens", "params.task", "params.family"),
-)
-CHART_PARAMS, CHART_METRICS = ("objective", "size", "mask_ratio", "task"), ("best_learning_rate", "score")
-"""Axes of the parallel coordinates."""
-CELL_COLUMNS = (
-    *("metrics.score", "metrics.validation_score", "params.model", "params.task", "params.learning_rate"),
-    *("params.seed", "params.setting"),
-)
-
-
-def cells_experiment(study: str) -> str:
-    """Return the name of the experiment that holds the cells of a study."""
-    return f"{study}/cells"
-
-
-def view_tags(*, cells: bool) -> dict[str, str]:
-    """Return the tags of an experiment that keep its views: those of MLflow's menu "Views" and of the printed links.
-
-    A tag's value has the form that MLflow's web interface (3.17) gives to a view that a user saves there.
-    """
-    columns = ["{}.`{}`".format(*name.split(".")) for name in (CELL_COLUMNS if cells else SUMMARY_COLUMNS)]
-    table = {"orderByKey": "metrics.`score`", "orderByAsc": False, "selectedColumns": columns}
-    views = [(VIEW, "Scores", table)]
-    if not cells:
-        views.append((CHARTS, "Charts by objective", table | _charts()))
-    return {
-        f"mlflow.sharedViewState.{key}": json.dumps({"name": name, "createdAt": 0, "state": json.dumps(state)})
-        for key, name, state in views
-    }
-
-
-def _charts() -> dict[str, Any]:
-    """Return the state of MLflow's charts of a study's summaries: means by objective, and parallel coordinates."""
-    metrics = ("score", "validation_score", "sd_seeds")
-    charts: list[dict[str, Any]] = [{"type": "BAR", "metricKey": metric, "displayName": metric} for metric in metrics]
-    charts.append({"type": "PARALLEL", "selectedParams": CHART_PARAMS, "selectedMetrics": CHART_METRICS})
-    fixed = {"metricSectionId": "scores", "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
-    return {
-        # MLflow loads 100 runs at a time; in the table's order, these would be the best ones.
-        "orderByKey": "params.`task`",
-        "orderByAsc": True,
-        "searchFilter": "tags.`mlmclm.kind` = 'group'",
-        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "objective"}]},
-        "runsHiddenMode": "SHOW_ALL",
-        "compareRunCharts": [{"uuid": f"chart{number}", **fixed, **chart} for number, chart in enumerate(charts)],
-        # MLflow adds a chart to the last section for each metric that has none.
-        "compareRunSections": [
-            {"uuid": uuid, "name": name, "display": True, "isReordered": False}
-            for uuid, name in (("scores", "Scores"), ("others", "Model metrics"))
-        ],
-    }
 
 
 def sweep_key(study: str) -> str:
@@ -185,7 +122,7 @@ def group_record(
     """Build the summary of one (model, task), with the analysis's numbers as metrics; unknown ones are left out.
 
     Args:
-        about: parameters from the study: `objective`, `size`, `mask_ratio`, `tokens` and `family`.
+        about: parameters from the study: `objective`, `size`, `mask_ratio`, `tokens`, `pretraining_data` and `family`.
         metric: the name of the main score, to which the numbers refer.
         rates: the best learning rate as text, with counts if seeds have different ones (`selection.best_rates`).
         note: what the analysis says of the score: no interval, not above chance, not final.
@@ -204,9 +141,10 @@ def group_record(
     if note:
         notes.append(f"{note[0].upper()}{note[1:]}.")
     if results:
-        chosen = quote(f"params.model = '{model}' and params.task = '{task}'", safe="")
+        cells = f"{OF_CELLS} and params.model = '{model}' and params.task = '{task}'"
         # Relative, as the server's address is unknown here. With a filter MLflow accepts an order but no shared view.
-        notes.append(f"[Its cells](#/experiments/{CELLS_ID}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={chosen})")
+        page = f"#/experiments/{EXPERIMENT_ID}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={quote(cells, safe='')}"
+        notes.append(f"[Its cells]({page})")
     time_ms = last_finished_ms(results)
     protocols = _shared([dict(flatten(result["protocol"], "settings.")) for result in results])
     commits = {commit for result in results if (commit := result["cost"].get("commit"))}
@@ -263,10 +201,12 @@ def zero_shot_record(study: str, result: Mapping[str, Any], *, about: Mapping[st
     )
 
 
-def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
+def cell_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, str] | None = None) -> RunRecord:
     """Build the run of one cell from its result's JSON: scores, a thinned curve, and cost.
 
-    What all cells of a (model, task) share is in its summary. A diverged cell's run is `FAILED`.
+    A diverged cell's run is `FAILED`. The settings that all cells of a (model, task) share are in its summary.
+
+    `about` is as for `group_record`; what is empty in it is left out.
     """
     finished = finished_ms(result)
     seconds = float(result["cost"]["seconds"])
@@ -287,6 +227,7 @@ def cell_record(study: str, result: Mapping[str, Any]) -> RunRecord:
     own = {} if isinstance(seed, int) else {f"seed_{name}": str(value) for name, value in asdict(seed).items()}
     if setting:
         own["setting"] = setting
+    own |= {name: text for name, text in (about or {}).items() if text}
     seeds = f"s{seed}" if isinstance(seed, int) else str(seed)
     return RunRecord(
         key=stable_hash(["cell", model, result["key"]]),  # two models' names may stand for the same weights
@@ -377,20 +318,6 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{name}", ", ".join(map(str, item))
         elif item is not None:
             yield f"{prefix}{name}", f"{item:g}" if isinstance(item, float) else str(item)
-
-
-def experiment_links(base: str, experiments: Mapping[str, str]) -> dict[str, str]:
-    """Return links to MLflow's web interface: the runs of each experiment, and the charts of each study.
-
-    `experiments` are the ids by name. If there are none, the one link opens MLflow's list of experiments.
-    """
-    root = f"{base.rstrip('/')}/#/experiments"
-    links = {} if experiments else {"MLflow": f"{root}?{LINK_QUERY}"}
-    for name, number in experiments.items():
-        links[name] = f"{root}/{number}/runs?{LINK_QUERY}"
-        if cells_experiment(name) in experiments:
-            links[f"{name}, charts"] = f"{root}/{number}/runs?{CHARTS_QUERY}"
-    return links
 
 
 def _tags(

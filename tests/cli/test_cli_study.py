@@ -44,8 +44,7 @@ def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: P
 
     client = MlflowClient(f"sqlite:///{finished / 'mlflow' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("small")
-    cells = client.get_experiment_by_name("small/cells")
-    runs = client.search_runs([experiment.experiment_id, cells.experiment_id], max_results=1000)
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
     kinds = [found.data.tags["mlmclm.kind"] for found in runs]
     counts = {kind: kinds.count(kind) for kind in set(kinds)}
     assert counts == {"pretraining": 2, "sweep": 1, "group": 6, "cell": 24}
@@ -55,9 +54,10 @@ def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: P
     assert all({"objective", "size", "mask_ratio", "tokens", "family"} <= found.data.params.keys() for found in groups)
     tried = {(found.data.params["model"], found.data.params["task"]) for found in groups}
     own = {found.info.run_id: found for found in groups}
-    of_cells = [
-        own[found.data.tags["mlflow.parentRunId"]] for found in runs if found.data.tags["mlmclm.kind"] == "cell"
-    ]
+    cells = [found for found in runs if found.data.tags["mlmclm.kind"] == "cell"]
+    of_cells = [own[found.data.tags["mlflow.parentRunId"]] for found in cells]
+    expected = {"learning_rate", "seed", "model", "task", "objective", "size", "tokens", "pretraining_data"}
+    assert all(expected <= found.data.params.keys() for found in cells)
     assert {(found.data.params["model"], found.data.params["task"]) for found in of_cells} == tried
     stage = next(found for found in runs if found.data.tags["mlmclm.kind"] == "pretraining")
     losses = client.get_metric_history(stage.info.run_id, "loss")

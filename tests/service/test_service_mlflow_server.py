@@ -17,8 +17,8 @@ from mlmclm.errors import UserError
 from mlmclm.service.mlflow_server import running_server
 from mlmclm.tracking.address import check_address
 from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.saved_views import MODEL_TRAINING, VIEW
 from mlmclm.tracking.tracker import Tracker
-from mlmclm.tracking.views import LINK_QUERY
 
 
 def test_a_store_without_records_is_the_users_error(tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_a_port_that_is_taken_is_the_users_error(folder: Path) -> None:
 
 def test_the_server_shows_the_runs_and_files_of_a_copied_store_and_ends_with_the_block(folder: Path) -> None:
     with running_server(folder / "copied") as (links, process):
-        assert list(links) == ["study", "study, charts", "study/cells"]
+        assert list(links) == ["study", "study, cells", "study, charts"]
         parts = urlsplit(links["study"])
         assert parts.hostname == "127.0.0.1"
         base = f"{parts.scheme}://{parts.netloc}"
         check_address(base)
         with urllib.request.urlopen(f"{base}/api/2.0/mlflow/experiments/search?max_results=10", timeout=20) as answer:
             numbers = {item["name"]: item["experiment_id"] for item in json.load(answer)["experiments"]}
-        page = f"/experiments/{numbers['study']}/runs?{LINK_QUERY}"
+        page = f"/experiments/{numbers['study']}/runs?{MODEL_TRAINING}&viewStateShareKey={VIEW}"
         assert parts.fragment == page, "without that query a fresh browser shows MLflow's page for generative AI"
         assert served(links["study"]) == "copied"
         # Else a study on this store that runs without the server could write no files to it.

@@ -6,7 +6,7 @@ import pytest
 
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
-from mlmclm.study.study_tracking import model_facts
+from mlmclm.study.study_tracking import given_model_facts, model_facts
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,17 @@ def test_a_models_name_says_objective_size_mask_ratio_and_tokens(
     recipe = Recipe(batch=8, block_length=128)
     expected = {"objective": objective, "size": "1m", "mask_ratio": ratio, "tokens": str(steps * 8 * 128)}
     assert model_facts(parse(name), recipe) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "objective", "size"),
+    [
+        ("folder/1m-mlm40-1k", "mlm", "1m"),
+        ("study/1m-clm-250-mlm5-1k", "clm+mlm", "1m"),
+        ("owner/1m-clm-600@main", "clm", "1m"),
+        ("bert-base-uncased", "", ""),
+    ],
+)
+def test_a_given_model_says_what_its_name_says_and_no_tokens(source: str, objective: str, size: str) -> None:
+    found = given_model_facts(source)
+    assert (found["objective"], found["size"], found["tokens"], found["pretraining_data"]) == (objective, size, "", "")

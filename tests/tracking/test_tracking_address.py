@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import platform
 import socket
 import threading
 import time
@@ -13,11 +14,14 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.service.state import ServiceState, write_state
+from mlmclm.storage.files import machine
 from mlmclm.study.place import Place
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.study_tracking import StudyTracking
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 from mlmclm.tracking.connection import Connection
+from small_results import make_result
 
 
 def closed_port() -> int:
@@ -125,6 +129,23 @@ def test_mlflow_tracking_uri_is_used_and_said(
     monkeypatch.delenv(VARIABLE)
     with StudyTracking(study(), Place(tmp_path / "store")) as tracking:
         assert tracking.elsewhere is None
+
+
+def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store, address = tmp_path / "store", f"http://127.0.0.1:{closed_port()}"
+    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
+    monkeypatch.setenv(VARIABLE, address)
+    with StudyTracking(study(), Place(store)) as tracking:
+        tracking.cell(make_result())
+        assert tracking.elsewhere == address
+    assert f"MLflow: runs are written to {address} ({VARIABLE})" in " ".join(capfd.readouterr().err.split())
+    client = MlflowClient(default_address(store))
+    (run,) = client.search_runs([client.get_experiment_by_name("s").experiment_id])
+    assert run.data.tags["mlmclm.kind"] == "cell"
+    with pytest.raises(EnvironmentFault, match="doesn't answer"):
+        StudyTracking(study(), Place(tmp_path / "other"))
 
 
 def test_a_password_is_not_shown() -> None:

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.process import TrackingProcess
@@ -24,7 +26,7 @@ import sys, time
 from pathlib import Path
 from mlmclm.tracking.process import TrackingProcess
 from small_results import make_result
-with TrackingProcess(Path(sys.argv[1]), "study", address=sys.argv[2], close_seconds=(200, 200)) as tracking:
+with TrackingProcess(Path(sys.argv[1]), "study", address=sys.argv[2], patience=200) as tracking:
     for number in range(40):
         tracking.cell(make_result(key=str(number)))
     time.sleep(300)
@@ -33,7 +35,7 @@ with TrackingProcess(Path(sys.argv[1]), "study", address=sys.argv[2], close_seco
 
 
 def tracking(store: Path) -> TrackingProcess:
-    return TrackingProcess(store, "study", address=default_address(store), close_seconds=(200, 200))
+    return TrackingProcess(store, "study", address=default_address(store), patience=200)
 
 
 def runs(store: Path, experiment: str) -> list[Any]:
@@ -45,7 +47,7 @@ def runs(store: Path, experiment: str) -> list[Any]:
 
 
 def keys(store: Path) -> list[str]:
-    return sorted(run.data.tags["mlmclm.cell"] for run in runs(store, "study/cells"))
+    return sorted(run.data.tags["mlmclm.cell"] for run in runs(store, "study") if "mlmclm.cell" in run.data.tags)
 
 
 def test_a_model_and_task_is_summarised_once_its_cells_are_there(tmp_path: Path) -> None:
@@ -59,11 +61,14 @@ def test_a_model_and_task_is_summarised_once_its_cells_are_there(tmp_path: Path)
         tracker.groups({(model, "sst2"): CellGroup(about, 3, (0.0, 1.0)) for model in ("a", "b")}, "mean")
         for result in results:
             tracker.cell(result)
-    whole, running = sorted(runs(tmp_path, "study"), key=lambda run: str(run.data.params["model"]))
+    found = [run for run in runs(tmp_path, "study") if run.data.tags["mlmclm.kind"] == "group"]
+    whole, running = sorted(found, key=lambda run: str(run.data.params["model"]))
     assert (whole.data.metrics["score"], whole.data.metrics["seeds"]) == (0.6, 3)
     assert (whole.data.params["objective"], whole.info.status) == ("clm", "RUNNING")
     assert running.data.metrics == {}
     assert keys(tmp_path) == ["a0", "a1", "a2", "b0", "b1"]
+    cells = [run for run in runs(tmp_path, "study") if run.data.tags["mlmclm.kind"] == "cell"]
+    assert {run.data.params["objective"] for run in cells} == {"clm"}, "a cell has what its summary has from the study"
 
 
 def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what_is_missing(
@@ -80,14 +85,14 @@ def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what
     began = time.monotonic()
     for result in results:
         tracker.cell(result)
-    assert tracker.close(60, 60).error is not None
+    assert tracker.close(60).error is not None
     assert time.monotonic() - began < 10
     assert "writes what is missing" in " ".join(capfd.readouterr().err.split())
     assert len(keys_so_far(tmp_path)) < 30
     with tracking(tmp_path) as again:
         for result in results:
             again.cell(result)
-        report = again.close(200, 200)
+        report = again.close(200)
     assert (report.failed, report.exported + report.unchanged) == (0, 30)
     assert keys(tmp_path) == sorted(str(number) for number in range(30))
 
@@ -111,11 +116,31 @@ def test_it_ends_with_a_driver_that_is_killed(tmp_path: Path) -> None:
     with tracking(tmp_path) as again:
         for number in range(40):
             again.cell(make_result(key=str(number)))
-        assert again.close(200, 200).failed == 0
+        assert again.close(200).failed == 0
     assert keys(tmp_path) == sorted(str(number) for number in range(40))
 
 
 def test_closed_twice_it_reports_the_same(tmp_path: Path) -> None:
     tracker = tracking(tmp_path)
-    first = tracker.close(60, 60)
-    assert first == tracker.close(60, 60) == ExportReport(exported=0, unchanged=0, failed=0)
+    first = tracker.close(60)
+    assert first == tracker.close(60) == ExportReport(exported=0, unchanged=0, failed=0)
+
+
+def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = tracking(tmp_path)
+    for number in range(30):
+        tracker.cell(make_result(key=str(number)))
+    waits = threading.Thread.join
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        waits(self, timeout)
+        if self is tracker._thread and tracker._left:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "join", interrupted)
+        tracker.close(60)
+    assert "MLflow: 30 runs are not written yet." in " ".join(capfd.readouterr().err.split())
+    assert tracker._process.poll() is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import shutil
 import socket
@@ -9,19 +11,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
-from mlmclm.tracking import views
+from mlmclm.tracking import saved_views, views
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.connection import Connection
+from mlmclm.tracking.database import sqlite_address
 from mlmclm.tracking.index import Entry, Index
 from mlmclm.tracking.records import RunRecord
-from mlmclm.tracking.tracker import ExportReport, Tracker
+from mlmclm.tracking.tracker import ExportReport, Tracker, next_batch
 from small_results import make_result
 
 
@@ -39,15 +42,44 @@ def store(empty_store: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def client(store: Path) -> Any:
+def client(store: Path, address: str | None = None) -> Any:
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(default_address(store))
+    return MlflowClient(address or default_address(store))
 
 
-def runs(store: Path, experiment: str = "study") -> list[Any]:
-    found = client(store).get_experiment_by_name(experiment)
-    return list(client(store).search_runs([found.experiment_id], order_by=["attributes.run_name ASC"]))
+def runs(store: Path, address: str | None = None) -> list[Any]:
+    found = client(store, address).get_experiment_by_name("study")
+    return list(client(store, address).search_runs([found.experiment_id], order_by=["attributes.run_name ASC"]))
+
+
+@pytest.fixture
+def elsewhere(empty_store: Path, tmp_path: Path) -> str:
+    """The address of a database that isn't the store's own."""
+    shutil.copy(empty_store / "mlflow" / "mlflow.db", tmp_path / "other.db")
+    return sqlite_address(tmp_path / "other.db")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, and the address to which its records are written; None for its own database."""
+
+    store: Path
+    address: str | None
+
+    def export(self, *records: RunRecord) -> ExportReport:
+        return export(self.store, *records, address=self.address)
+
+    def runs(self) -> list[Any]:
+        return runs(self.store, self.address)
+
+    def client(self) -> Any:
+        return client(self.store, self.address)
+
+
+@pytest.fixture(params=["in the store", "elsewhere"])
+def place(request: pytest.FixtureRequest, store: Path, elsewhere: str) -> Place:
+    return Place(store, None if request.param == "in the store" else elsewhere)
 
 
 PARENT = RunRecord(
@@ -56,8 +88,8 @@ PARENT = RunRecord(
 CHILD = RunRecord("c", "child", parent_key="p", metrics=[("loss", 2.0, 1, 1000), ("loss", 1.0, 2, 1001)])
 
 
-def export(store: Path, *records: RunRecord) -> ExportReport:
-    with closing(Tracker(store, "study")) as tracker:
+def export(store: Path, *records: RunRecord, address: str | None = None) -> ExportReport:
+    with closing(Tracker(store, "study", address=address)) as tracker:
         for record in records:
             tracker.put(record)
         return tracker.close()
@@ -85,9 +117,8 @@ def test_mlflow_finds_sweep_groups_cells_and_stages_by_their_kind_each_below_its
     cell = views.cell_record("study", result)
     stage = views.stage_record("study", stage="s", title="m clm 0-10", settings={}, rows=[])
     export(store, sweep, group, cell, stage)
-    both = [*runs(store), *runs(store, "study/cells")]
-    found = {run.data.tags["mlmclm.kind"]: run for run in both}
-    assert len(both) == 4
+    found = {run.data.tags["mlmclm.kind"]: run for run in runs(store)}
+    assert len(runs(store)) == 4
     names = {kind: run.info.run_name for kind, run in found.items()}
     assert names == {
         "sweep": "sweep study",
@@ -106,7 +137,7 @@ def test_a_run_names_its_user_program_commit_and_data_sets_and_its_cells(store: 
     export(
         store, views.group_record("study", "2m-clm-600", "sst2", results=[result]), views.cell_record("study", result)
     )
-    (group,), (cell,) = runs(store), runs(store, "study/cells")
+    group, cell = runs(store)
     for run in (group, cell):
         assert run.data.tags["mlflow.source.git.commit"] == "c0ffee"
         assert (run.data.tags["mlflow.source.name"], bool(run.data.tags["mlflow.user"])) == ("mlmclm", True)
@@ -118,101 +149,191 @@ def test_a_run_names_its_user_program_commit_and_data_sets_and_its_cells(store: 
     assert [run.info.run_id for run in client(store).search_runs([number], unquote(chosen))] == [cell.info.run_id]
 
 
-def test_summaries_are_written_before_cells_that_were_put_earlier(store: Path) -> None:
+def test_the_child_runs_that_mlflow_looks_for_in_a_parents_own_experiment_are_its_cells(store: Path) -> None:
+    cells = [views.cell_record("study", make_result(key=str(n), model=m)) for n in range(3) for m in ("a", "b")]
+    groups = [views.group_record("study", model, "sst2") for model in ("a", "b")]
+    export(store, *groups, *cells)
+    for group in (run for run in runs(store) if run.data.tags["mlmclm.kind"] == "group"):
+        # The query of the page of a run in MLflow 3.17.
+        found = client(store).search_runs(
+            [group.info.experiment_id],
+            f"tags.`mlflow.parentRunId` = '{group.info.run_id}'",
+            order_by=["attributes.start_time DESC"],
+        )
+        assert [run.data.params["model"] for run in found] == 3 * [group.data.params["model"]]
+
+
+def test_every_view_of_a_study_shows_the_runs_that_it_is_for(store: Path) -> None:
+    sweep = views.sweep_record("study", models=["m"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2])
+    stage = views.stage_record("study", stage="s", title="m clm 0-10", settings={}, rows=[])
+    export(store, sweep, stage, views.group_record("study", "m", "sst2"), views.cell_record("study", make_result()))
+    experiment = client(store).get_experiment_by_name("study")
+    shown = {}
+    for key in (saved_views.VIEW, saved_views.CELLS, saved_views.CHARTS):
+        state = json.loads(json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])["state"])
+        order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
+        found = client(store).search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])
+        shown[key] = {run.data.tags["mlmclm.kind"] for run in found}
+    assert shown == {
+        saved_views.VIEW: {"sweep", "pretraining", "group"},
+        saved_views.CELLS: {"cell"},
+        saved_views.CHARTS: {"group"},
+    }
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_batches_are_full_and_hold_parents_before_their_children_and_suspects_alone(size: int) -> None:
+    parents = {"a": "b", "b": "c", "d": "c", "e": "not queued"}
+    queue = {key: RunRecord(key, key, parents.get(key)) for key in "abcdef"}
+    seen: list[str] = []
+    while queue:
+        batch = [record.key for record in next_batch(queue, size, alone={"d"})]
+        assert len(batch) <= size
+        assert batch == ["d"] or "d" not in batch
+        for key in batch:
+            del queue[key]
+            assert parents.get(key) not in queue, "a child comes before its parent"
+        seen += batch
+    assert sorted(seen) == list("abcdef")
+
+
+def test_summaries_are_written_before_cells_that_were_put_earlier(store: Path, elsewhere: str) -> None:
     cells = [replace(CHILD, key=f"c{number}", bulk=True) for number in range(20)]
-    with closing(Tracker(store, "study")) as tracker:
+    with closing(Tracker(store, "study", address=elsewhere)) as tracker:
         for record in (*cells, PARENT):
             tracker.put(record)
-    (parent,) = runs(store)
-    made = [run.data.tags["mlflow.parentRunId"] for run in runs(store, "study/cells")]
-    assert len(made) == 20
+    *made, parent = runs(store, elsewhere)
+    parents = [run.data.tags.get("mlflow.parentRunId") for run in made]
     # A cell that is written before the parent has none.
-    assert made.count(parent.info.run_id) >= 19
+    assert (len(made), parents.count(parent.info.run_id) >= 19) == (20, True)
 
 
-def test_closing_waits_for_summaries_and_leaves_cells_that_take_too_long_to_the_next_export(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def slow_after(count: int, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let a connection export so many records, and the rest only once the event is set."""
+    go_on, whole, seen = threading.Event(), Connection.export, itertools.count()
+
+    def slow(self: Connection, records: list[RunRecord], **options: Any) -> int:
+        if next(seen) >= count:
+            go_on.wait()
+        return whole(self, records, **options)
+
+    monkeypatch.setattr(Connection, "export", slow)
+    return go_on
+
+
+@pytest.mark.parametrize("way", [{"patience": 0.5}, {"limit": 0.5}])
+def test_cells_that_are_not_written_in_time_are_counted_and_left_to_the_next_export(
+    store: Path,
+    elsewhere: str,
+    way: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     cells = [replace(CHILD, key=f"c{number}", bulk=True) for number in range(12)]
-    whole = Connection.export
-
-    def slow(self: Connection, record: RunRecord, content: str, *, look_first: bool) -> str:
-        time.sleep(0.5 if record.bulk else 0)
-        return whole(self, record, content, look_first=look_first)
-
+    monkeypatch.setattr("mlmclm.tracking.tracker.STOP_SECONDS", 0.1)
     with monkeypatch.context() as patch:
-        patch.setattr(Connection, "export", slow)
-        tracker = Tracker(store, "study")
+        go_on = slow_after(4, patch)
+        tracker = Tracker(store, "study", address=elsewhere)
         for record in (PARENT, *cells):
             tracker.put(record)
-        report = tracker.close(60, 2)
-    assert 0 < report.failed < 12
-    assert len(runs(store)) == 1
+        while tracker._exported < 4:
+            time.sleep(0.01)
+        report = tracker.close(**way)
+        go_on.set()
+        tracker._thread.join()
+    assert (report.exported, report.failed) == (4, 9)
     said = " ".join(capfd.readouterr().err.split())
-    assert f"{report.failed} cells are not written to MLflow" in said
+    assert "9 cells are not written to MLflow" in said
     assert "`mlmclm tracking sync STUDY.yaml`" in said
-    assert export(store, PARENT, *cells).exported == report.failed
-    keys = [run.data.tags["mlmclm.key"] for run in runs(store, "study/cells")]
-    assert sorted(keys) == sorted(record.key for record in cells)
+    assert export(store, PARENT, *cells, address=elsewhere).exported == 8  # one was being written
+    keys = [run.data.tags["mlmclm.key"] for run in runs(store, elsewhere)]
+    assert sorted(keys) == sorted(record.key for record in (PARENT, *cells))
 
 
-def test_runs_of_the_first_layout_are_put_away_and_written_anew_once(
+def test_closing_waits_as_long_as_records_are_written(
+    store: Path, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Connection.export
+
+    def slow(self: Connection, records: list[RunRecord], **options: Any) -> int:
+        time.sleep(0.2)
+        return whole(self, records, **options)
+
+    monkeypatch.setattr(Connection, "export", slow)
+    with closing(Tracker(store, "study", address=elsewhere)) as tracker:
+        tracker.put(PARENT)
+        while not tracker._exported:
+            time.sleep(0.01)
+        for number in range(15):
+            tracker.put(replace(CHILD, key=f"c{number}", bulk=True))
+        assert tracker.close(patience=2.0) == ExportReport(exported=16, unchanged=0, failed=0)
+
+
+def test_runs_of_earlier_layouts_are_put_away_and_written_anew_once(
     store: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    old = client(store).create_experiment("study", tags={"mlmclm.experiment": "identity"})
-    Index(store / "mlflow" / "index.jsonl", "identity").set(
-        Entry("p", client(store).create_run(old, tags={"mlmclm.key": "p"}).info.run_id)
-    )
+    tags = {"mlmclm.experiment": "identity", "mlmclm.layout": "2"}
+    old = {name: client(store).create_experiment(name, tags=tags) for name in ("study", "study/cells")}
+    for key, number in zip("pc", old.values(), strict=True):
+        run = client(store).create_run(number, tags={"mlmclm.key": key})
+        Index(store / "mlflow" / "index.jsonl", "identity").set(Entry(key, run.info.run_id))
+    client(store).delete_experiment(old["study"])  # a user may have done that
     cell = replace(CHILD, bulk=True)
     assert export(store, PARENT, cell) == ExportReport(exported=2, unchanged=0, failed=0)
     assert export(store, PARENT, cell) == ExportReport(exported=0, unchanged=2, failed=0)
-    assert (len(runs(store)), len(runs(store, "study/cells"))) == (1, 1)
-    aside = client(store).get_experiment(old)
-    assert (aside.name, aside.lifecycle_stage) == ("study/first layout 1", "deleted")
-    assert f"`mlflow experiments restore -x {old}`" in " ".join(capfd.readouterr().err.split())
+    assert len(runs(store)) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    for name, number in old.items():
+        aside = client(store).get_experiment(number)
+        assert (aside.name, aside.lifecycle_stage) == (f"{name}/earlier layout 1", "deleted")
+        assert f"`mlflow experiments restore -x {number}`" in said
 
 
 def test_a_run_deleted_by_hand_comes_back_unchanged_when_runs_are_verified(store: Path) -> None:
     export(store, PARENT, replace(CHILD, bulk=True))
-    client(store).delete_run(runs(store, "study/cells")[0].info.run_id)
+    client(store).delete_run(runs(store)[0].info.run_id)
     with closing(Tracker(store, "study", verify=True)) as tracker:
         tracker.put(PARENT)
         tracker.put(replace(CHILD, bulk=True))
         assert tracker.close() == ExportReport(exported=1, unchanged=1, failed=0)
-    assert len(runs(store, "study/cells")) == 1
+    child, parent = runs(store)
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
 
 
-def test_the_same_records_again_change_nothing(store: Path) -> None:
-    export(store, PARENT, CHILD)
-    before = [run.to_dictionary() for run in runs(store)]
-    assert export(store, PARENT, CHILD) == ExportReport(exported=0, unchanged=2, failed=0)
-    assert [run.to_dictionary() for run in runs(store)] == before
+def test_the_same_records_again_change_nothing(place: Place) -> None:
+    place.export(PARENT, CHILD)
+    before = [run.to_dictionary() for run in place.runs()]
+    assert place.export(PARENT, CHILD) == ExportReport(exported=0, unchanged=2, failed=0)
+    assert [run.to_dictionary() for run in place.runs()] == before
 
 
-def test_an_ended_run_that_is_announced_again_stays_as_it_is(store: Path) -> None:
-    export(store, PARENT, CHILD)
-    before = [run.to_dictionary() for run in runs(store)]
+def test_an_ended_run_that_is_announced_again_stays_as_it_is(place: Place) -> None:
+    place.export(PARENT, CHILD)
+    before = [run.to_dictionary() for run in place.runs()]
     announced = RunRecord("p", "parent", status="RUNNING")
-    assert export(store, announced) == ExportReport(exported=0, unchanged=1, failed=0)
-    assert export(store, PARENT, CHILD) == ExportReport(exported=0, unchanged=2, failed=0)
-    assert [run.to_dictionary() for run in runs(store)] == before
+    assert place.export(announced) == ExportReport(exported=0, unchanged=1, failed=0)
+    assert place.export(PARENT, CHILD) == ExportReport(exported=0, unchanged=2, failed=0)
+    assert [run.to_dictionary() for run in place.runs()] == before
 
 
-def test_a_record_with_more_points_appends_only_those(store: Path) -> None:
-    export(store, PARENT, replace(CHILD, status="RUNNING"))
-    assert runs(store)[0].info.status == "RUNNING"
+def test_a_record_with_more_points_appends_only_those(place: Place) -> None:
+    place.export(PARENT, replace(CHILD, status="RUNNING"))
+    assert place.runs()[0].info.status == "RUNNING"
     longer = replace(CHILD, metrics=[*CHILD.metrics, ("loss", 0.5, 3, 1002)])
-    assert export(store, PARENT, longer) == ExportReport(exported=1, unchanged=1, failed=0)
-    child, _ = runs(store)
-    history = client(store).get_metric_history(child.info.run_id, "loss")
+    assert place.export(PARENT, longer) == ExportReport(exported=1, unchanged=1, failed=0)
+    child, _ = place.runs()
+    history = place.client().get_metric_history(child.info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(1, 2.0), (2, 1.0), (3, 0.5)]
     assert child.info.status == "FINISHED"
 
 
-def test_a_changed_metric_is_the_latest_and_a_changed_parameter_is_shown_beside_the_old_one(store: Path) -> None:
-    export(store, PARENT)
-    export(store, replace(PARENT, metrics=[("m", 0.7, 0, 1000)], params={"a": "2", "b": "3"}))
-    (parent,) = runs(store)
+def test_elsewhere_a_changed_metric_is_the_latest_and_a_changed_parameter_is_shown_beside_the_old_one(
+    store: Path, elsewhere: str
+) -> None:
+    export(store, PARENT, address=elsewhere)
+    changed = replace(PARENT, metrics=[("m", 0.7, 0, 1000)], params={"a": "2", "b": "3"})
+    export(store, changed, address=elsewhere)
+    (parent,) = runs(store, elsewhere)
     assert parent.data.metrics == {"m": 0.7}
     assert parent.data.params == {"a": "1", "b": "3"}
     assert parent.data.tags["changed.a"] == "2"
@@ -229,32 +350,34 @@ def test_a_deleted_database_is_rebuilt_from_the_records(store: Path, empty_store
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
 
 
-def test_a_lost_index_finds_the_runs_again_instead_of_doubling_them(store: Path) -> None:
-    export(store, PARENT, CHILD)
-    (store / "mlflow" / "index.jsonl").unlink()
-    export(store, PARENT, CHILD)
-    child, _ = runs(store)
-    assert len(client(store).get_metric_history(child.info.run_id, "loss")) == 2
+def test_a_lost_index_finds_the_runs_again_instead_of_doubling_them(place: Place) -> None:
+    place.export(PARENT, CHILD)
+    (place.store / "mlflow" / "index.jsonl").unlink()
+    place.export(PARENT, CHILD)
+    child, _ = place.runs()
+    assert len(place.client().get_metric_history(child.info.run_id, "loss")) == 2
 
 
-def test_a_run_whose_maker_was_killed_before_noting_it_is_taken_up(store: Path) -> None:
-    export(store, PARENT)
-    experiment = client(store).get_experiment_by_name("study").experiment_id
-    client(store).create_run(experiment, tags={"mlmclm.key": "c"}, run_name="child")
-    export(store, PARENT, CHILD)
-    child, parent = runs(store)
+def test_a_run_whose_maker_was_killed_before_noting_it_is_taken_up(place: Place) -> None:
+    place.export(PARENT)
+    experiment = place.client().get_experiment_by_name("study").experiment_id
+    place.client().create_run(experiment, tags={"mlmclm.key": "c"}, run_name="child")
+    place.export(PARENT, CHILD)
+    child, parent = place.runs()
     assert (child.info.status, child.data.metrics["loss"]) == ("FINISHED", 1.0)
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
 
 
-def test_a_run_deleted_by_hand_comes_back_once_its_record_changes(store: Path) -> None:
-    export(store, PARENT)
-    client(store).delete_run(runs(store)[0].info.run_id)
-    export(store, replace(PARENT, metrics=[("m", 0.7, 0, 1000)]))
-    assert [run.data.metrics for run in runs(store)] == [{"m": 0.7}]
+def test_a_run_deleted_by_hand_comes_back_once_its_record_changes(place: Place) -> None:
+    place.export(PARENT)
+    place.client().delete_run(place.runs()[0].info.run_id)
+    place.export(replace(PARENT, metrics=[("m", 0.7, 0, 1000)]))
+    assert [run.data.metrics for run in place.runs()] == [{"m": 0.7}]
 
 
-def test_a_reply_lost_after_creating_a_run_does_not_double_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_lost_after_creating_a_run_does_not_double_it(
+    store: Path, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow.tracking import MlflowClient
 
     create = MlflowClient.create_run
@@ -268,8 +391,8 @@ def test_a_reply_lost_after_creating_a_run_does_not_double_it(store: Path, monke
         return run
 
     monkeypatch.setattr(MlflowClient, "create_run", lossy)
-    assert export(store, PARENT) == ExportReport(exported=1, unchanged=0, failed=0)
-    assert [run.info.run_id for run in runs(store)] == [lost[0].info.run_id]
+    assert export(store, PARENT, address=elsewhere) == ExportReport(exported=1, unchanged=0, failed=0)
+    assert [run.info.run_id for run in runs(store, elsewhere)] == [lost[0].info.run_id]
 
 
 def test_a_server_that_dies_neither_holds_up_nor_fails_the_work(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +404,7 @@ def test_a_server_that_dies_neither_holds_up_nor_fails_the_work(store: Path, cap
     tracker.put(PARENT)
     tracker.put(CHILD)
     assert time.monotonic() - began < 0.5
-    report = tracker.close(timeout=1)
+    report = tracker.close(1)
     assert report.failed == 2
     said = " ".join(capfd.readouterr().err.split())
     assert f"2 records could not be written to MLflow at {address}" in said

@@ -1,0 +1,89 @@
+"""Views of a study in MLflow's web interface: tables and charts that are saved with the experiment, and links to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MODEL_TRAINING = "workflowType=machine_learning"
+"""Query that selects MLflow's view for model training; a fresh browser would open the one for generative AI."""
+BY_SCORE = "orderByKey=metrics.%60score%60&orderByAsc=false"
+VIEW, CELLS, CHARTS = "mlmclm", "mlmclm-cells", "mlmclm-charts"
+"""Keys of a study's views: the table of its summaries, that of its cells, and charts of the summaries by objective."""
+OF_GROUPS, OF_CELLS, WITHOUT_CELLS = (f"tags.`mlmclm.kind` {test}" for test in ("= 'group'", "= 'cell'", "!= 'cell'"))
+"""Filters of MLflow's run search."""
+SUMMARY_COLUMNS = (
+    *("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.validation_score"),
+    *("metrics.best_learning_rate", "metrics.sd_seeds", "metrics.seeds", "params.model", "params.objective"),
+    *("params.size", "params.mask_ratio", "params.tokens", "params.task", "params.family"),
+)
+CHART_PARAMS, CHART_METRICS = ("objective", "size", "mask_ratio", "task"), ("best_learning_rate", "score")
+"""Axes of the parallel coordinates."""
+CELL_COLUMNS = (
+    *("metrics.score", "metrics.validation_score", "params.learning_rate", "params.seed", "params.setting"),
+    *("params.model", "params.objective", "params.size", "params.mask_ratio", "params.tokens", "params.task"),
+)
+
+
+def view_tags() -> dict[str, str]:
+    """Return the tags of an experiment that keep its views: those of MLflow's menu "Views" and of the printed links.
+
+    A tag's value has the form that MLflow's web interface (3.17) gives to a view that a user saves there.
+    """
+    summaries = _table(SUMMARY_COLUMNS, WITHOUT_CELLS)
+    views = (
+        (VIEW, "Scores", summaries),
+        (CELLS, "Cells", _table(CELL_COLUMNS, OF_CELLS)),
+        (CHARTS, "Charts by objective", summaries | _charts()),
+    )
+    return {
+        f"mlflow.sharedViewState.{key}": json.dumps({"name": name, "createdAt": 0, "state": json.dumps(state)})
+        for key, name, state in views
+    }
+
+
+def _table(columns: Sequence[str], condition: str) -> dict[str, Any]:
+    """Return the state of a table of runs, the best score first."""
+    return {
+        "orderByKey": "metrics.`score`",
+        "orderByAsc": False,
+        "searchFilter": condition,
+        "selectedColumns": ["{}.`{}`".format(*name.split(".")) for name in columns],
+    }
+
+
+def _charts() -> dict[str, Any]:
+    """Return the state of MLflow's charts of a study's summaries: means by objective, and parallel coordinates."""
+    metrics = ("score", "validation_score", "sd_seeds")
+    charts: list[dict[str, Any]] = [{"type": "BAR", "metricKey": metric, "displayName": metric} for metric in metrics]
+    charts.append({"type": "PARALLEL", "selectedParams": CHART_PARAMS, "selectedMetrics": CHART_METRICS})
+    fixed = {"metricSectionId": "scores", "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
+    return {
+        # MLflow loads 100 runs at a time; in the table's order, these would be the best ones.
+        "orderByKey": "params.`task`",
+        "orderByAsc": True,
+        "searchFilter": OF_GROUPS,
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "objective"}]},
+        "runsHiddenMode": "SHOW_ALL",
+        "compareRunCharts": [{"uuid": f"chart{number}", **fixed, **chart} for number, chart in enumerate(charts)],
+        # MLflow adds a chart to the last section for each metric that has none.
+        "compareRunSections": [
+            {"uuid": uuid, "name": name, "display": True, "isReordered": False}
+            for uuid, name in (("scores", "Scores"), ("others", "Model metrics"))
+        ],
+    }
+
+
+def experiment_links(base: str, experiments: Mapping[str, str]) -> dict[str, str]:
+    """Return links to MLflow's web interface: the summaries, cells and charts of each study.
+
+    `experiments` are the ids by name. If there are none, the one link opens MLflow's list of experiments.
+    """
+    root = f"{base.rstrip('/')}/#/experiments"
+    views = {"": VIEW, ", cells": CELLS, ", charts": f"{CHARTS}&compareRunsMode=CHART"}
+    links = {} if experiments else {"MLflow": f"{root}?{MODEL_TRAINING}"}
+    for name, number in experiments.items():
+        for ending, view in views.items():
+            links[f"{name}{ending}"] = f"{root}/{number}/runs?{MODEL_TRAINING}&viewStateShareKey={view}"
+    return links
