@@ -70,7 +70,7 @@ def prepared(study_path: Path, store: Path, models: tuple[str, ...] = MODELS, **
         update={
             "models": models,
             "baseline": None,
-            "recipe": Recipe.model_validate(values | {"micro_batch": 2, "revisions_every": 4} | recipe),
+            "recipe": Recipe.model_validate(values | {"micro_batch_tokens": 64, "revisions_every": 4} | recipe),
         }
     )
     return prepare(made, Place(store, study_path.parent / "data"))
@@ -283,7 +283,7 @@ def test_blocks_that_no_shard_holds_are_refused(study_path: Path, tmp_path: Path
         UserError,
         match=r"study.yaml: recipe.phases: phase 'a': block_length 131,072 is longer than each shard of the corpus's training part; allowed are ",
     ):
-        prepared(study_path, tmp_path, ("1m-mlm40-8",), phases=phases)
+        prepared(study_path, tmp_path, ("1m-mlm40-8",), phases=phases, micro_batch_tokens=None)
 
 
 def test_a_rope_base_without_rotary_positions_is_refused(tmp_path: Path) -> None:
