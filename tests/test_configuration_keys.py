@@ -60,6 +60,7 @@ RECIPES: dict[str, Any] = {
     "workers": ({"workers": 1}, "edc8d3a6b7b7"),
     "device": ({"device": "cpu"}, "edc8d3a6b7b7"),
     "micro_batch": ({"micro_batch": 12}, "edc8d3a6b7b7"),
+    "micro_batch_tokens": ({"micro_batch_tokens": 8192}, "edc8d3a6b7b7"),
     "zero_stage": ({"zero_stage": 3}, "edc8d3a6b7b7"),
     "activation_checkpointing": ({"activation_checkpointing": True}, "edc8d3a6b7b7"),
     "compile": ({"compile": True}, "edc8d3a6b7b7"),
