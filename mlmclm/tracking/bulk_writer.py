@@ -116,6 +116,8 @@ class BulkWriter:
 
         if self._unknown:
             with self._store.ManagedSessionMaker(read_only=False) as session:
+                # A new table in place of the old one makes the connections of a running server read it again.
+                session.execute(text("DROP TABLE IF EXISTS sqlite_stat1"))
                 session.execute(text("ANALYZE"))
             self._known += self._unknown
             self._unknown = 0
