@@ -62,7 +62,7 @@ def draw_report(browser: Browser, report: Path) -> None:
     for name, look in looks.items():
         with new_page(browser, **look) as page:
             page.goto(report.as_uri())
-            page.wait_for_selector(".js-plotly-plot .main-svg", timeout=WAIT)
+            page.wait_for_selector(".plot circle", timeout=WAIT)
             if name == "print":
                 page.emulate_media(media="print")
                 page.wait_for_timeout(1000)

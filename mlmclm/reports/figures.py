@@ -1,154 +1,91 @@
-"""The report's figures as Plotly specifications; the page draws them from plain JSON, in light or dark colours.
+"""The report's figures, each a function from the analysis to charts (`reports.charts`).
 
-Colours are the colour-blind-safe set of Okabe and Ito (2008). Each model has one colour in all figures, with a
-different line style when colours repeat. The baseline is grey and dashed.
+Colours are based on the colour-blind-safe set of Okabe and Ito (2008); `templates/charts.css` has them, for light and
+dark pages. Each model has one look in all figures. The baseline is grey and dashed. Of more models than there are looks, the
+best have colours and the others share a grey, in which pointing at one brings it out.
 """
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import cycle, product
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 
-import plotly.graph_objects as go
+from markupsafe import Markup
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
+from mlmclm.reports.charts import Axis, Chart, Point, Style
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 
-PALETTE = (
-    ("#0072b2", "#56aeea"),
-    ("#d55e00", "#ff8a3d"),
-    ("#009e73", "#2fcf9f"),
-    ("#b5578f", "#e08bc0"),
-    ("#b27d00", "#f0b429"),
-    ("#5b5bd6", "#9d9dff"),
-    ("#7a6a53", "#c4b296"),
-)
-"""Pairs of a colour on a light page and one on a dark page, as in the constants below."""
-BASELINE = ("#6b7280", "#9aa3b2")
-INK = ("#1c2530", "#e6e9ee")
-FAINT = ("#5a6675", "#9aa5b4")
-GRID = ("#e3e7ec", "#2a323d")
-DASHES = ("solid", "dash", "dot", "dashdot")
-BAND = 0.14
-"""Opacity of the interval bands."""
+HUES = tuple(f"c{number}" for number in range(7))
+"""Classes of the colours in `templates/charts.css`."""
+DASHES = ("", "dash")
+BASELINE, QUIET = "c-base dash", "c-base quiet"
+MOST_POINTS = 400
+"""Points of a loss curve that are drawn, at most about."""
+MOST_WORDS = 30
+"""Points of a loss curve over which its value is shown, at most about."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A panel: its place on the page, its title and description, and its specification."""
+    """A panel: its title, the sentence below that, its chart, and what its colours mean if they aren't the models'."""
 
     id: str
     title: str
-    alt: str
-    spec: dict[str, Any] = field(repr=False)
-    height: int = 280  # in pixels
+    chart: Markup
+    subtitle: str = ""
+    legend: tuple[tuple[str, Style], ...] = ()
 
 
-@dataclass(frozen=True)
-class Style:
-    """A model's colours (light, dark) and line style."""
+def styles(names: Sequence[str], baseline: str | None, ranked: Sequence[str] = ()) -> dict[str, Style]:
+    """Assign a look to each model; the baseline has its own.
 
-    light: str
-    dark: str
-    dash: str
-
-
-def styles(names: Sequence[str], baseline: str | None) -> dict[str, Style]:
-    """Assign a style to each model, in the order given; the baseline has its own."""
-    looks = (Style(*colours, dash) for dash, colours in cycle(product(DASHES, PALETTE)))
-    return {name: Style(*BASELINE, "dash") if name == baseline else next(looks) for name in names}
-
-
-def dark_colours() -> dict[str, str]:
-    """Map each colour of the specifications to its counterpart on a dark page."""
-    pairs = [*PALETTE, BASELINE, INK, FAINT, GRID]
-    return dict(pairs) | {_faded(light): _faded(dark) for light, dark in pairs}
+    Args:
+        ranked: the models from the best on; if there are more models than looks, the first of these have colours.
+    """
+    others = [name for name in names if name != baseline]
+    looks = [f"{hue} {dash}".strip() for dash, hue in product(DASHES, HUES)]
+    if len(others) <= len(looks):
+        classes = dict(zip(others, looks, strict=False))
+    else:
+        leading = [name for name in (*ranked, *others) if name in others]
+        classes = dict(zip(dict.fromkeys(leading), HUES, strict=False))
+    if baseline is not None:
+        classes[baseline] = BASELINE
+    return {name: Style(classes.get(name, QUIET), number) for number, name in enumerate(names)}
 
 
-def _faded(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{BAND})"
-
-
-def _layout(**more: Any) -> dict[str, Any]:
-    axis = {"gridcolor": GRID[0], "zeroline": False, "linecolor": GRID[0], "tickcolor": GRID[0], "automargin": True}
-    small = {"title": {"font": {"size": 12}}}
-    base = {
-        "template": {"layout": {"xaxis": small, "yaxis": small}},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": FAINT[0]},
-        "margin": {"l": 46, "r": 12, "t": 8, "b": 40},
-        "showlegend": False,
-        "hovermode": "closest",
-        "dragmode": False,
-    }
-    x, y = axis | more.pop("xaxis", {}), axis | more.pop("yaxis", {})
-    return base | {"xaxis": x, "yaxis": y} | more
-
-
-def _upright(x: float, **line: Any) -> dict[str, Any]:
-    """Draw a vertical line over the whole height."""
-    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
-
-
-def _at_chance(chance: float | None, axis: str) -> list[dict[str, Any]]:
-    """Draw the chance level as a dotted line across an axis of scores, `x` or `y`; nothing if it is not known."""
-    if chance is None or math.isnan(chance):
-        return []
-    other = "y" if axis == "x" else "x"
-    ends = {f"{axis}{end}": chance * 100 for end in (0, 1)} | {f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1}
-    label = {"text": "chance", "font": {"size": 10, "color": FAINT[0]}, "textposition": "start"}
-    return [{"type": "line", **ends, "line": {"color": FAINT[0], "width": 1.2, "dash": "dot"}, "label": label}]
-
-
-def _hover(model: str, words: str) -> str:
-    """Return what is shown over a point: the model's name, and Plotly's template for the rest."""
-    return f"<b>{html.escape(model)}</b><br>{words}<extra></extra>"
-
-
-def plotted(traces: list[Any], **layout: Any) -> dict[str, Any]:
-    """Return the specification of a figure in the page's style."""
-    # Built with Plotly's own classes, so that a wrong property fails here and not silently in a reader's browser.
-    return go.Figure(data=traces, layout=_layout(**layout)).to_plotly_json()
-
-
-def titled(title: str, standoff: int = 8, **more: Any) -> dict[str, Any]:
-    """Return an axis with its title, at a distance in pixels."""
-    return {"title": {"text": title, "standoff": standoff}, **more}
+def _back_to_front(looks: Mapping[str, Style]) -> list[tuple[str, Style]]:
+    """Return the models in the order in which they are drawn: first those in grey, so that they cover no colour."""
+    return sorted(looks.items(), key=lambda item: not item[1].quiet)
 
 
 def _known(rows: Sequence[Record], name: str) -> list[Record]:
     return [row for row in rows if not math.isnan(row[name])]
 
 
-def _rate_axis(rates: Sequence[float]) -> dict[str, Any]:
-    low, high = math.log10(min(rates)), math.log10(max(rates))
-    # In decades; the minimum is for a grid of one learning rate.
-    margin = max(0.06 * (high - low), 0.08)
-    return {
-        "type": "log",
-        "tickvals": list(rates),
-        "ticktext": [rate_text(rate) for rate in rates],
-        "range": [low - margin, high + margin],
-        "tickangle": 0 if len(rates) < 5 else -40,
-        **titled("learning rate"),
-    }
+def _rate_axis(rates: Sequence[float]) -> Axis:
+    # The minimum is for a grid of one learning rate.
+    margin = max((max(rates) / min(rates)) ** 0.06, 10**0.08)
+    ticks = [(rate, rate_text(rate)) for rate in rates]
+    return Axis(min(rates) / margin, max(rates) * margin, ticks, "learning rate", log=True)
 
 
-def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
+def _lines(*lines: str) -> str:
+    return "\n".join(line for line in lines if line)
+
+
+def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: Mapping[str, Style]) -> list[Figure]:
     """Draw test score against learning rate, one panel per task.
 
-    A line is the mean over seeds, a band its interval, a ring a chosen rate, a cross a rate at which all seeds diverged,
-    and a dotted line the chance level.
+    A line is the mean over seeds, a band its interval, a ring a chosen rate, and a cross a rate at which all seeds
+    diverged.
     """
     figures = []
     curves, picked = records(analysis.curves), records(analysis.chosen)
@@ -156,85 +93,56 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str
         rows = [row for row in curves if row["task"] == task.name]
         if not rows:
             continue
-        floor = min((row["test_mean"] for row in _known(rows, "test_mean")), default=0.0)
-        traces: list[Any] = []
-        for model, look in looks.items():
-            own = [row for row in rows if row["model"] == model]
-            traces += _curve(model, look, own, floor)
-            chosen = {row["learning_rate"] for row in picked if row["model"] == model and row["task"] == task.name}
-            ring = [row for row in _known(own, "test_mean") if row["learning_rate"] in chosen]
-            mark = {"size": 13, "color": "rgba(0,0,0,0)", "line": {"width": 2, "color": look.light}}
-            # `meta` is how the page's legend finds the traces of a model to hide.
-            points = _points(ring, "test_mean")
-            traces.append(_scatter(model, points, mode="markers", marker=mark, hoverinfo="skip"))
+        known = _known(rows, "test_mean")
+        seen = [100 * row[part] for row in known for part in ("test_mean", "test_low", "test_high")]
         metric = text.metric(task.metric)
-        level = analysis.chances.get(task.name)
-        axis, line = titled(metric, 6), _at_chance(None if level is None else level.score, "y")
-        figures.append(_panel(f"rates-{number}", task, f"test {metric}", rows, traces, axis, shapes=line))
+        axis = Axis.numbers(seen, f"{metric}, points")
+        chart = Chart(_rate_axis(sorted({row["learning_rate"] for row in rows})), axis, 210)
+        floor = min((row["test_mean"] for row in known), default=0.0)
+        for model, look in _back_to_front(looks):
+            own = [row for row in rows if row["model"] == model]
+            chosen = {row["learning_rate"] for row in picked if row["model"] == model and row["task"] == task.name}
+            _curve(chart, model, look, own, floor, chosen)
+        figures.append(_panel(f"rates-{number}", task, f"test {metric}", chart))
     return figures
 
 
-def _panel(
-    name: str,
-    task: TaskFacts,
-    shown: str,
-    rows: Sequence[Record],
-    traces: list[Any],
-    axis: dict[str, Any],
-    *,
-    shapes: Sequence[dict[str, Any]] = (),
-    **more: Any,
-) -> Figure:
-    """Build a task's figure against the learning rates of `rows`; `shown` names the quantity for the description."""
-    about = f"Line chart: {task.title}, {shown} against learning rate for each model; the same numbers are in the table below."
-    rates = sorted({row["learning_rate"] for row in rows})
-    return Figure(name, task.title, about, plotted(traces, shapes=shapes, xaxis=_rate_axis(rates), yaxis=axis), **more)
+def _panel(name: str, task: TaskFacts, shown: str, chart: Chart) -> Figure:
+    """Return a task's figure; `shown` names the quantity for the description."""
+    about = f"Line chart: {task.name}, {shown} against learning rate for each model; the same numbers are in the table below."
+    return Figure(name, task.name, chart.svg(name, about), subtitle_of(task))
 
 
-def _points(rows: Sequence[Record], column: str) -> list[tuple[float, float]]:
-    return [(row["learning_rate"], row[column]) for row in rows]
+def subtitle_of(task: TaskFacts) -> str:
+    """Return the task's title unless that is its name; titles are sentences."""
+    return task.title if task.title != task.name else ""
 
 
-def _scatter(model: str, points: Sequence[tuple[float, float]], **look: Any) -> Any:
-    """Plot scores, in per cent, against learning rates."""
-    return go.Scatter(x=[rate for rate, _ in points], y=[score * 100 for _, score in points], meta=model, **look)
+def _points(rows: Sequence[Record], column: str) -> list[Point]:
+    """Return scores, in points, by learning rate."""
+    return [(row["learning_rate"], 100 * row[column]) for row in rows]
 
 
-def _line(model: str, look: Style, rows: Sequence[Record], column: str, **hover: Any) -> Any:
-    """Plot a column as a model's own line."""
-    line = {"color": look.light, "width": 2, "dash": look.dash}
-    marker = {"size": 6, "color": look.light}
-    return _scatter(model, _points(rows, column), mode="lines+markers", line=line, marker=marker, **hover)
-
-
-def _curve(model: str, look: Style, rows: Sequence[Record], floor: float) -> list[Any]:
-    known = _known(rows, "test_mean")
-    band = _known(rows, "test_low")
-    lost = [row for row in rows if math.isnan(row["test_mean"]) and row["diverged"]]
-    traces = []
+def _curve(chart: Chart, model: str, look: Style, rows: Sequence[Record], floor: float, chosen: set[float]) -> None:
+    known, band = _known(rows, "test_mean"), _known(rows, "test_low")
+    chart.series(look)
     if len(band) > 1:
-        # A closed outline: along the upper ends, and back along the lower ones.
-        outline = _points(band, "test_high") + _points(band, "test_low")[::-1]
-        filled = {"fill": "toself", "fillcolor": _faded(look.light), "line": {"width": 0, "color": "rgba(0,0,0,0)"}}
-        traces.append(_scatter(model, outline, mode="lines", hoverinfo="skip", **filled))
-    told = [
-        f"{text.estimate(row['test_mean'], row['test_low'], row['test_high'])}<br>"
-        f"{text.plural(row['n'], 'seed')}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
-        for row in known
-    ]
-    rates = [rate_text(row["learning_rate"]) for row in known]
-    hover = _hover(model, "learning rate %{customdata}<br>%{text}")
-    traces.append(_line(model, look, known, "test_mean", text=told, customdata=rates, hovertemplate=hover))
-    if lost:
-        # A diverged rate has no score, so its cross is drawn at the level of the lowest mean of the panel.
-        crosses = [(row["learning_rate"], floor) for row in lost]
-        mark = {"symbol": "x-thin", "size": 10, "line": {"width": 2.5, "color": look.light}}
-        hover = _hover(model, "all seeds diverged")
-        traces.append(_scatter(model, crosses, mode="markers", marker=mark, hovertemplate=hover))
-    return traces
+        chart.band(_points(band, "test_high"), _points(band, "test_low"))
+    chart.line(_points(known, "test_mean"))
+    for row, (rate, score) in zip(known, _points(known, "test_mean"), strict=True):
+        seeds = text.plural(row["n"], "seed") + (f", {row['diverged']} diverged" if row["diverged"] else "")
+        estimate = text.estimate(row["test_mean"], row["test_low"], row["test_high"])
+        chart.dot(rate, score, _lines(model, f"learning rate {rate_text(rate)}", estimate, seeds))
+        if rate in chosen:
+            chart.dot(rate, score, "", radius=6.5, kind="ring")
+    for row in rows:
+        if math.isnan(row["test_mean"]) and row["diverged"]:
+            # A diverged rate has no score, so its cross is drawn at the level of the lowest mean of the panel.
+            words = _lines(model, f"learning rate {rate_text(row['learning_rate'])}", "all seeds diverged")
+            chart.cross(row["learning_rate"], 100 * floor, words)
 
 
-def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
+def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: Mapping[str, Style]) -> list[Figure]:
     """Draw the standard deviation over seeds of the test score against learning rate, one panel per task."""
     figures = []
     curves = records(analysis.curves)
@@ -242,125 +150,116 @@ def deviation_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dic
         rows = _known([row for row in curves if row["task"] == task.name], "test_sd")
         if not rows:
             continue
-        traces = []
-        for model, look in looks.items():
+        axis = Axis.numbers([100 * row["test_sd"] for row in rows], "sd over seeds, points", zero=True)
+        chart = Chart(_rate_axis(sorted({row["learning_rate"] for row in rows})), axis, 170)
+        for model, look in _back_to_front(looks):
             own = [row for row in rows if row["model"] == model]
-            told = [[rate_text(row["learning_rate"]), row["n"]] for row in own]
-            words = "learning rate %{customdata[0]}<br>deviation %{y:.2f} over %{customdata[1]} seeds"
-            traces.append(_line(model, look, own, "test_sd", customdata=told, hovertemplate=_hover(model, words)))
-        axis = titled("sd over seeds, points", 6, rangemode="tozero")
-        shown = "standard deviation over seeds"
-        figures.append(_panel(f"deviation-{number}", task, shown, rows, traces, axis, height=240))
+            chart.series(look)
+            chart.line(_points(own, "test_sd"))
+            for row, (rate, deviation) in zip(own, _points(own, "test_sd"), strict=True):
+                words = f"deviation {deviation:.2f} over {row['n']} seeds"
+                chart.dot(rate, deviation, _lines(model, f"learning rate {rate_text(rate)}", words))
+        figures.append(_panel(f"deviation-{number}", task, "standard deviation over seeds", chart))
     return figures
 
 
-def overall_figure(analysis: Analysis, looks: dict[str, Style]) -> Figure | None:
-    """Draw every model's mean over tasks with its interval, best on top."""
-    rows = _known([row for row in records(analysis.overall) if row["kind"] == "all"], "mean")
+def row_height(rows: int) -> int:
+    """Return the height of a row in pixels; many rows are closer together."""
+    return 30 if rows <= 14 else 21
+
+
+def overall_figure(analysis: Analysis, looks: Mapping[str, Style]) -> Figure | None:
+    """Draw every model's mean over tasks with its interval, in the order of the tables."""
+    means = {row["model"]: row for row in records(analysis.overall) if row["kind"] == "all"}
+    rows = _known([means[model] for model in looks if model in means], "mean")
     if not rows:
         return None
-    # Plotly draws categories from the bottom up, so the best comes last.
-    rows.sort(key=lambda row: (row["mean"], row["model"]))
-    spec = plotted(
-        [_whisker(row["model"], row["mean"], row["low"], row["high"], looks[row["model"]]) for row in rows],
-        shapes=_at_chance(rows[0]["chance"], "x"),
-        xaxis=titled("mean over tasks, points"),
-        yaxis={"type": "category", "showgrid": False, "tickfont": {"size": 12.5, "color": INK[0]}},
-        margin={"l": 20, "r": 16, "t": 6, "b": 42},
+    chart = _whiskers(
+        [(row["model"], row["mean"], row["low"], row["high"]) for row in rows], looks, "mean over tasks, points"
     )
     alt = "Dot chart: mean over tasks of each model with its interval; the same numbers are in the table below."
-    return Figure("overall", "Mean over tasks", alt, spec, 70 + 38 * len(rows))
+    return Figure("overall", "Mean over tasks", chart.svg("overall", alt))
 
 
-def error_bars(above: list[float], below: list[float], **look: Any) -> dict[str, Any]:
-    """Return Plotly's description of error bars; lengths in points."""
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **look}
+def _whiskers(
+    rows: Sequence[tuple[str, float, float, float]], looks: Mapping[str, Style], title: str, *, sign: bool = False
+) -> Chart:
+    """Draw models' estimates with their intervals, a row each; with `sign` they are differences, and 0 is marked."""
+    ends = [100 * end for _, *ends in rows for end in ends]
+    height = row_height(len(rows)) * len(rows)
+    chart = Chart(Axis.numbers(ends, title, zero=sign), Axis.names([model for model, *_ in rows]), height)
+    if sign:
+        chart.upright(0, Style("zero"))
+    for place, (model, value, low, high) in enumerate(rows):
+        chart.series(looks[model])
+        words = _lines(model, text.estimate(value, low, high, sign=sign))
+        chart.whisker(100 * value, 100 * low, 100 * high, place, words)
+    return chart
 
 
-def _whisker(model: str, value: float, low: float, high: float, look: Style, *, sign: bool = False) -> Any:
-    """Plot a model's estimate with its interval, in points; with `sign` it is a difference."""
-    bars = None
-    if not math.isnan(low):
-        bars = error_bars([(high - value) * 100], [(value - low) * 100], thickness=2, width=5, color=look.light)
-    return go.Scatter(
-        x=[value * 100],
-        y=[html.escape(model)],
-        mode="markers",
-        marker={"size": 10, "color": look.light},
-        error_x=bars,
-        text=[text.estimate(value, low, high, sign=sign)],
-        hovertemplate=_hover(model, "%{text}"),
-        meta=model,
-    )
-
-
-def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: dict[str, Style]) -> list[Figure]:
+def gain_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: Mapping[str, Style]) -> list[Figure]:
     """Draw each model's gain over the baseline, one panel for the mean over tasks and one per task."""
     if analysis.baseline is None:
         return []
     figures = []
     rows = against(analysis.comparisons, analysis.baseline)
-    panels = [("all", "all tasks", "Mean over tasks")] if len(tasks) > 1 else []
-    panels += [("task", task.name, task.title) for task in tasks]
-    for number, (kind, scope, title) in enumerate(panels):
+    panels = [("all", "all tasks", "Mean over tasks", "")] if len(tasks) > 1 else []
+    panels += [("task", task.name, task.name, subtitle_of(task)) for task in tasks]
+    for number, (kind, scope, title, subtitle) in enumerate(panels):
         own = {row["model_b"]: row for row in rows if row["kind"] == kind and row["scope"] == scope}
-        # Reversed because Plotly draws categories from the bottom up.
-        shown = [model for model in reversed(looks) if model in own and not math.isnan(own[model]["difference"])]
+        shown = [model for model in looks if model in own and not math.isnan(own[model]["difference"])]
         if not shown:
             continue
         # The comparison is "baseline minus model"; flip it to the model's gain.
-        spec = plotted(
-            [
-                _whisker(model, -row["difference"], -row["high"], -row["low"], looks[model], sign=True)
-                for model, row in ((model, own[model]) for model in shown)
-            ],
-            shapes=[_upright(0, color=FAINT[0], width=1.5)],
-            xaxis=titled("points over the baseline", rangemode="tozero"),
-            yaxis={"type": "category", "showgrid": False, "showticklabels": False},
-            margin={"l": 12, "r": 14, "t": 6, "b": 42},
-        )
+        gains = [(model, *(-own[model][part] for part in ("difference", "high", "low"))) for model in shown]
+        chart = _whiskers(gains, looks, "points over the baseline", sign=True)
         alt = f"Dot chart: gain over the baseline, {title}; the same numbers are in the table below."
-        figures.append(Figure(f"gain-{number}", title, alt, spec, 74 + 24 * len(shown)))
+        figures.append(Figure(f"gain-{number}", title, chart.svg(f"gain-{number}", alt), subtitle))
     return figures
 
 
-def loss_figures(models: Sequence[ModelFacts], looks: dict[str, Style]) -> list[Figure]:
+def loss_figures(models: Sequence[ModelFacts], looks: Mapping[str, Style]) -> list[Figure]:
     """Draw training and validation loss of pretraining against the step, for models with loss curves.
 
     A dotted vertical line marks a change of objective.
     """
     figures = []
     for name, title in (("curve", "Training loss"), ("validation_curve", "Validation loss")):
-        traces: list[Any] = []
-        marks = []
-        for model in models:
-            points = getattr(model, name)
-            if not points or model.name not in looks:
-                continue
-            look = looks[model.name]
-            drawn = _apart(points, model.switches)
-            traces.append(
-                go.Scatter(
-                    x=[step for step, _ in drawn],
-                    y=[value for _, value in drawn],
-                    mode="lines+markers" if len(points) < 30 else "lines",
-                    line={"color": look.light, "width": 1.8, "dash": look.dash},
-                    marker={"size": 4, "color": look.light},
-                    hovertemplate=_hover(model.name, "step %{x:,}<br>loss %{y:.3f}"),
-                    meta=model.name,
-                )
-            )
-            marks += [_upright(step, color=look.light, width=1.2, dash="dot") for step in model.switches]
-        if traces:
-            spec = plotted(
-                traces,
-                shapes=marks,
-                xaxis=titled("step"),
-                yaxis=titled("nats a predicted token", 6),
-            )
-            alt = f"Line chart: {title.lower()} of pretraining against the step for each model."
-            figures.append(Figure(f"loss-{name.replace('_', '-')}", title, alt, spec, 320))
+        drawn = {model.name: thinned(getattr(model, name)) for model in models if getattr(model, name)}
+        shown = [model for model in models if model.name in drawn and model.name in looks]
+        if not shown:
+            continue
+        points = [point for model in shown for point in drawn[model.name]]
+        steps = Axis.numbers([step for step, _ in points], "step", tight=True)
+        chart = Chart(steps, Axis.numbers([value for _, value in points], "nats a predicted token"), 250)
+        for model in sorted(shown, key=lambda model: not looks[model.name].quiet):
+            own = drawn[model.name]
+            chart.series(looks[model.name])
+            chart.line(_apart(own, model.switches))
+            few = len(own) < MOST_WORDS
+            told = own if few else own[:: math.ceil(len(own) / MOST_WORDS)]
+            for step, value in told:
+                words = _lines(model.name, f"step {step:,}", f"loss {value:.3f}")
+                chart.dot(step, value, words, radius=2 if few else 4, kind="" if few else "hit")
+            for step in model.switches:
+                chart.upright(step, looks[model.name])
+        alt = f"Line chart: {title.lower()} of pretraining against the step for each model."
+        identity = f"loss-{name.replace('_', '-')}"
+        figures.append(Figure(identity, title, chart.svg(identity, alt)))
     return figures
+
+
+def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the points of a curve; of a long one the first, the last, and the highest and lowest of equal stretches."""
+    known = [point for point in points if math.isfinite(point[1])]
+    if len(known) <= MOST_POINTS:
+        return known
+    size = math.ceil(len(known) / (MOST_POINTS // 2))
+    kept = {known[0], known[-1]}
+    for start in range(0, len(known), size):
+        stretch = known[start : start + size]
+        kept |= {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
+    return sorted(kept)
 
 
 def _apart(points: Sequence[tuple[int, float]], switches: Sequence[int]) -> list[tuple[int, float | None]]:
@@ -368,7 +267,6 @@ def _apart(points: Sequence[tuple[int, float]], switches: Sequence[int]) -> list
     found: list[tuple[int, float | None]] = []
     for number, (step, value) in enumerate(points):
         if number and any(points[number - 1][0] <= switch < step for switch in switches):
-            # Plotly breaks a line at a null.
             found.append((step, None))
         found.append((step, value))
     return found

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
@@ -21,6 +20,7 @@ from mlmclm.analysis.intervals import student
 from mlmclm.analysis.results import Record, records
 from mlmclm.plans.names import ModelName
 from mlmclm.reports import figures, text
+from mlmclm.reports.charts import Axis, Chart, Style
 from mlmclm.reports.figures import Figure
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
 
@@ -101,7 +101,7 @@ def zero_shot_frame(facts: StudyFacts) -> pd.DataFrame:
 class Row:
     """A task in the comparison of a pair."""
 
-    title: str
+    task: str
     kind: str  # `fine-tuned` or `zero-shot`
     metric: str
     scores: Mapping[str, Score]  # by how the model was made
@@ -152,7 +152,7 @@ def _fine_tuned(
     wanted = "task", task.name, models[ENCODER]
     own = (row for row in compared if (row["kind"], row["scope"], row["model_b"]) == wanted)
     difference = next((Score(row["difference"], row["low"], row["high"]) for row in own), None)
-    return Row(task.title, "fine-tuned", text.metric(task.metric), scores, difference)
+    return Row(task.name, "fine-tuned", text.metric(task.metric), scores, difference)
 
 
 def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str, str], ZeroShotFacts]) -> Row:
@@ -178,7 +178,7 @@ def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str,
 def pair_frame(found: Sequence[PairedModels]) -> pd.DataFrame:
     """Return the table `pairs.csv`: a row for each size, task and model."""
     rows = [
-        (pair.size, row.title, row.kind, row.metric, way, pair.models[way], score.value, score.low, score.high)
+        (pair.size, row.task, row.kind, row.metric, way, pair.models[way], score.value, score.low, score.high)
         for pair in found
         for row in pair.rows
         for way, score in row.scores.items()
@@ -187,47 +187,31 @@ def pair_frame(found: Sequence[PairedModels]) -> pd.DataFrame:
 
 
 def pair_figures(found: Sequence[PairedModels]) -> list[Figure]:
-    """Draw each size's models on all tasks whose scores are shares."""
+    """Draw each size's models on all tasks whose scores are shares, a row for each task."""
     drawn = []
     for number, pair in enumerate(found):
         rows = [row for row in pair.rows if all(score.share for score in row.scores.values())]
-        traces = []
-        for colour, way in zip(figures.PALETTE, pair.models, strict=False):
-            own = [(row, row.scores[way]) for row in rows if way in row.scores]
-            traces.append(
-                go.Bar(
-                    x=[f"{row.title}<br>{row.kind}" for row, _ in own],
-                    y=[score.value * 100 for _, score in own],
-                    name=way,
-                    marker={"color": colour[0]},
-                    error_y=figures.error_bars(
-                        [_width(score.high - score.value) for _, score in own],
-                        [_width(score.value - score.low) for _, score in own],
-                        thickness=1.5,
-                        width=3,
-                        color=figures.INK[0],
-                    ),
-                    customdata=[[f"{score} {score.interval}"] for _, score in own],
-                    hovertemplate=f"<b>{way}</b><br>%{{x}}: %{{customdata[0]}}<extra></extra>",
-                )
-            )
-        spec = figures.plotted(
-            traces,
-            barmode="group",
-            showlegend=True,
-            legend={"orientation": "h", "y": 1.12, "x": 0},
-            yaxis=figures.titled("score, points", rangemode="tozero"),
-            margin={"l": 46, "r": 12, "t": 36, "b": 56},
-        )
+        if not rows:
+            continue
+        legend = tuple(zip(pair.models, map(Style, figures.HUES), strict=False))
+        ends = [100 * end for row in rows for each in row.scores.values() for end in (each.value, each.low, each.high)]
+        names = Axis.names([row.task for row in rows])
+        chart = Chart(Axis.numbers(ends, "score, points"), names, (14 + 12 * len(legend)) * len(rows))
+        for place, (way, style) in enumerate(legend):
+            chart.series(style)
+            for line, row in enumerate(rows):
+                score = row.scores.get(way)
+                if score is not None and not math.isnan(score.value):
+                    # The ways of a task lie under each other, in the middle of its row.
+                    at = line + (place - (len(legend) - 1) / 2) * 12 / (14 + 12 * len(legend))
+                    words = f"{pair.models[way]}\n{way}\n{row.task} ({row.kind}): {score} {score.interval}".rstrip()
+                    chart.whisker(100 * score.value, 100 * score.low, 100 * score.high, at, words, radius=3.5)
         alt = (
-            "Bar chart: scores by task of the models of one size, by how they were made; the numbers are in the table."
+            "Dot chart: scores by task of the models of one size, by how they were made; the numbers are in the table."
         )
-        drawn.append(Figure(f"pairs{number}", f"Pairs of size {pair.size}", alt, spec, 360))
+        identity = f"pairs{number}"
+        drawn.append(Figure(identity, f"Pairs of size {pair.size}", chart.svg(identity, alt), legend=legend))
     return drawn
-
-
-def _width(value: float) -> float:
-    return 0.0 if math.isnan(value) else max(0.0, value * 100)
 
 
 def pronoun_figure(facts: StudyFacts) -> Figure | None:
@@ -235,26 +219,17 @@ def pronoun_figure(facts: StudyFacts) -> Figure | None:
     known = [each for each in facts.zero_shot if all(name in each.metrics for name in PRONOUNS)]
     if not known:
         return None
-    known.reverse()  # Plotly draws categories from the bottom up
-    traces = [
-        go.Bar(
-            y=[each.model for each in known],
-            x=[100 * Score.of(name, each.metrics[name]).value for each in known],
-            orientation="h",
-            name=name,
-            marker={"color": colour[0]},
-            hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
-        )
-        for name, colour in zip(PRONOUNS, (figures.PALETTE[0], figures.BASELINE, figures.PALETTE[1]), strict=True)
-    ]
-    spec = figures.plotted(
-        traces,
-        barmode="stack",
-        showlegend=True,
-        legend={"orientation": "h", "y": 1.15, "x": 0},
-        xaxis=figures.titled("share of answers, %", range=[0, 100]),
-        yaxis={"type": "category", "showgrid": False},
-        margin={"l": 20, "r": 16, "t": 36, "b": 42},
-    )
+    legend = tuple(zip(PRONOUNS, map(Style, (figures.HUES[0], figures.BASELINE, figures.HUES[1])), strict=True))
+    shares = Axis(0, 100, [(tick, str(tick)) for tick in range(0, 101, 20)], "share of answers, %")
+    height = figures.row_height(len(known))
+    chart = Chart(shares, Axis.names([each.model for each in known]), height * len(known))
+    starts = [0.0] * len(known)
+    for name, style in legend:
+        chart.series(style)
+        for row, each in enumerate(known):
+            share = 100 * Score.of(name, each.metrics[name]).value
+            if not math.isnan(share):
+                chart.bar(starts[row], starts[row] + share, row, height * 0.7, f"{each.model}\n{name}: {share:.1f} %")
+                starts[row] += share
     alt = "Stacked bars: the share of masculine, neutral and feminine pronouns that each model takes."
-    return Figure("pronouns", "Which pronoun do the models take?", alt, spec, 110 + 34 * len(known))
+    return Figure("pronouns", "Which pronoun do the models take?", chart.svg("pronouns", alt), legend=legend)

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlmclm.analysis.analyse import Analysis
@@ -38,16 +39,38 @@ def ordered_tasks(analysis: Analysis, facts: StudyFacts) -> tuple[TaskFacts, ...
     return known + tuple(TaskFacts(name, name, wanted[name]["family"], wanted[name]["metric"]) for name in others)
 
 
+def ranked_models(analysis: Analysis, models: Sequence[ModelFacts]) -> tuple[ModelFacts, ...]:
+    """Return the models in the order of all tables and figures: from the best mean over tasks on; those without one last."""
+    means = {row["model"]: row["mean"] for row in records(analysis.overall) if row["kind"] == "all"}
+    # NaN must not take part in comparisons, or the order would be arbitrary.
+    known = [model for model in models if not math.isnan(means.get(model.name, math.nan))]
+    known.sort(key=lambda model: (-means[model.name], model.name))
+    return (*known, *(model for model in models if model not in known))
+
+
+def _in_order(facts: StudyFacts, names: Sequence[str]) -> StudyFacts:
+    """Return the facts with their models, and these models' zero-shot results, in the order of the names."""
+    place = {name: number for number, name in enumerate(names)}
+    models = sorted(facts.models, key=lambda model: place[model.name])
+    zero_shot = sorted(facts.zero_shot, key=lambda each: place.get(each.model, len(place)))
+    return replace(facts, models=tuple(models), zero_shot=tuple(zero_shot))
+
+
 def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
     """Return everything that the template needs; a pure function of its arguments."""
-    models, tasks = ordered_models(analysis, facts), ordered_tasks(analysis, facts)
-    # The facts may have models without results. Styles are assigned to all together, so that a model has one
-    # everywhere.
-    extra = [model.name for model in facts.models if model not in models]
-    every = figures.styles([*(model.name for model in models), *extra], analysis.baseline or facts.baseline)
-    looks = {model.name: every[model.name] for model in models}
-    overall = figures.overall_figure(analysis, looks)
-    paired, pronouns = paired_models.pairs(analysis, facts, tasks), paired_models.pronoun_figure(facts)
+    listed, tasks = ordered_models(analysis, facts), ordered_tasks(analysis, facts)
+    paired = paired_models.pairs(analysis, facts, tasks)
+    models = ranked_models(analysis, listed)
+    order = [model.name for model in models]
+    # The facts may have models without results. Styles are assigned to all together, in an order that doesn't depend on
+    # scores, so that a model has one look everywhere and keeps it.
+    extra = [model for model in facts.models if model not in models]
+    every = figures.styles(
+        [model.name for model in (*listed, *extra)], analysis.baseline or facts.baseline, ranked=order
+    )
+    looks = {name: every[name] for name in order}
+    facts = _in_order(facts, [*order, *(model.name for model in extra)])
+    overall, pronouns = figures.overall_figure(analysis, looks), paired_models.pronoun_figure(facts)
     groups = {
         "overall": [overall] if overall else [],
         "rates": figures.rate_figures(analysis, tasks, looks),
@@ -62,19 +85,18 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "text": text,
         "facts": facts,
         "headline": headline,
-        "verdict": _parts(headline.verdict, [model.name for model in models]),
+        "verdict": _parts(headline.verdict, order),
         "baseline_sentence": wording.baseline_sentence(analysis),
         "baseline_holds": bool(len(analysis.claims)) and bool(analysis.claims["holds"].all()),
         "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
-        "cautions": wording.cautions(analysis, {task.name: task.title for task in tasks}),
+        "cautions": wording.cautions(analysis),
         "limits": wording.limits(analysis),
         "tiles": _tiles(analysis, models, tasks),
-        "legend": [{"name": model.name, "style": looks[model.name]} for model in models],
+        "legend": list(looks.items()),
+        "looks": every,
         "groups": groups,
-        "specs": {figure.id: figure.spec for group in groups.values() for figure in group},
-        "colours": figures.dark_colours(),
-        "overall": _overall(analysis),
-        "families": [row for row in records(analysis.overall) if row["kind"] == "family"],
+        "overall": _overall(analysis, models),
+        "families": _families(analysis, models),
         "tasks": tasks,
         "baseline": analysis.baseline,
         "chances": analysis.chances,
@@ -122,12 +144,9 @@ def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Tas
     return tiles
 
 
-def _overall(analysis: Analysis) -> list[dict[str, Any]]:
-    def order(row: Record) -> tuple[float, str]:
-        # NaN must not take part in comparisons, or the order would be arbitrary.
-        return math.inf if math.isnan(row["mean"]) else -row["mean"], row["model"]
-
-    ranked = sorted((row for row in records(analysis.overall) if row["kind"] == "all"), key=order)
+def _overall(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, Any]]:
+    rows = {row["model"]: row for row in records(analysis.overall) if row["kind"] == "all"}
+    ranked = [rows[model.name] for model in models if model.name in rows]
     to_best = {row["model_b"]: row for row in against(analysis.comparisons, ranked[0]["model"]) if row["kind"] == "all"}
     head = wording.headline(analysis)
     ranks: list[int] = []
@@ -146,6 +165,12 @@ def _overall(analysis: Analysis) -> list[dict[str, Any]]:
         }
         for rank, row in zip(ranks, ranked, strict=True)
     ]
+
+
+def _families(analysis: Analysis, models: Sequence[ModelFacts]) -> list[Record]:
+    rows = [row for row in records(analysis.overall) if row["kind"] == "family"]
+    place = {model.name: number for number, model in enumerate(models)}
+    return sorted(rows, key=lambda row: (row["scope"], place[row["model"]]))
 
 
 def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:

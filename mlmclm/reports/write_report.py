@@ -1,52 +1,29 @@
 """A study's report: tables as Parquet and CSV, and one self-contained HTML page.
 
-Every byte is a function of the analysis and the facts (and of the versions of Plotly and Arrow). The page loads
-nothing: it contains Plotly's script, and its content security policy forbids everything else.
+Every byte is a function of the analysis and the facts (and of Arrow's version). The page loads nothing: its content
+security policy forbids it.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import jinja2
 import pandas as pd
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
+from mlmclm.reports.templating import render
 from mlmclm.reports.view import ordered_tasks, page
-from mlmclm.storage.files import canonical_json, write_atomic
+from mlmclm.storage.files import write_atomic
 
 TABLES = ("best", "curves", "stability", "comparisons", "overall", "claims", "coverage")
 """Tables of an analysis that are written as CSV by their names; that of the cells is called `results`."""
 
 
-def embedded_json(value: Any) -> Markup:
-    """Serialise to JSON that is safe inside a script element: it contains no "<", ">" or "&"."""
-    escaped = canonical_json(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return Markup(escaped)
-
-
 def render_report(analysis: Analysis, facts: StudyFacts) -> str:
-    """Return the HTML page, about 5 MB, most of which is Plotly's script."""
-    content = page(analysis, facts)
-    # A round trip through JSON leaves plain values only, as `canonical_json` needs.
-    specs = json.loads(json.dumps(content.pop("specs")))
-    figures = embedded_json({"specs": specs, "dark": content["colours"]})
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("mlmclm.reports", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(
-        **content, figures_json=figures, plotly=Markup(get_plotlyjs())
-    )
+    """Return the HTML page: some hundred kB for a few models, 3 MB for 42 models on twelve tasks."""
+    return render("report.html.j2", **page(analysis, facts))
 
 
 def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[str, Path]:

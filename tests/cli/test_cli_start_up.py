@@ -18,7 +18,6 @@ HEAVY = (
     "datasets",
     "ray",
     "mlflow",
-    "plotly",
     "scipy",
 )
 SCRIPT = f"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -12,16 +11,17 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
-from plotly.offline import get_plotlyjs
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import Grid
 from mlmclm.errors import EnvironmentFault
+from mlmclm.reports.figures import thinned
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 from mlmclm.reports.write_report import render_report, write_report
 
@@ -70,16 +70,29 @@ def study(**more: Any) -> Analysis:
 
 
 def read(analysis: Analysis, about: Any = None) -> tuple[str, Page]:
-    # Plotly's own script is not ours to parse.
-    source = render_report(analysis, about or facts()).replace(get_plotlyjs(), "")
+    source = render_report(analysis, about or facts())
     return source, Page(source)
 
 
-def embedded(source: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', source, re.DOTALL)
-    assert found
-    value: dict[str, Any] = json.loads(found[1])
-    return value
+def charts(source: str) -> dict[str, ElementTree.Element]:
+    """The page's charts by id."""
+    found = re.findall(r'<div class="plot[^>]*>(<svg id="([^"]+)".*?</svg>)</div>', source, re.DOTALL)
+    return {name: ElementTree.fromstring(text) for text, name in found}
+
+
+def of_model(chart: ElementTree.Element, number: str) -> list[ElementTree.Element]:
+    return [each for group in chart.iter("g") if group.get("data-m") == number for each in group]
+
+
+def numbers(source: str) -> dict[str, str]:
+    """Each model's number in the figures, from the legend."""
+    return {name: number for number, name in re.findall(r'<button [^>]*data-m="(\d+)"[^>]*>.*?</span>(.*?)</button>', source)}  # fmt: skip
+
+
+def labels(chart: ElementTree.Element) -> list[str]:
+    """The labels of the vertical axis, from top to bottom."""
+    own = [each for each in chart.iter("text") if each.get("class") == "y"]
+    return ["".join(each.itertext()) for each in sorted(own, key=lambda each: float(each.attrib["y"]))]
 
 
 def test_the_page_is_well_formed_and_names_every_id_once() -> None:
@@ -107,43 +120,100 @@ def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> 
     assert "by every seed for itself" in page.text
     assert "Each seed takes the rate with its own highest validation score" in page.text
     assert "at 1e-4 (2), 1e-3 (1)" in page.text
-    rates = next(spec for name, spec in embedded(source)["specs"].items() if "rate" in name)
-    rings = [trace for trace in rates["data"] if trace.get("mode") == "markers"]
-    assert rings[0]["x"] == [1e-4, 1e-3]
+    circles = list(charts(source)["rates-0"].iter("circle"))
+    rings = [each.get("cx") for each in circles if each.get("class") == "ring"]
+    assert len(rings) == 2 and rings == [each.get("cx") for each in circles if each.get("class") is None]
     _, page = read(analyse(grid, rule="on_test"), replace(facts(), models=(), tasks=(), baseline=None))
     assert "chosen on test by the mean over seeds" in page.text
     assert "mean over seeds of the test score, the same that is reported, which is optimistic" in page.text
 
 
-def test_plotly_is_in_the_page_once() -> None:
-    source = render_report(study(), facts())
-    assert source.count(get_plotlyjs()) == 1
-    assert len(source.encode()) < len(get_plotlyjs().encode()) + 400_000
+MANY = {f"{size}-mlm{ratio}-40k": 0.5 + ratio / 400 for size in ("210m", "610m", "1b") for ratio in range(10, 24)}
 
 
-def test_every_figure_has_a_place_a_text_and_a_specification() -> None:
-    source, page = read(study())
-    plots = [item for item in page.attributes if item.get("class") == "plot"]
-    specs = embedded(source)["specs"]
-    assert {item["id"] for item in plots} == set(specs)
-    assert all(item["aria-label"] and item["role"] == "img" for item in plots)
+def test_the_page_of_a_few_models_is_small_and_that_of_a_large_study_loads() -> None:
+    assert len(read(study())[0].encode()) < 200_000
+    tasks = tuple(f"task-{number}" for number in range(12))
+    found = analyse(synthetic_results(MANY, tasks=tasks, rates=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4), seeds=5))
+    assert len(found.cells) == 15_120
+    curve = tuple((step, 9 - step / 10_000) for step in range(0, 40_000, 5))
+    models = tuple(ModelFacts(name, "pretrained", curve=curve) for name in MANY)
+    source, _ = read(found, replace(facts(baseline=None), models=models))
+    assert len(source.encode()) < 5_000_000
+
+
+def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
+    curve = [(step, 5 + (step * 7919 % 1000) / 1000) for step in range(10_000)] + [(10_000, 99.0), (10_001, 0.1)]
+    drawn = thinned(curve)
+    assert len(drawn) <= 402 and drawn == sorted(drawn) and set(drawn) <= set(curve)
+    assert drawn[0] == curve[0] and {(10_000, 99.0), (10_001, 0.1)} <= set(drawn)
+    assert thinned(curve[:300]) == curve[:300]
+
+
+def test_every_figure_has_a_place_a_description_and_words_for_its_points() -> None:
+    found = charts(read(study())[0])
     # Four tasks: rates and deviations each, gains with the mean, the mean itself, two losses.
-    assert len(specs) == 4 + 4 + 5 + 1 + 2
+    assert len(found) == 4 + 4 + 5 + 1 + 2
+    for chart in found.values():
+        assert chart.get("role") == "img" and chart.get("aria-label") and chart.get("tabindex") == "0"
+        told = [each for each in chart.iter() if each.tag in ("circle", "rect") and each.get("class") != "ring"]
+        assert told and all(any(name in (each.findtext("title") or "") for name in MODELS) for each in told)
 
 
-def test_a_model_has_one_colour_in_every_figure_and_every_colour_has_a_dark_one() -> None:
+def test_figures_are_as_wide_as_the_page_on_any_screen_and_paper() -> None:
+    for chart in charts(read(study())[0]).values():
+        assert chart.get("width") == "100%"
+        for each in chart.iter():
+            across = {each.get(name) for name in ("cx", "x1", "x2", "width")} - {None, "0"}
+            assert all(place.endswith("%") and 0 <= float(place[:-1]) <= 100 for place in across if place), each.attrib
+        for inner in chart.iter("svg"):
+            if inner.get("viewBox"):  # stretched to the width of the chart
+                assert inner.get("preserveAspectRatio") == "none"
+                for path in inner.iter("path"):
+                    points = re.findall(r"([-\d.]+) ([-\d.]+)", path.attrib["d"])
+                    assert all(0 <= float(x) <= 1000 for x, _ in points)
+
+
+def test_a_model_has_one_look_in_every_figure_and_table() -> None:
     source, _ = read(study())
-    content = embedded(source)
-    colours: dict[str, set[str]] = {}
-    for spec in content["specs"].values():
-        for trace in spec["data"]:
-            colour = trace["marker"]["color"] if "marker" in trace else trace["fillcolor"]
-            if colour != "rgba(0,0,0,0)" and not colour.startswith("rgba"):
-                colours.setdefault(trace["meta"], set()).add(colour)
-                assert colour in content["dark"]
-    assert set(colours) == set(MODELS)
-    assert all(len(own) == 1 for own in colours.values())
-    assert len(set.union(*colours.values())) == len(MODELS)
+    looks: dict[str | None, set[str | None]] = {}
+    for chart in charts(source).values():
+        for group in chart.iter("g"):
+            if group.get("data-m"):
+                looks.setdefault(group.get("data-m"), set()).add(group.get("class"))
+    legend = numbers(source)
+    assert set(looks) == set(legend.values()) and set(legend) == set(MODELS)
+    assert all(len(own) == 1 for own in looks.values())
+    assert len({look for own in looks.values() for look in own}) == len(MODELS)
+    for name, number in legend.items():
+        assert f'<span class="dot {looks[number].copy().pop()}"></span>{name}' in source
+
+
+def test_every_colour_has_another_on_a_dark_page() -> None:
+    source, _ = read(study())
+    light, dark = source.partition("<style>")[2].split("@media screen and (prefers-color-scheme:dark)")[:2]
+    for name in re.findall(r"\.(c[0-9]|c-base)\{--c:", light):
+        before, after = (re.search(rf"\.{name}\{{--c:(#\w+)", style) for style in (light, dark))
+        assert before and after and before[1] != after[1]
+
+
+def test_models_come_in_one_order_from_the_best_on() -> None:
+    levels = {"2m-clm-600": 0.66, "2m-untrained": 0.52, "2m-mlm40-600": 0.70, "2m-clm-150-mlm40-600": 0.715}
+    source, _ = read(analyse(synthetic_results(levels), "2m-untrained"))
+    order = sorted(levels, key=lambda name: -levels[name])
+    assert list(numbers(source)) == order
+    found = charts(source)
+    assert labels(found["overall"]) == order and labels(found["gain-0"]) == order[:-1]
+    tables = re.findall(r"<tbody>(.*?)</tbody>", source, re.DOTALL)
+    for table in tables:
+        names = [name for name in re.findall(r'(?:class="left"|scope="row")>(?:<span[^>]*></span>)?([\w-]+)', table) if name in levels]  # fmt: skip
+        assert names == [name for name in order if name in names] * (len(names) // len(order) or 1), table
+
+
+def test_tasks_have_short_names_with_their_sentences_beneath() -> None:
+    source, _ = read(study())
+    assert "<figcaption>pydocs-qa<small>What does parameter x do?</small></figcaption>" in source
+    assert '<th title="What does parameter x do?">pydocs-qa<small>' in source
 
 
 def test_the_numbers_of_the_figures_are_in_the_tables_too() -> None:
@@ -207,21 +277,18 @@ def test_missing_diverged_and_edge_are_said_at_the_top() -> None:
 def test_warnings_call_tasks_what_the_tables_call_them() -> None:
     _, page = read(analyse(synthetic_results(MODELS, rates=(1e-4, 3e-4, 1e-3), tasks=("pydocs-kind",)), "2m-untrained"))
     (edge,) = re.findall(r"The best learning rate is the highest one tried for .*? may understate", page.text)
-    assert "on Kind of definition (" in edge and "pydocs-kind" not in edge
+    assert "on pydocs-kind (" in edge and "Kind of definition" not in edge
 
 
 def test_no_line_joins_the_losses_of_two_objectives() -> None:
     source, _ = read(study())
     model = next(model for model in facts().models if model.switches)
-    (switch,) = model.switches
+    number = numbers(source)[model.name]
     for figure, points in (("loss-curve", model.curve), ("loss-validation-curve", model.validation_curve)):
-        (trace,) = [trace for trace in embedded(source)["specs"][figure]["data"] if trace["meta"] == model.name]
-        assert "connectgaps" not in trace
-        gaps = [place for place, value in enumerate(trace["y"]) if value is None]
-        assert len(gaps) == 1
-        before, behind = trace["x"][gaps[0] - 1], trace["x"][gaps[0] + 1]
-        assert before <= switch < behind
-        assert [pair for pair in zip(trace["x"], trace["y"], strict=True) if pair[1] is not None] == [*points]
+        (line,) = [each for each in of_model(charts(source)[figure], number) if each.get("class") == "line"]
+        before, after = line.attrib["d"].removeprefix("M").split("M")
+        assert before.count("L") + 1 == sum(step <= model.switches[0] for step, _ in points)
+        assert after.count("L") + 1 == sum(step > model.switches[0] for step, _ in points)
 
 
 def test_the_page_ends_with_where_its_numbers_come_from() -> None:
@@ -259,16 +326,20 @@ def test_what_comes_from_outside_is_escaped() -> None:
     found = analyse([cell(evil, task, 1e-3, seed, 0.5, 0.5) for task in TASKS for seed in (0, 1)])
     source, page = read(found, replace(about, baseline=None))
     assert "<script>alert" not in source
-    assert page.tags.count("script") == 4
+    assert page.tags.count("script") == 1
     assert evil in " ".join(page.words)
 
 
-def test_many_models_on_many_tasks_are_drawn_apart() -> None:
-    names = {f"2m-mlm{ratio}-600": 0.5 + ratio / 400 for ratio in range(10, 40)}
-    source, page = read(analyse(synthetic_results(names, seeds=2)), facts(baseline=None))
-    traces = embedded(source)["specs"]["deviation-0"]["data"]
-    looks = {(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}
-    assert len(looks) >= 28
+def test_of_many_models_the_best_have_colours_and_the_others_share_a_grey() -> None:
+    source, page = read(analyse(synthetic_results(MANY, seeds=2, noise=1e-4)), facts(baseline=None))
+    chart, legend = charts(source)["deviation-0"], numbers(source)
+    looks = {group.get("data-m"): group.attrib["class"] for group in chart.iter("g") if group.get("data-m")}
+    ranked = sorted(MANY, key=lambda name: (-MANY[name], name))
+    assert [looks[legend[name]] for name in list(legend)[:7]] == [f"c{number}" for number in range(7)]
+    assert {looks[legend[name]] for name in list(legend)[7:]} == {"c-base quiet"}
+    assert {MANY[name] for name in list(legend)[:3]} == {MANY[name] for name in ranked[:3]}
+    assert list(looks.values())[-1] != "c-base quiet", "colours are drawn over the grey"
+    assert labels(charts(source)["overall"]) == list(legend)
     assert "model-task pairs" in page.text or "highest one tried" not in page.text
 
 

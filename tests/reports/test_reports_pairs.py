@@ -76,13 +76,13 @@ def test_a_pair_has_the_scores_of_the_tables_and_differences_of_their_own_kind()
     assert pair.models == {way: name for name, way in WAYS.items()}
     best = analysis.best.set_index(["model", "task"])
     *tuned, asked = pair.rows
-    assert [row.title for row in tuned] == list(TASKS)
+    assert [row.task for row in tuned] == list(TASKS)
     for row in tuned:
         for way, name in pair.models.items():
-            assert row.scores[way].value == best.loc[(name, row.title), "test_mean"]
+            assert row.scores[way].value == best.loc[(name, row.task), "test_mean"]
         gap = row.scores["decoder"].value - row.scores["encoder"].value
         assert row.difference is not None and row.difference.value == pytest.approx(gap)
-    assert (asked.title, asked.kind, asked.metric) == ("last_word", "zero-shot", "acc")
+    assert (asked.task, asked.kind, asked.metric) == ("last_word", "zero-shot", "acc")
     ours, theirs = (next(each.values for each in about.zero_shot if each.model == pair.models[way]) for way in ("decoder", "encoder"))  # fmt: skip
     expected = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
     assert asked.difference is not None
