@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -28,9 +27,11 @@ def compare(
     first: Annotated[str, Argument(help="A model of the study; without --study the key of a cell.")],
     second: Annotated[str, Argument(help="The other.")],
     study: Annotated[
-        Path | None,
+        str | None,
         Option(
-            help="The study or sweep file with the models; each is taken at its best learning rate, or rates by seed."
+            metavar="NAME|FILE",
+            help="The study or sweep with the models, by its name in the store or its file; each model is taken at its best learning rate, "
+            "or rates by seed.",
         ),
     ] = None,
     task: Annotated[
@@ -51,7 +52,7 @@ def compare(
 
     A cell's key is the name of its file in the store's cells/.
 
-    Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study examples/quickstart.yaml --task pydocs-kind
+    Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study quickstart --task pydocs-kind
     """
     from mlmclm.analysis.pairs import RESAMPLES
     from mlmclm.analysis.pairs import compare as paired
@@ -122,7 +123,7 @@ def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Si
         result = ledger.find(key)
         if result is None:
             raise UserError(
-                f"{key}: {ledger.folder} has no result of that key; to compare models by name, give --study FILE."
+                f"{key}: {ledger.folder} has no result of that key; to compare models by name, give --study NAME."
             )
         results.append(result)
     metrics = [result["metric"] for result in results]
@@ -133,7 +134,7 @@ def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Si
 
 
 def _of_models(
-    first: str, second: str, file: Path, tasks: Sequence[str], rule: str | None, place: Place, ledger: Ledger
+    first: str, second: str, file: str, tasks: Sequence[str], rule: str | None, place: Place, ledger: Ledger
 ) -> tuple[Sides, dict[str, str], Analysis]:
     """Return both models' cells at their best learning rates, the reason why a task is left out, and the analysis.
 
@@ -145,10 +146,10 @@ def _of_models(
     from mlmclm.analysis.summary import chosen_results
 
     found = results_of(file, place, rule)
-    names = [found.file.model_of(name, where=str(file)) for name in (first, second)]
+    names = [found.file.model_of(name, where=file) for name in (first, second)]
     for task in tasks:
         if task not in found.space.tasks:
-            raise unknown("task", task, found.space.tasks, where=str(file))
+            raise unknown("task", task, found.space.tasks, where=file)
     analysis = found.analyse()
     chosen = chosen_results(analysis, found.results)
     sides: Sides = {}

@@ -169,7 +169,8 @@ def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, 
 
     if source.is_dir():
         raise UserError(f"{source}: --task needs the file of the study or sweep, which says what is best.")
-    found = results_of(source, place, None)
+    found = results_of(str(source), place, None)
+    place = found.place
     cell = found.best_cell(model, task)
     check_target(cell, to)
     if cell.start is not None:

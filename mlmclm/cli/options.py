@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
 Study = Annotated[Path, Argument(help="The study file (YAML), or the name of a packaged study, such as quickstart.")]
-StudyOrSweep = Annotated[Path, Argument(help="The study file or sweep file (YAML).")]
+StudyOrSweep = Annotated[
+    str, Argument(metavar="NAME|FILE", help="The name of a study or sweep in the store, or its file (YAML).")
+]
 Store = Annotated[
     Path,
     Option(envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow."),

@@ -47,14 +47,14 @@ def report(
 
     If the store is read-only, results are printed, and a report is only written with `--to`.
 
-    Example: mlmclm report examples/quickstart.yaml
+    Example: mlmclm report quickstart
     """
     from mlmclm.sweeps.ledger import Ledger
 
     place = options.place(store, data, task_dir)
     found = results_of(file, place, rule)
-    analysis = found.analyse()
-    facts = found.facts(command_of(found.verb, [str(file)], data, task_dir))
+    place, analysis = found.place, found.analyse()
+    facts = found.facts(found.command or command_of(found.verb, [file], data, task_dir))
     own = place.study_folder(found.file)
     folder = to or (own if writable(own) else None)
     if folder is None:

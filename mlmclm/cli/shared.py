@@ -13,7 +13,7 @@ from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.service.ray_cluster import check_cluster, cluster_address, ray_session
-from mlmclm.storage.files import only_one, write_atomic
+from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.study.last_grid import check_last, remember
 from mlmclm.study.model_folders import export_models
@@ -118,6 +118,7 @@ def run_study(
         show_dry_run(study, place, dry, as_json=as_json)
         return
     from mlmclm.study.facts import study_facts
+    from mlmclm.study.last_run import copy_of, remember_run
     from mlmclm.study.study_sweep import plan_sweep, prepare_tasks, study_grid, study_space, sweep
     from mlmclm.study.zero_shot import zero_shot_tasks
 
@@ -130,6 +131,7 @@ def run_study(
         tasks = prepare_tasks(prepared, space)  # before training, so that bad data cost no time
         models = work.pretrain(prepared) if trained is None else trained
         remember(folder, grid)
+        remember_run(study, copy_of(study), place, command, tasks=space.tasks)
         work.tracking.sweep_begins(space, prepared)
         # A function, because a sweep plans again once the results that choose starting weights are there.
         plan = partial(plan_sweep, space, models, tasks, place)
@@ -148,6 +150,7 @@ def sweep_given(
             Also whatever `open_sweep` raises.
     """
     from mlmclm.study.given_sweep import find_sweep, given_facts, with_tasks
+    from mlmclm.study.last_run import remember_run
     from mlmclm.study.study_sweep import run_plan
     from mlmclm.study.zero_shot import zero_shot_tasks
 
@@ -162,8 +165,7 @@ def sweep_given(
         evaluations = zero_shot_tasks(file, place)
         made = with_tasks(made, prepare=True)
         remember(folder, made.grid())
-        # For `mlmclm report` of a sweep that was given by options.
-        write_atomic(folder / "sweep.yaml", made.as_file())
+        remember_run(file, made.as_file(), place, command, tasks=made.space.tasks)
         work.tracking.sweep_begins(made.space)
         models = [each.model for each in made.models]
         compute = partial(run_plan, file, place, made.space, made.plan)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
-from typer import Argument, Option
+from typer import Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
@@ -29,9 +29,7 @@ COLUMNS = {"ok": "scored", "diverged": "diverged", "running": "running", "failed
            "missing": "missing"}  # fmt: skip
 """Status -> header."""
 
-Which = Annotated[
-    str, Argument(metavar="NAME|FILE", help="The name of a sweep or study in the store, or its file (YAML).")
-]
+Which = options.StudyOrSweep
 
 
 def watch_of(which: str, place: Place) -> Watch:
@@ -53,12 +51,14 @@ def name_of(which: str) -> str:
     Raises:
         UserError: the file is missing or wrong.
     """
-    path = Path(which)
-    if not (path.is_file() or which.endswith((".yaml", ".yml")) or "/" in which):
+    from mlmclm.study.last_run import is_path
+
+    if not is_path(which):
         return which
     from mlmclm.study.study_file import load_study
     from mlmclm.study.sweep_file import is_sweep_file, load_sweep
 
+    path = Path(which)
     return load_sweep(path).name if is_sweep_file(path) else load_study(path).name
 
 

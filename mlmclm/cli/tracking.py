@@ -25,19 +25,20 @@ def sync(
 
     Everything comes from the store; nothing is computed, and no run is written twice.
 
-    Example: mlmclm tracking sync examples/quickstart.yaml
+    Example: mlmclm tracking sync quickstart
     """
     from mlmclm.cli.study_report import command_of, record, writable
     from mlmclm.study.study_tracking import StudyTracking
 
     place = options.place(store, data, task_dir)
     found = results_of(file, place, None)
+    place = found.place
     own = place.study_folder(found.file)
     with StudyTracking(found.file, place, patient=True) as tracking:
         tracking.stored(found.prepared, found.space, found.results)
         record(
             found.analyse(),
-            found.facts(command_of(found.verb, [str(file)], data, task_dir)),
+            found.facts(found.command or command_of(found.verb, [file], data, task_dir)),
             found.space,
             tracking,
             folder=own if writable(own) else None,

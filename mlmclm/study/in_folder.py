@@ -81,6 +81,11 @@ class InFolder(Frozen):
         self._file = (context or {}).get("file")
 
     @property
+    def file(self) -> Path | None:
+        """The file; None for a configuration that was not loaded from one."""
+        return self._file
+
+    @property
     def folder(self) -> Path | None:
         """The file's folder; None for a configuration that was not loaded from a file."""
         return None if self._file is None else self._file.parent

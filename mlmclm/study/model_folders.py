@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from mlmclm.sweeps.cells import SweepModel
 
 
 def export_models(prepared: PreparedStudy) -> list[SweepModel]:
-    """Export every model of the study to a Hugging Face folder, link it from the study's folder, and return them all.
+    """Export every model of the study to a Hugging Face folder, link its files into the study's, and return them all.
 
     Folders that exist and are intact are left alone.
 
@@ -48,13 +49,41 @@ def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     make_once(prepared.place.store, claim, f"{name}'s folder", there=there, make=make)
     if not noted(folder):  # only an earlier version exported folders without checksums
         _mend(folder, prepared)
-    link = prepared.place.study_folder(prepared.study) / "models" / str(name)
-    target = Path(os.path.relpath(folder.resolve(), link.parent.resolve()))  # relative: a store may be moved
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if not link.is_symlink() or link.readlink() != target:
-        link.unlink(missing_ok=True)
-        link.symlink_to(target, target_is_directory=True)
+    _link(prepared, name)
     return exported_model(prepared, name)
+
+
+def _link(prepared: PreparedStudy, name: ModelName) -> None:
+    link_files(prepared.model_folder(name), prepared.place.study_folder(prepared.study) / "models" / str(name))
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Make `target` a folder of hard links to the files of `source`, which is complete wherever it is copied to.
+
+    Links to replaced files are renewed. A card that was edited after its export stays, and so do files that people added.
+    """
+    if target.is_symlink():
+        target.unlink()
+    # A folder without config.json is no model yet.
+    for file in sorted(source.rglob("*"), key=lambda file: (file == source / "config.json", file)):
+        own = target / file.relative_to(source)
+        if file.is_dir() or (own.is_file() and _up_to_date(own, file)):
+            continue
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.unlink(missing_ok=True)
+        try:
+            os.link(file, own)
+        except OSError:  # studies/ is on another file system
+            shutil.copy2(file, own)
+
+
+def _up_to_date(own: Path, file: Path) -> bool:
+    if own.samefile(file):
+        return True
+    ours, theirs = own.stat(), file.stat()
+    if own.name == "README.md":
+        return ours.st_mtime_ns >= theirs.st_mtime_ns
+    return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)  # a copy
 
 
 def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
@@ -97,6 +126,7 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
         except UserError as error:
             say(f"{error} It is kept as {set_aside(folder).name} and exported again.")
             _export(prepared, name, folder)
+            _link(prepared, name)
             found = weights_hash(folder)
         if found != _remembered(folder):
             raise UserError(

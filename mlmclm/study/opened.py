@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mlmclm.errors import UserError, for_each
@@ -24,12 +23,12 @@ Item = TypeVar("Item")
 
 
 def open_study(
-    study: StudyFile, place: Place, space: Space, file: Path
+    study: StudyFile, place: Place, space: Space, file: str
 ) -> tuple[PreparedStudy, dict[str, PreparedTask], list[Cell], list[dict[str, Any]]]:
     """Return a study whose corpus, models and tasks are in the store, with its tasks, its cells, and at least one result.
 
     Args:
-        file: the study file, which errors name in the command to run.
+        file: the study file or its name, which errors give in the command to run.
 
     Raises:
         UserError: something is missing; the message says what to run.

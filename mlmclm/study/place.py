@@ -21,5 +21,5 @@ class Place:
     """Folders with the user's own task declarations."""
 
     def study_folder(self, study: StudyFile | SweepFile) -> Path:
-        """Return the folder of a study or sweep, which holds its report, tables and links to models."""
+        """Return the folder of a study or sweep, which holds its report, its tables and links to the files of its models."""
         return self.store / "studies" / study.name

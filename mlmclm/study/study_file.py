@@ -186,14 +186,17 @@ class StudyFile(InFolder):
         return str(parse(name, self.sizes)) if "%" in name else name
 
 
-def load_study(path: Path) -> StudyFile:
+def load_study(path: Path, *, copy_of: Path | None = None) -> StudyFile:
     """Read and check a study file, or the packaged study of this name (`in_folder.file_of`).
+
+    Args:
+        copy_of: the file that it is a copy of, to which its paths are relative.
 
     Raises:
         UserError: it is missing or invalid; the message names the file, the key, the value and what is allowed.
     """
     path = file_of(path)
-    study = load_config(StudyFile, path, context={"file": path})
+    study = load_config(StudyFile, path, context={"file": copy_of or path})
     try:
         parsed = study.parsed
         baseline = None if study.baseline is None else study.spelled(study.baseline)

@@ -9,6 +9,8 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.models.notes import CONTEXT, TOKENIZER, read_notes
 from mlmclm.models.sources import HUB_NAME, fetch, hub_hint, local_folder
 from mlmclm.progress import say
+from mlmclm.storage.checksums import CHECKSUMS, noted
+from mlmclm.storage.files import hash_file
 from mlmclm.sweeps.cells import SweepModel
 
 
@@ -30,11 +32,11 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
     if folder is not None and folder.is_dir():
         _warn(folder)
         return SweepModel(folder.name or folder.resolve().name, folder, weights_hash(folder))
-    by_name: dict[str, dict[Path, str]] = {}
-    for link in sorted((store / "studies").glob("*/models/*")):
-        study, target = link.parent.parent.name, link.resolve()
-        for name in (link.name, f"{study}/{link.name}"):
-            by_name.setdefault(name, {}).setdefault(target, study)
+    by_name: dict[str, dict[object, tuple[str, Path]]] = {}
+    for folder in sorted((store / "studies").glob("*/models/*")):
+        study, identity = folder.parent.parent.name, _identity(folder)
+        for name in (folder.name, f"{study}/{folder.name}"):
+            by_name.setdefault(name, {}).setdefault(identity, (study, folder.resolve()))
     owner = model.partition("/")[0]
     if model not in by_name and HUB_NAME.fullmatch(model) and not (store / "studies" / owner / "models").is_dir():
         folder = fetch(model)
@@ -45,11 +47,16 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
         raise UserError(f"{error}{hub_hint(model)}")
     found = by_name[model]
     if len(found) > 1:
-        studies = ", ".join(f"{study}/{model}" for study in sorted(found.values()))
+        studies = ", ".join(sorted(f"{study}/{model}" for study, _ in found.values()))
         raise UserError(f"{store}: several studies have a model {model!r}; name one of {studies}.")
-    target = next(iter(found))
+    _, target = next(iter(found.values()))
     _warn(target)
     return SweepModel(Path(model).name, target, weights_hash(target))
+
+
+def _identity(folder: Path) -> object:
+    """Return what two folders have in common if they are one export: studies share models, but not their folders."""
+    return hash_file(folder / CHECKSUMS) if noted(folder) else folder.resolve()
 
 
 def models_of_study(study: str, store: Path) -> list[str]:

@@ -112,6 +112,12 @@ def task_names() -> list[str]:
     return list(find_tasks())
 
 
+def own_files(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the files of those tasks that the user's folders declare, by the task's name."""
+    declared = _declared(folders).tasks
+    return {name: declared[name][1] for name in names if name in declared and declared[name][1].parent in folders}
+
+
 def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
     """Return the declaration with this name (`find_tasks`); raise UserError for none, or one in a broken file."""
     found = _declared(folders)

@@ -111,6 +111,62 @@ def test_models_of_a_sweep_are_compared(run: Run, computed: list[dict[str, Any]]
     assert code == 2 and "unknown model 'tin'. Did you mean 'tiny'?" in said
 
 
+TASK = """
+name: feelings
+family: sequence-classification
+title: Films, good or bad
+source: local
+folder: sst2
+columns: {text: sentence}
+splits: {train: train, validation_fraction: 0.2, test: validation}
+metric: accuracy
+licence: mine
+citation: none
+"""
+
+
+def test_a_finished_sweep_is_known_by_name_and_needs_neither_data_nor_task_folders(
+    place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "tasks").mkdir()
+    (place / "tasks" / "feelings.yaml").write_text(TASK)
+    sweep = "name: own\nmodels: {euro: euro, tiny: llama}\nspace: space.yaml\nbaseline: euro\ntasks: [feelings]\n"
+    (place / "own.yaml").write_text(sweep)
+    where = Place((place / "store").resolve(), place / "data", (place / "tasks",))
+    ledger = Ledger(where.store)
+    cells = open_sweep(load_sweep(place / "own.yaml"), where, prepare=True).plan().cells
+    for cell in cells:
+        ledger.complete(cell, lambda cell: run_cell(cell, store=where.store, data_root=where.data_root, on_examples=ledger.write_examples))  # fmt: skip
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--store", "store"])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    code, _, said = call("sweep", "own.yaml", "--data", "data", "--task-dir", "tasks")
+    assert code == 0 and "Ray:" not in said, said
+    page = (place / "store/studies/own/report.html").read_bytes()
+    (place / "tasks").rename(place / "elsewhere")
+    for which in ("own", "own.yaml"):
+        code, out, said = call("compare", "euro", "tiny", "--study", which, "--json")
+        assert code == 0, said
+        assert [found["task"] for found in json.loads(out)["tasks"]] == ["feelings"]
+        code, out, said = call("report", which)
+        assert code == 0 and "euro" in out, said
+        assert (place / "store/studies/own/report.html").read_bytes() == page
+    code, out, said = call("studies", "--json")
+    (known,) = [each for each in json.loads(out) if each["name"] == "own"]
+    assert code == 0 and known.pop("run"), said
+    assert known == {"name": "own", "kind": "sweep", "models": 2, "tasks": 1, "cells": len(cells), "done": len(cells)}
+    code, out, _ = call("studies")
+    assert code == 0 and "4 of 4" in out
+    for words in (("report", "ownn"), ("compare", "euro", "tiny", "--study", "ownn")):
+        code, _, said = call(*words)
+        assert code == 2 and "unknown study or sweep 'ownn'. Did you mean 'own'?" in " ".join(said.split())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
