@@ -219,11 +219,28 @@ class Chart:
         top, bottom = ("0", str(self.height)) if ends is None else (self._y(end) for end in ends)
         self._lines.append(f'<line{_look(style)} x1="{self._x(x)}" x2="{self._x(x)}" y1="{top}" y2="{bottom}"/>')
 
-    def level(self, y: float, words: str) -> None:
-        """Draw a thin dashed line at a value of the vertical axis, with words at its right end."""
-        place = self._y(y)
-        self._lines.append(f'<line class="level" x1="0" x2="100%" y1="{place}" y2="{place}"/>')
-        self._lines.append(f'<text class="level" x="100%" y="{_short(float(place) - 4)}">{escape(words)}</text>')
+    def level(self, value: float, words: str) -> None:
+        """Draw a thin dotted line with words at a value of the vertical axis or, in a chart of rows, of the horizontal one.
+
+        Of a value beyond the axis there are only the words, at its end, with an arrow.
+        """
+        axis = self.x if self.y.rows else self.y
+        below, beyond = value < axis.low, value > axis.high
+        inside = not (below or beyond)
+        arrows = ("← ", " →") if self.y.rows else ("↓ ", " ↑")
+        words = f"{arrows[0] if below else ''}{words}{arrows[1] if beyond else ''}"
+        if self.y.rows:
+            place = self._x(min(max(value, axis.low), axis.high))
+            line, text = f'x1="{place}" x2="{place}" y1="0" y2="{self.height}"', f'x="{place}" y="9"'
+            right = axis.share(value) > 0.7
+        else:
+            y = float(self._y(min(max(value, axis.low), axis.high)))
+            line, right = f'x1="0" x2="100%" y1="{_short(y)}" y2="{_short(y)}"', True
+            text = f'x="100%" y="{_short(max(y - 4, 10))}"'
+        if inside:
+            self._lines.append(f'<line class="level" {line}/>')
+        kind = "level right" if right else "level"
+        self._lines.append(f'<text class="{kind}" {text} dx="{-4 if right else 4}">{escape(words)}</text>')
 
     def svg(self, identity: str, alt: str) -> Markup:
         """Return the chart, in a box with room for the labels of its axes."""

@@ -84,8 +84,8 @@ def _lines(*lines: str) -> str:
 def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: Mapping[str, Style]) -> list[Figure]:
     """Draw test score against learning rate, one panel per task.
 
-    A line is the mean over seeds, a band its interval, a ring a chosen rate, and a cross a rate at which all seeds
-    diverged.
+    A line is the mean over seeds, a band its interval, a ring a chosen rate, a cross a rate at which all seeds diverged,
+    and a dotted line the chance level.
     """
     figures = []
     curves, picked = records(analysis.curves), records(analysis.chosen)
@@ -95,9 +95,11 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: Mapping[
             continue
         known = _known(rows, "test_mean")
         seen = [100 * row[part] for row in known for part in ("test_mean", "test_low", "test_high")]
-        metric = text.metric(task.metric)
-        axis = Axis.numbers(seen, f"{metric}, points")
+        metric, level = text.metric(task.metric), analysis.chances.get(task.name)
+        chance = math.nan if level is None else level.score
+        axis = Axis.numbers(_with_chance(seen, chance), f"{metric}, points")
         chart = Chart(_rate_axis(sorted({row["learning_rate"] for row in rows})), axis, 210)
+        _mark_chance(chart, chance)
         floor = min((row["test_mean"] for row in known), default=0.0)
         for model, look in _back_to_front(looks):
             own = [row for row in rows if row["model"] == model]
@@ -105,6 +107,20 @@ def rate_figures(analysis: Analysis, tasks: Sequence[TaskFacts], looks: Mapping[
             _curve(chart, model, look, own, floor, chosen)
         figures.append(_panel(f"rates-{number}", task, f"test {metric}", chart))
     return figures
+
+
+def _with_chance(values: Sequence[float], chance: float) -> list[float]:
+    """Return scores, in points, with the chance level unless that would take more than half of their axis."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known or math.isnan(chance):
+        return known
+    low, high, level = min(known), max(known), 100 * chance
+    return [*known, level] if max(low - level, level - high) <= high - low else known
+
+
+def _mark_chance(chart: Chart, chance: float) -> None:
+    if not math.isnan(chance):
+        chart.level(100 * chance, f"chance {text.points(chance)}")
 
 
 def _panel(name: str, task: TaskFacts, shown: str, chart: Chart) -> Figure:
@@ -174,22 +190,27 @@ def overall_figure(analysis: Analysis, looks: Mapping[str, Style]) -> Figure | N
     rows = _known([means[model] for model in looks if model in means], "mean")
     if not rows:
         return None
-    chart = _whiskers(
-        [(row["model"], row["mean"], row["low"], row["high"]) for row in rows], looks, "mean over tasks, points"
-    )
+    ends = [(row["model"], row["mean"], row["low"], row["high"]) for row in rows]
+    chart = _whiskers(ends, looks, "mean over tasks, points", chance=rows[0]["chance"])
     alt = "Dot chart: mean over tasks of each model with its interval; the same numbers are in the table below."
     return Figure("overall", "Mean over tasks", chart.svg("overall", alt))
 
 
 def _whiskers(
-    rows: Sequence[tuple[str, float, float, float]], looks: Mapping[str, Style], title: str, *, sign: bool = False
+    rows: Sequence[tuple[str, float, float, float]],
+    looks: Mapping[str, Style],
+    title: str,
+    *,
+    sign: bool = False,
+    chance: float = math.nan,
 ) -> Chart:
     """Draw models' estimates with their intervals, a row each; with `sign` they are differences, and 0 is marked."""
-    ends = [100 * end for _, *ends in rows for end in ends]
+    ends = _with_chance([100 * end for _, *ends in rows for end in ends], chance)
     height = row_height(len(rows)) * len(rows)
     chart = Chart(Axis.numbers(ends, title, zero=sign), Axis.names([model for model, *_ in rows]), height)
     if sign:
         chart.upright(0, Style("zero"))
+    _mark_chance(chart, chance)
     for place, (model, value, low, high) in enumerate(rows):
         chart.series(looks[model])
         words = _lines(model, text.estimate(value, low, high, sign=sign))

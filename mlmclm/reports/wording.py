@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
@@ -187,13 +187,9 @@ def claim_reason(row: Record) -> str:
     return f"{'ahead' if row['on_mean'] else 'not clearly ahead'} on the mean, {on_tasks}"
 
 
-def cautions(analysis: Analysis, titles: Mapping[str, str] | None = None) -> list[str]:
-    """List what a reader must know before trusting the tables, most serious first; empty if there is nothing.
-
-    Args:
-        titles: display names of tasks if they differ from their names, as in the tables beside these sentences.
-    """
-    best = [{**row, "task": (titles or {}).get(row["task"], row["task"])} for row in records(analysis.best)]
+def cautions(analysis: Analysis) -> list[str]:
+    """List what a reader must know before trusting the tables, most serious first; empty if there is nothing."""
+    best = records(analysis.best)
     notes = []
     if analysis.missing:
         pairs = sum(row["missing"] > 0 for row in records(analysis.coverage))

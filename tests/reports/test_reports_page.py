@@ -19,6 +19,7 @@ from analysis_study import TASKS, cell, synthetic_results
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.results import Grid
 from mlmclm.errors import EnvironmentFault
 from mlmclm.reports.figures import thinned
@@ -187,6 +188,15 @@ def test_a_model_has_one_look_in_every_figure_and_table() -> None:
     assert len({look for own in looks.values() for look in own}) == len(MODELS)
     for name, number in legend.items():
         assert f'<span class="dot {looks[number].copy().pop()}"></span>{name}' in source
+
+
+def test_the_chance_level_is_drawn_where_it_is_near_and_said_where_it_is_far() -> None:
+    chances = {"pydocs-kind": Chance(0.5, "majority"), "pydocs-qa": Chance(0.01, "empty answers")}
+    found = charts(read(analyse(synthetic_results(MODELS), "2m-untrained", chances=chances))[0])
+    for name, lines, words in (("rates-0", 1, "chance 50.00"), ("rates-1", 0, ""), ("rates-2", 0, "↓ chance 1.00")):
+        levels = [each for each in found[name].iter() if (each.get("class") or "").startswith("level")]
+        assert [each.tag for each in levels] == ["line"] * lines + ["text"] * bool(words)
+        assert "".join("".join(each.itertext()) for each in levels) == words
 
 
 def test_every_colour_has_another_on_a_dark_page() -> None:
