@@ -68,6 +68,8 @@ def headline(analysis: Analysis) -> Headline:
         numbers = f"{_score(best)} and {_score(runner_up)}: a difference of 0.00 points {measured}{corrected}."
     elif name == analysis.baseline:
         verdict = f"Nothing beats the baseline{so_far}: {name} scores highest on {scope}."
+    elif all(row["above_chance"] == "no" for row in records(analysis.best) if row["model"] == name):
+        verdict = f"No winner on {scope}{so_far}: {name} scores highest, but not above chance."
     elif close:
         verdict = f"No clear winner on {scope}{so_far}: {name} scores highest, but {_why_not(close)}."
     else:
@@ -179,7 +181,7 @@ def claim_reason(row: Record) -> str:
         f"{row['tasks_required']} needed"
     )
     if row["tasks_at_chance"]:
-        on_tasks += f"; on {row['tasks_at_chance']} more the score is higher but not above chance"
+        on_tasks += f"; higher on {row['tasks_at_chance']} more, but not above chance there"
     if row["verdict"] == "unknown":
         return "cannot be told, as scores or intervals are lacking"
     if row["holds"]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 DISCOUNTS = 1 / np.log2(np.arange(10) + 2)
 """Of the ten ranks."""
-DRAWS = 2_000
-"""Random draws of ten documents, for the expectation of the study's NDCG."""
+DRAWS, FEWEST_DRAWS = 200_000, 20
+"""Random draws of ten documents for the expectation of the study's NDCG: over all queries, and the fewest of one."""
 
 
 def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]]) -> list[Ranking]:
@@ -95,12 +95,13 @@ def expected_ndcg(grades: Sequence[Sequence[int]], documents: int) -> Array:
 
 
 def expected_study_ndcg(grades: Sequence[Sequence[int]], judged: int) -> Array:
-    """Return the same of the study's NDCG@10 (`study_ndcg_at_10`), estimated from `DRAWS` random draws for each query.
+    """Return the same of the study's NDCG@10 (`study_ndcg_at_10`), estimated from random draws (`DRAWS`).
 
     Args:
         judged: number of documents that are judged for any query, which are those that are ranked.
     """
     draw, found = np.random.default_rng(0), min(judged, len(DISCOUNTS))
+    draws = max(FEWEST_DRAWS, DRAWS // max(1, len(grades)))
     cumulated = np.concatenate(([0.0], DISCOUNTS.cumsum()))
     expected = np.full(len(grades), np.nan)
     for row, own in enumerate(grades):
@@ -109,9 +110,9 @@ def expected_study_ndcg(grades: Sequence[Sequence[int]], judged: int) -> Array:
             continue
         # Documents that are judged for other queries only have grade 0 here.
         levels, counts = np.append(0, levels)[::-1], np.append(judged - len(own), counts)[::-1]  # best first
-        taken = draw.multivariate_hypergeometric(counts, found, size=DRAWS)  # [draws, levels]
+        taken = draw.multivariate_hypergeometric(counts, found, size=draws)  # [draws, levels]
         ends = cumulated[taken.cumsum(axis=1)]
         ideal = np.diff(ends, axis=1, prepend=0.0) @ levels
         gain = taken @ levels / found * cumulated[found]  # mean over all orders of these documents
-        expected[row] = np.divide(gain, ideal, out=np.zeros(DRAWS), where=ideal > 0).mean()
+        expected[row] = np.divide(gain, ideal, out=np.zeros(draws), where=ideal > 0).mean()
     return expected

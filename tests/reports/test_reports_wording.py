@@ -174,13 +174,18 @@ CHANCE = {"pydocs-kind": Chance(0.60, "the most frequent class")}
 
 def test_a_score_at_chance_wins_nothing_and_holds_no_claim() -> None:
     """A model that predicted class 0 in all cells was ranked first, with `holds`."""
-    models = {"a": [[0.60, 0.60, 0.60]], "b": [[0.60, 0.59, 0.61]], "untrained": [[0.40, 0.41, 0.42]]}
+    models = {"a": [[0.60, 0.60, 0.60]], "b": [[0.60, 0.595, 0.611]], "untrained": [[0.40, 0.41, 0.42]]}
     made = scored(models)
     found = analyse(made, "untrained", chances=CHANCE, constant=lambda row: row["model"] == "a")
     assert list(found.best["above_chance"]) == ["no"] * 3 and list(found.best["constant"]) == [3, 0, 0]
     assert set(found.claims["verdict"]) <= {"does not hold", "unknown"} and not found.claims["holds"].any()
     assert list(found.claims["tasks_at_chance"]) == [1, 1] and list(found.claims["tasks_ahead"]) == [0, 0]
     assert not headline(found).clear
+    assert headline(found).verdict == "No winner on the task: b scores highest, but not above chance."
+    assert (
+        "ahead on 0 of 1 tasks (0 by more than the interval), 1 needed; higher on 1 more, but not"
+        in baseline_sentence(found)
+    )
     said = " ".join(cautions(found))
     assert "The same prediction for every test example: a on pydocs-kind." in said
     assert "Not above chance: a on pydocs-kind and b on pydocs-kind. No verdict rests on these scores." in said
