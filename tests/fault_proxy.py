@@ -17,9 +17,11 @@ HOP_HEADERS = {"connection", "transfer-encoding", "keep-alive", "content-length"
 SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>injected</Message></Error>'  # S3's form
 )
-KINDS = ("delay", "hang", "500", "503", "cut", "lost response", "truncated", "damaged", "down")
+NO_BUCKET = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchBucket</Code><Message>injected</Message></Error>'
+KINDS = ("delay", "hang", "500", "503", "cut", "lost response", "truncated", "damaged", "down", "no bucket")
 """Faults: an answer that comes late; none for a long time; an error; a connection that is closed before the request is
-forwarded, or after it; half a body; a body with wrong bytes; an outage, in which every request is answered by 503."""
+forwarded, or after it; half a body; a body with wrong bytes; an outage, in which every request is answered by 503;
+no such bucket."""
 
 
 @dataclass
@@ -65,7 +67,7 @@ class FaultProxy:
         class Handler(_Handler):
             owner = proxy
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -119,6 +121,11 @@ class FaultProxy:
         return connection.getresponse()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing: clients are killed here."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner: FaultProxy
@@ -137,6 +144,9 @@ class _Handler(BaseHTTPRequestHandler):
         if kind in ("500", "503", "down"):
             code = b"InternalError" if kind == "500" else b"SlowDown"
             self._send(500 if kind == "500" else 503, {"Content-Type": "application/xml"}, SLOW_DOWN % code)
+            return
+        if kind == "no bucket":
+            self._send(404, {"Content-Type": "application/xml"}, NO_BUCKET)
             return
         if kind == "cut":
             self.close_connection = True

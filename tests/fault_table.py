@@ -1,15 +1,15 @@
 """What each fault of an object store does at each stage of a sweep:  fault x stage x outcome.
 
 A stage is first run without a fault. Then the fault hits each of its requests in turn, and what the stage returned and left
-behind is held against the undisturbed run. With the arguments STAGE ENDPOINT STORE, this module runs one stage in a
-process of its own, which can be killed.
+behind is held against the undisturbed run.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,23 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent / "sweeps"))  # when it is run by itself
-
 from sweep_cells import make_cells, make_result
 
 from fault_proxy import FaultProxy
-from mlmclm.errors import MlmclmError
+from mlmclm.errors import MissingBucket, MlmclmError, StorageFault
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath
+from mlmclm.storage.patience import Patience
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
+from object_stores import use_endpoint
 
 LEASE = 4.0
 """Lease of the claims here; they are renewed every half second."""
@@ -204,51 +203,62 @@ class Scene:
             return "" if found == wanted else f"{found} is not {wanted}"
 
     def killed(self, stage: str, request: int, wanted: Any) -> str:
-        """Kill a process that runs a stage when a request (from 0) of it arrives, and run the stage again, as the next
-        command would; return what is not as `wanted`."""
-        with self.prepared(stage) as store:
-            command = [sys.executable, __file__, stage, self.proxy.endpoint, str(store)]
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-            self.proxy.inject("delay", skip=request, act=lambda: process.send_signal(signal.SIGKILL))
-            if process.wait(timeout=120) != -signal.SIGKILL:
-                return f"it was not killed at request {request}"
-            self.proxy.clear()
-            ledger = Ledger(store)
-            ledger.claims._lease = LEASE  # type: ignore[attr-defined]
-            ledger.file_unfiled()
-            if stage == "setting aside" and cell_key(FILED[2]) in {cell_key(cell) for cell in ledger.missing(CELLS)}:
-                value = wanted[0]
-            else:
-                with ledger.claims.wait(lambda: ["cells-new", ledger.claim(cell_key(NEW))], lambda other: None):
-                    pass  # the dead process's claims have been taken over, after a lease
-                value = STAGES[stage](store)
-            found = value, self.left(store)
-            return "" if found == wanted else f"{found} is not {wanted}"
+        """Kill a process that runs a stage when a request (from 0) of it arrives, and run the stage again.
 
-    def out_of_patience(self, stage: str) -> str:
-        """Run a stage in an outage that is longer than patience; return the error, or what the next run lacks."""
+        Returns:
+            What is not as `wanted` after that.
+        """
+        with self.prepared(stage) as store:
+            # Forked from a server that has imported everything, which would take most of the time. Python 3.11 doesn't give
+            # that server this process's path.
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+            server = multiprocessing.get_context("forkserver")
+            server.set_forkserver_preload([__name__])
+            process = server.Process(target=run_stage, args=(stage, self.proxy.endpoint, store), daemon=True)
+            self.proxy.inject("delay", skip=request, act=process.kill)
+            process.start()
+            process.join(120)
+            if process.exitcode != -signal.SIGKILL:
+                return f"it was not killed at request {request}"
+            return self.run_again(stage, store, wanted)
+
+    def refused(self, kind: str, stage: str, wanted: Any) -> str:
+        """Run a stage while the bucket is missing or in an outage longer than patience, and then again.
+
+        Returns:
+            What is not as `wanted` after that, or that there was no error.
+        """
         availability = bucket_of(self.url).availability
         before = availability.patience
         with self.prepared(stage) as store:
-            availability.patience = type(before)(seconds=0.5, first=0.01, most=0.1, silent=0.0)
-            self.proxy.inject("delay", act=lambda: self.proxy.outage(3600))
+            availability.patience = Patience(seconds=0.5, first=0.01, most=0.1, silent=0.0)
+            self.proxy.inject(kind, times=1_000_000)
             try:
                 STAGES[stage](store)
-            except MlmclmError as error:
-                return type(error).__name__
+                return "no error"
+            except (StorageFault, MissingBucket):
+                pass
             finally:
                 availability.patience = before
-        return "no error"
+            return self.run_again(stage, store, wanted)
+
+    def run_again(self, stage: str, store: Path, wanted: Any) -> str:
+        """Run a stage as the next command would, once claims of the dead have ended; return what is not as `wanted`."""
+        self.proxy.clear()
+        ledger = Ledger(store)
+        assert isinstance(ledger.folder, ObjectPath)
+        ledger.file_unfiled()
+        claims = ObjectClaims(ledger.folder.parent, lease=LEASE / 4)
+        keys = [cell_key(FILED[2]), cell_key(NEW)]
+        with claims.wait(lambda: ["cells-new", *map(ledger.claim, keys)], lambda other: None):
+            pass
+        moved = stage == "setting aside" and ledger.find(keys[0]) is None
+        found = wanted[0] if moved else STAGES[stage](store), self.left(store)
+        self.used = True
+        return "" if found == wanted else f"{found} is not {wanted}"
 
 
-def main() -> None:
+def run_stage(stage: str, endpoint: str, store: Path) -> None:
     """Run one stage in this process."""
-    from object_stores import use_endpoint
-
-    stage, endpoint, store = sys.argv[1:]
     use_endpoint(endpoint)
-    STAGES[stage](Path(store))
-
-
-if __name__ == "__main__":
-    main()
+    STAGES[stage](store)
