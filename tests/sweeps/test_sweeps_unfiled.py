@@ -11,6 +11,8 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+import ray
+import sweep_cells
 import torch
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
@@ -18,12 +20,14 @@ from mlmclm.cli import options
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
+from mlmclm.service.ray_cluster import ray_session
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.sweeps.failure_notes import failures
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.retries import Failure, Retries
+from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
@@ -273,5 +277,35 @@ def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, d
         waiting = threading.Thread(target=ledger.find, args=[KEY])
         waiting.start()
         waiting.join()
-    assert notes[0].startswith("waiting for storage since ") and notes[-1] == ""
+    assert notes[0].startswith("waiting for storage since ") and "storage" not in notes[-1]
     assert failures(ledger.folder) == {}
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_an_outage_and_computes_each_cell_once(
+    disturbed: DisturbedStore,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", disturbed.proxy.endpoint)  # for the workers
+    place_ledger(tmp_path, disturbed.url, wait=300)
+    cells = make_cells(6)
+    outage = disturbed.proxy.inject(
+        "503", method="PUT", path="/cells/", skip=2, act=lambda: disturbed.proxy.outage(20.0)
+    )
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    try:
+        outcome = run_sweep(
+            cells,
+            store=tmp_path,
+            data_root=None,
+            worker=FakeWorker,
+            session=lambda: ray_session(tmp_path / "ray", num_cpus=2),
+        )
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
+    assert outage.matched > 2 and outcome.failed == [] and outcome.not_run == []
+    assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
+    starts = [path.read_text().splitlines() for path in (tmp_path / "starts").iterdir()]
+    assert len(starts) == 6 and all(len(each) == 1 for each in starts)
+    assert Ledger(tmp_path).holders() == {} and Unfiled(tmp_path).keys() == []
