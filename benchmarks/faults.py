@@ -1,4 +1,6 @@
-"""A sweep under faults, held against the same sweep without any:  python -m benchmarks.faults [--faults 60]
+"""Sweeps under faults, held against the same without any:  python -m benchmarks.faults [--faults 60]
+
+First `storage_faults` writes the table of an object store's faults. With `--faults`, a whole sweep is disturbed after that:
 
 A small real grid (two models, four tasks, three rates, ten seeds: 240 cells; models and data are the tests' own) runs on
 a Ray cluster of three raylets, one CPU each for two of them, as `mlmclm sweep` in a process of its own, and tracks into an
@@ -28,6 +30,7 @@ from typing import Any
 import psutil
 import yaml
 
+from benchmarks import storage_faults
 from benchmarks.results import machine, write_section
 from mlmclm.service.mlflow_server import SERVER_ENVIRONMENT
 from mlmclm.tracking.saved_views import OF_CELLS
@@ -279,10 +282,17 @@ def runs_of(address: str) -> Counter[str]:
 
 
 def main() -> None:
-    """Runs both sweeps, compares them, and writes the section."""
+    """Write the table of an object store's faults; with --faults, disturb a sweep and write that section too."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--faults", type=int, default=60)
+    parser.add_argument("--faults", type=int, default=0, help="faults of a whole sweep on a cluster; by default none")
     wanted = parser.parse_args().faults
+    storage_faults.measure()
+    if wanted:
+        disturb_sweep(wanted)
+
+
+def disturb_sweep(wanted: int) -> None:
+    """Run a sweep twice, once with so many faults, compare the results, and write the section."""
     random.seed(0)
     with tempfile.TemporaryDirectory() as temporary, own_disk(Path(temporary) / "disk") as mounted:
         place = Path(temporary)

@@ -30,6 +30,14 @@ class EnvironmentFault(MlmclmError):
     """The request is fine, but the machine, a server or the disk is not; the same command can succeed later."""
 
 
+class StorageFault(EnvironmentFault):
+    """The place where results are kept cannot be used; no cell is at fault."""
+
+
+class MissingBucket(UserError):
+    """The bucket of the results does not exist, which waiting will not change; no cell is at fault."""
+
+
 def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str = "") -> UserError:
     """Return a `UserError` for a value outside a closed set, with the nearest match and all allowed values."""
     names = [str(item) for item in allowed]

@@ -3,36 +3,103 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import fsspec
 import pytest
 
-from mlmclm.storage import objects
+from fault_proxy import FaultProxy
+from mlmclm.storage.buckets import bucket_of, forget_buckets
+from mlmclm.storage.patience import Patience
+
+HURRY = Patience(seconds=10.0, first=0.01, most=0.1, silent=0.0)
+"""Patience of tests: nobody waits for longer than that."""
 
 
-@pytest.fixture(params=["memory", "s3"])
-def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty prefix of an object store."""
-    if request.param == "memory":
-        yield f"memory://{uuid.uuid4().hex}/prefix"
-        return
+@dataclass(frozen=True)
+class DisturbedStore:
+    """An S3 server behind a proxy that causes faults.
+
+    Attributes:
+        url: an empty prefix.
+        direct: endpoint of the server itself.
+    """
+
+    url: str
+    proxy: FaultProxy
+    direct: str
+
+    def be_patient(self, **changes: float) -> None:
+        """Change the patience of this process."""
+        availability = bucket_of(self.url).availability
+        availability.patience = replace(availability.patience, **changes)
+
+
+def use_endpoint(endpoint: str) -> None:
+    """Let this process use an S3 server, with short times until a request is given up, and impatiently."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ[name] = "test"
+    once = {"connect_timeout": 1, "read_timeout": 1, "retries": {"mode": "standard", "total_max_attempts": 1}}
+    fsspec.config.conf["s3"] = {"endpoint_url": endpoint, "config_kwargs": once}
+    forget_buckets()
+    bucket_of("s3://bucket").availability.patience = HURRY
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Run an S3 server with a bucket of that name in this process; yield its endpoint."""
+    from moto.server import ThreadedMotoServer
+
+    before = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    configured = fsspec.config.conf.get("s3")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        use_endpoint(f"http://{host}:{port}")
+        # A server of an earlier test may have had one in this process.
+        fsspec.filesystem("s3", use_listings_cache=False).makedirs("bucket", exist_ok=True)
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+        fsspec.config.conf.pop("s3", None)
+        if configured is not None:
+            fsspec.config.conf["s3"] = configured
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        forget_buckets()
+
+
+def need_s3() -> None:
+    """Skip the test if the packages of an S3 server and client are missing."""
     for package in ("moto", "s3fs"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}, which the extra dev brings")
-    from moto.server import ThreadedMotoServer
 
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": f"http://{host}:{port}"})
-    objects._file_system.cache_clear()
-    fsspec.filesystem("s3", use_listings_cache=False).makedirs("bucket", exist_ok=True)
-    try:
+
+@pytest.fixture(params=["memory", "s3"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty prefix of an object store."""
+    if request.param == "memory":
+        url = f"memory://{uuid.uuid4().hex}/prefix"
+        bucket_of(url).availability.patience = HURRY
+        yield url
+        return
+    need_s3()
+    with s3_server():
         yield f"s3://bucket/{uuid.uuid4().hex}/prefix"
-    finally:
-        server.stop()
-        objects._file_system.cache_clear()
+
+
+@pytest.fixture
+def disturbed() -> Iterator[DisturbedStore]:
+    """An S3 server behind a proxy that causes faults on demand."""
+    need_s3()
+    with s3_server() as endpoint, FaultProxy(endpoint) as proxy:
+        use_endpoint(proxy.endpoint)
+        yield DisturbedStore(f"s3://bucket/{uuid.uuid4().hex}/prefix", proxy, endpoint)

@@ -41,6 +41,14 @@ Ledger = Annotated[
         help="Where results are kept in place of the store, such as s3://bucket/prefix; the store remembers it.",
     ),
 ]
+WaitForStorage = Annotated[
+    float | None,
+    Option(
+        metavar="SECONDS",
+        min=0,
+        help="How long an outage of the results' object store is waited for; by default 3600. The store remembers it.",
+    ),
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON object for a program instead of text.")]
 Suite = Annotated[
     str | None,
@@ -101,8 +109,16 @@ class Assumed:
     price: float | None  # of an hour of all workers, in any currency; None if costs aren't asked for
 
 
-def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = None, ledger: str | None = None) -> Place:
-    """Return the `Place` that the options describe; if `--ledger` is given, note in the store where its results are.
+def place(
+    store: Path,
+    data: Path | None,
+    task_dirs: Sequence[Path] | None = None,
+    ledger: str | None = None,
+    wait_for_storage: float | None = None,
+) -> Place:
+    """Return the `Place` that the options describe.
+
+    If `--ledger` or `--wait-for-storage` is given, it is noted in the store.
 
     Raises:
         UserError: the data folder doesn't exist, or the results cannot be there.
@@ -110,14 +126,14 @@ def place(store: Path, data: Path | None, task_dirs: Sequence[Path] | None = Non
     """
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder.")
-    if ledger is not None:
+    if ledger is not None or wait_for_storage is not None:
         from mlmclm.sweeps.ledger_place import place_ledger
 
-        if ledger.startswith("memory://"):
+        if ledger is not None and ledger.startswith("memory://"):
             raise UserError(
                 f"--ledger {ledger}: no other process would see these results. Give a folder, or s3://, gs:// or abfs://."
             )
-        place_ledger(store.resolve(), ledger)
+        place_ledger(store.resolve(), ledger, wait=wait_for_storage)
     folders = tuple(folder.resolve() for folder in task_dirs or ())
     return Place(store.resolve(), data.resolve() if data is not None else None, folders)
 

@@ -11,6 +11,7 @@ def study(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ledger: options.Ledger = None,
+    wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
@@ -33,7 +34,7 @@ def study(
     from mlmclm.cli.study_report import command_of
     from mlmclm.study.study_file import load_study
 
-    loaded, place = load_study(file), options.place(store, data, task_dir, ledger)
+    loaded, place = load_study(file), options.place(store, data, task_dir, ledger, wait_for_storage)
     dry = options.assumed(workers, price, dry_run=dry_run)
     command = command_of("study", [str(file)], data, task_dir)
     run_study(loaded, place, ray, command=command, replace=replace, dry=dry, as_json=as_json)

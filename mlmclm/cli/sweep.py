@@ -48,6 +48,7 @@ def run(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ledger: options.Ledger = None,
+    wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
@@ -72,7 +73,7 @@ def run(
     from mlmclm.study.study_file import load_study
     from mlmclm.study.sweep_file import is_sweep_file, load_sweep, sweep_of_options
 
-    place = options.place(store, data, task_dir, ledger)
+    place = options.place(store, data, task_dir, ledger, wait_for_storage)
     dry = options.assumed(workers, price, dry_run=dry_run)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
     given = [option for option, value in chosen.items() if value]

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import platform
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +36,16 @@ from mlmclm.errors import EnvironmentFault
 from mlmclm.progress import repeated, say
 from mlmclm.storage.files import disk_fault, usual_mode
 from mlmclm.storage.files import machine as this_machine
+from mlmclm.storage.patience import Patience
 
 LEASE_SECONDS = 120.0
 """Longer than file systems cache a file's attributes (NFS: 60 s)."""
 RENEWALS_A_LEASE = 8
 SECONDS_BETWEEN_LOOKS = 0.5
+PAUSES = Patience(first=0.02, most=SECONDS_BETWEEN_LOOKS)
+"""Pauses between attempts to make a claim that nobody seems to hold."""
+MOST_TRIES = 50
+"""Attempts to make a claim that nobody seems to hold."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +139,21 @@ class Claims:
         """Claim all of these, or none, for the duration of the block; yield None, or who holds one of them."""
         with ExitStack() as stack:
             for name in names:
-                while not self._take(name, stack):
+                for failures in itertools.count(1):
+                    if self._take(name, stack):
+                        break
                     # None means that the claim was released or its holder is dead: try again.
                     if (other := self.holder(name)) is not None:
                         # Holding some claims while waiting for others could block two processes forever.
                         stack.close()
                         yield other
                         return
+                    if failures == MOST_TRIES:
+                        raise EnvironmentFault(
+                            f"claim {name}: {MOST_TRIES} times it could not be made although nobody holds it. Does the "
+                            "place of the claims keep what is written to it?"
+                        )
+                    time.sleep(PAUSES.pause(failures, random.random()))
             yield None
 
     @contextmanager

@@ -1,7 +1,8 @@
 """Claims on an object store, which has no locks: whoever creates the object holds the claim, and renews it.
 
 A claim whose content has not changed for a lease, by the clock of the process that looks, is dead and is removed. Its
-holder may have died on any machine, also on this one.
+holder may have died on any machine, also on this one. Only time in which the store answered counts, because a holder
+cannot renew its claim during an outage.
 
 Where the store creates objects exclusively, as S3 does, a claim has one holder. Elsewhere two processes may both see no
 claim and both write; each reads back after that, and the one whose content is there holds it. Two processes can then
@@ -16,12 +17,30 @@ import platform
 import time
 import uuid
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlmclm.errors import EnvironmentFault
+from mlmclm.errors import MlmclmError, StorageFault
 from mlmclm.storage.claims import LEASE_SECONDS, RENEWALS_A_LEASE, Claims, Holder, read_claim
 from mlmclm.storage.objects import ObjectPath, read_all
+from mlmclm.storage.patience import NoAnswer
+
+LOOKS_A_LEASE = 4
+"""Fewest looks at a claim that prove its holder's death: the time between two looks counts at most this part of a lease,
+since the store, or this process, may have been stopped meanwhile without anybody noticing."""
+SECONDS_FOR_RELEASE = 5.0
+"""How long a release is tried: without it, others wait for a lease."""
+
+
+@dataclass
+class _Seen:
+    """A claim as it was seen last, and for how many seconds it has been seen unchanged."""
+
+    content: bytes
+    seconds: float
+    at: float
+    lost: float
 
 
 class ObjectClaims(Claims):
@@ -33,21 +52,26 @@ class ObjectClaims(Claims):
     def __init__(self, root: ObjectPath, *, lease: float = LEASE_SECONDS) -> None:
         self._objects = root / "claims"
         self._lease = lease
-        self._seen: dict[str, tuple[Any, float]] = {}
+        self._claims: dict[str, _Seen] = {}
         self._looked: dict[str, float] = {}
 
     def holder(self, name: str) -> str | None:
         path = self._objects / name
         try:
             content = path.read_bytes()
-            if time.monotonic() - self._unchanged_since(name, content) < self._lease:
-                held = read_claim(content)
-                return f"process {held['process']} on {held['host']}"
+            held = read_claim(content)
+            who = f"process {held['process']} on {held['host']}"
+            if self._unchanged(name, content) < self._lease:
+                return who
             if path.read_bytes() == content:
-                path.unlink(missing_ok=True)
+                try:
+                    path.hurried().unlink(missing_ok=True)
+                except NoAnswer:
+                    # If it were asked again later, it could delete a claim that has been renewed meanwhile.
+                    return who
         except FileNotFoundError:
             pass
-        self._seen.pop(name, None)
+        self._claims.pop(name, None)
         return None
 
     def silence(self, name: str) -> float:
@@ -56,10 +80,12 @@ class ObjectClaims(Claims):
         if now - self._looked.get(name, -self._lease) >= self._lease / RENEWALS_A_LEASE:
             self._looked[name] = now
             try:
-                self._unchanged_since(name, (self._objects / name).read_bytes())
-            except (EnvironmentFault, FileNotFoundError):
-                self._seen.pop(name, None)
-        return now - self._seen[name][1] if name in self._seen else 0.0
+                self._unchanged(name, (self._objects / name).hurried().read_bytes())
+            except FileNotFoundError:
+                self._claims.pop(name, None)
+            except MlmclmError:
+                pass  # an outage says nothing about the holder
+        return self._claims[name].seconds if name in self._claims else 0.0
 
     def held(self, prefix: str) -> dict[str, Holder]:
         paths = [path for path in self._objects.iterdir() if path.name.startswith(prefix)]
@@ -74,16 +100,29 @@ class ObjectClaims(Claims):
     def _take(self, name: str, stack: ExitStack) -> bool:
         path, now = self._objects / name, round(time.time(), 3)
         who = {"host": platform.node(), "process": os.getpid(), "since": now, "token": uuid.uuid4().hex}
-        content = _content(who)
+        # The claim that is there may be our own: if the answer to our request was lost, it has been made twice.
+        with suppress(FileExistsError):
+            path.write_bytes(_content(who), new=True)
         try:
-            path.write_bytes(content, new=True)
-            if path.read_bytes() != content:
+            if not _ours(path, who):
                 return False
-        except (FileExistsError, FileNotFoundError):
+        except FileNotFoundError:
             return False
         stack.callback(_release, path, who)
         stack.enter_context(self._renewed(name, partial(_renew, path, who)))
         return True
+
+    def _unchanged(self, name: str, content: bytes) -> float:
+        """Return for how many seconds, of those in which the store answered, this process has seen a claim unchanged."""
+        now, lost = time.monotonic(), self._objects.bucket.availability.lost
+        known = self._claims.get(name)
+        if known is None or known.content != content:
+            seconds = 0.0
+        else:
+            counted = (now - known.at) - (lost - known.lost)
+            seconds = known.seconds + min(max(0.0, counted), self._lease / LOOKS_A_LEASE)
+        self._claims[name] = _Seen(content, seconds, now, lost)
+        return seconds
 
 
 def _content(who: dict[str, Any]) -> bytes:
@@ -95,12 +134,22 @@ def _ours(path: ObjectPath, who: dict[str, Any]) -> bool:
 
 
 def _renew(path: ObjectPath, who: dict[str, Any]) -> None:
-    with suppress(EnvironmentFault, FileNotFoundError):  # the store may be out of reach for a moment
-        if _ours(path, who):
+    """Renew a claim of ours; if the store is out of reach, the next renewal is soon."""
+    path = path.hurried()
+    with suppress(MlmclmError, FileNotFoundError, FileExistsError):
+        tag = path.tag()  # before the content, so that a change after it is noticed
+        if not _ours(path, who):
+            return
+        try:
+            path.write_bytes(_content(who), tag=tag)
+        except NoAnswer:
+            raise
+        except StorageFault:  # a store that doesn't know this condition
             path.write_bytes(_content(who))
 
 
 def _release(path: ObjectPath, who: dict[str, Any]) -> None:
-    with suppress(EnvironmentFault, FileNotFoundError):
+    path = path.hurried(SECONDS_FOR_RELEASE)
+    with suppress(MlmclmError, FileNotFoundError):
         if _ours(path, who):
             path.unlink(missing_ok=True)

@@ -1,27 +1,21 @@
-"""Paths on an object store (S3, Google Cloud, Azure) by fsspec, where files are whole or absent without a rename.
+"""Paths on an object store (S3, Google Cloud, Azure), where files are whole or absent without a rename.
 
-An object appears under its name when its upload is complete, and not before. Credentials and endpoints come from where
-fsspec and its packages look for them: AWS_ACCESS_KEY_ID, FSSPEC_S3_ENDPOINT_URL, ~/.config/fsspec.
+An object appears under its name when its upload is complete, and not before.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
-import fsspec
+from mlmclm.errors import UserError, unknown
+from mlmclm.storage.buckets import PACKAGES, PROTOCOLS, Bucket, Meaning, bucket_of, meaning_of
 
-from mlmclm.errors import EnvironmentFault, UserError, one_line, unknown
-
-S3, GOOGLE, AZURE = ("s3", "s3a"), ("gs", "gcs"), ("abfs", "abfss", "az")
-PACKAGES = dict.fromkeys(S3, "s3fs") | dict.fromkeys(GOOGLE, "gcsfs") | dict.fromkeys(AZURE, "adlfs")
-PROTOCOLS = (*PACKAGES, "memory")
-"""File systems on which a put is atomic. `memory` is this process's own, for trying things out."""
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -35,14 +29,18 @@ class ObjectStat:
 class ObjectPath:
     """A path of an object store, with the part of `pathlib.Path` that results and claims need.
 
-    Every method but those that only handle the name raises `EnvironmentFault` if the store cannot be reached, and like
-    `pathlib.Path` a `FileNotFoundError` if it needs an object that isn't there.
+    Every method but those that only handle the name waits for a store that does not answer (`patience`), and raises
+    `StorageFault` if that takes too long or the store refuses the request, and `MissingBucket` if there is no such
+    bucket. Like `pathlib.Path` it raises a `FileNotFoundError` if it needs an object that isn't there.
 
     Attributes:
         url: the address, such as s3://bucket/prefix/name.
+        waits: the longest time in seconds to wait for a store that does not answer, if it is less than the user allows.
+            Paths that are made from this one have no such limit.
     """
 
     url: str
+    waits: float = field(default=math.inf, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.url
@@ -74,17 +72,31 @@ class ObjectPath:
         """Return the path with another suffix."""
         return self.parent / f"{self.stem}{suffix}"
 
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket that holds the object."""
+        return bucket_of(self.url)
+
+    def hurried(self, seconds: float = 0.0) -> ObjectPath:
+        """Return the same path, which waits at most so long for a store that does not answer."""
+        return replace(self, waits=seconds)
+
     def exists(self) -> bool:
         """Return whether there is an object of this name."""
-        with self._reached() as files:
-            return bool(files.exists(self.url))
+        try:
+            return bool(self._info()["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     is_file = exists
 
     def stat(self) -> ObjectStat:
         """Return the object's size."""
-        with self._reached() as files:
-            return ObjectStat(int(files.size(self.url)))
+        return ObjectStat(int(self._info()["size"]))
+
+    def tag(self) -> str | None:
+        """Return the version of the object's content, for `write_bytes`; None where the store has no such condition."""
+        return str(self._info()["ETag"]) if self.bucket.conditional else None
 
     def is_dir(self) -> bool:
         """Return True: every prefix can be listed."""
@@ -92,9 +104,10 @@ class ObjectPath:
 
     def iterdir(self) -> list[ObjectPath]:
         """List the objects at any depth below this prefix, in the order of their names."""
-        with suppress(FileNotFoundError), self._reached() as files:
-            return [ObjectPath(files.unstrip_protocol(name)) for name in files.find(self.url)]
-        return []
+        try:
+            return self._ask(lambda files: [ObjectPath(files.unstrip_protocol(name)) for name in files.find(self.url)])
+        except FileNotFoundError:
+            return []
 
     def open(self, mode: str = "rb") -> io.BytesIO:
         """Open the whole content for reading."""
@@ -102,85 +115,87 @@ class ObjectPath:
 
     def read_bytes(self) -> bytes:
         """Return the content."""
-        with self._reached() as files:
-            return bytes(files.cat_file(self.url))
+        return self._ask(lambda files: bytes(files.cat_file(self.url, **self.bucket.reading)))
 
-    def write_bytes(self, content: bytes, *, new: bool = False) -> None:
+    def write_bytes(self, content: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Upload an object, which is seen when it is complete.
 
-        With `new`, an object that is there already is a `FileExistsError`. S3 refuses it atomically; with other stores
-        this may be a look before the write.
+        Args:
+            new: an object that is there already is a `FileExistsError`. S3 refuses it atomically; with other stores
+                this may be a look before the write. It can be the one that this call has uploaded, if the store's
+                answer was lost.
+            tag: an object that has another version is a `FileExistsError`; None for no such condition.
         """
-        with self._reached() as files:
-            files.pipe_file(self.url, content, mode="create" if new else "overwrite")
+        options = {} if tag is None else {"IfMatch": tag}
+        mode = "create" if new else "overwrite"
+        self._ask(lambda files: files.pipe_file(self.url, content, mode=mode, **options))
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; some stores don't say that it isn't there."""
         try:
-            with self._reached() as files:
-                files.rm_file(self.url)
+            self._ask(lambda files: files.rm_file(self.url))
         except FileNotFoundError:
             if not missing_ok:
                 raise
 
     def rename(self, target: ObjectPath) -> None:
         """Copy the object to another name, and delete it here."""
-        with self._reached() as files:
-            files.cp_file(self.url, target.url)
-            files.rm_file(self.url)
+        self._ask(lambda files: files.cp_file(self.url, target.url))
+        self.unlink(missing_ok=True)
 
-    @contextmanager
-    def _reached(self) -> Iterator[Any]:
-        """Yield the file system; an error but that of a missing or existing object becomes an `EnvironmentFault`."""
-        try:
-            yield _file_system(self.url.partition("://")[0])
-        except (FileNotFoundError, FileExistsError, EnvironmentFault):
-            raise
-        except Exception as error:
-            reason = one_line(error) or type(error).__name__
-            raise EnvironmentFault(f"{self.url}: the object store does not answer as it should ({reason}).") from error
+    def _info(self) -> dict[str, Any]:
+        return self._ask(lambda files: dict(files.info(self.url)))
+
+    def _ask(self, request: Callable[[Any], Answer]) -> Answer:
+        return self.bucket.ask(self.url, request, waits=self.waits)
 
 
 def read_all(paths: Sequence[ObjectPath]) -> list[bytes | None]:
-    """Return the contents of objects, which are fetched side by side; None for those that aren't there.
+    """Return the contents of objects of one bucket, fetched side by side; None for those that aren't there.
 
     Raises:
-        EnvironmentFault: the store cannot be reached.
+        StorageFault: the store has not answered for too long, or refuses a request.
+        MissingBucket: there is no such bucket.
     """
     if not paths:
         return []
-    with paths[0]._reached() as files:
-        found = files.cat([path.url for path in paths], on_error="return")
-        contents = []
-        for path in paths:
-            content = found[files._strip_protocol(path.url)]
-            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
-                raise content
-            contents.append(None if isinstance(content, Exception) else bytes(content))
-        return contents
+    bucket = paths[0].bucket
+    contents: dict[str, bytes | None] = {}
+
+    def read(files: Any) -> None:
+        # What has been read before the store stopped answering is not read again.
+        left = {files._strip_protocol(path.url): path.url for path in paths if path.url not in contents}
+        if not left:
+            return
+        failed = None
+        for name, content in files.cat(list(left.values()), on_error="return", **bucket.reading).items():
+            if not isinstance(content, Exception):
+                contents[left[name]] = bytes(content)
+            elif meaning_of(content) is Meaning.ABSENT:
+                contents[left[name]] = None
+            else:
+                failed = content
+        if failed is not None:
+            raise failed
+
+    bucket.ask(paths[0].parent.url, read, waits=paths[0].waits)
+    return [contents[path.url] for path in paths]
 
 
 def check_url(url: str) -> ObjectPath:
-    """Return the path of an address, after looking at it.
+    """Return the path of an address, after one look at it, which does not wait.
 
     Raises:
-        UserError: the kind of store is not supported, or its package is not installed.
+        UserError: the kind of store is not supported, its package is not installed, or there is no such bucket.
         EnvironmentFault: the store cannot be reached.
     """
     protocol = url.partition("://")[0]
     if protocol not in PROTOCOLS:
         raise unknown("kind of object store", protocol, PROTOCOLS, where=url)
+    path = ObjectPath(url.rstrip("/"))
     try:
-        _file_system(protocol)
+        path.bucket  # noqa: B018  # opens the file system
     except ImportError as error:
         raise UserError(f"{url}: this needs a package: pip install {PACKAGES[protocol]}") from error
-    path = ObjectPath(url.rstrip("/"))
-    with suppress(FileNotFoundError), path._reached() as files:
-        files.ls(path.url)
+    path.hurried().exists()
     return path
-
-
-@cache
-def _file_system(protocol: str) -> Any:
-    # With cached listings, what other machines write would not be seen.
-    return fsspec.filesystem(protocol, use_listings_cache=False)

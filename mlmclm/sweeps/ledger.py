@@ -18,8 +18,9 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import EnvironmentFault, UserError, for_each
+from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError, for_each
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.progress import say_once
 from mlmclm.results.examples import SPLIT, KeptExamples, about_of, from_parquet
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.checksums import CHECKSUM, sealed, unsealed
@@ -27,8 +28,10 @@ from mlmclm.storage.claims import Claims, Holder
 from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
+from mlmclm.storage.patience import Availability
 from mlmclm.sweeps.failure_notes import forget
 from mlmclm.sweeps.ledger_place import ledger_root
+from mlmclm.sweeps.unfiled import Unfiled
 
 SCHEMA = 1
 EXAMPLES = "examples_sha256"
@@ -49,6 +52,12 @@ class Ledger:
     def __init__(self, store: Path, *, root: Path | ObjectPath | None = None) -> None:
         root = ledger_root(store) if root is None else root
         self.folder = root / self.part
+        self.unfiled = Unfiled(store) if isinstance(root, ObjectPath) else None
+        """Results that the object store does not have yet; None for a ledger in a folder."""
+        self.availability = root.bucket.availability if isinstance(root, ObjectPath) else Availability(str(root))
+        """Whether the place of the results answers; a folder always does."""
+        self._examples: dict[str, bytes] = {}
+        """Examples of results that are about to be filed, by key."""
         self.claims = ObjectClaims(root) if isinstance(root, ObjectPath) else Claims(root)
 
     def claim(self, key: str) -> str:
@@ -128,13 +137,58 @@ class Ledger:
     def write(self, result: dict[str, Any]) -> None:
         """File a result under its key; an existing one stays, because equal keys mean equal results.
 
+        A result for an object store is first kept in the local store (`unfiled`).
+
         Raises:
-            EnvironmentFault: the disk is full or not writable; nothing is left behind.
+            EnvironmentFault: the disk is full or not writable, and nothing is left behind; or the object store does not
+                answer.
+            MissingBucket: the object store has no such bucket.
         """
+        key = result["key"]
+        if self.unfiled is None:
+            self._write(result, None)
+            return
+        examples = self._examples.pop(key, None)
+        kept = ""
+        try:
+            self.unfiled.keep(result, examples)
+            kept = f" The computed result is kept in {self.unfiled.folder}, and the same command files it later."
+        except EnvironmentFault as error:
+            say_once(f"computed results cannot be kept here while they are filed: {error}")
+        try:
+            self._write(result, examples)
+        except (StorageFault, MissingBucket) as error:
+            raise type(error)(f"{error}{kept}") from error
+        self.unfiled.drop(key)
+
+    def _write(self, result: dict[str, Any], examples: bytes | None) -> None:
         path = self.path(result["key"])
         if not path.exists():
+            if examples is not None:
+                write_atomic(self.examples_path(result["key"]), examples)
             self._file(path, result)
             forget(self.folder, result["key"])
+
+    def file_unfiled(self, keys: Iterable[str] | None = None) -> int:
+        """File results that were computed earlier but could not be filed; return how many.
+
+        Args:
+            keys: which of them to file; None for all.
+
+        Raises:
+            StorageFault: the object store does not answer, or refuses them.
+            MissingBucket: the object store has no such bucket.
+        """
+        if self.unfiled is None:
+            return 0
+        filed = 0
+        for key in self.unfiled.keys() if keys is None else keys:
+            found = self.unfiled.read(key)
+            if found is not None:
+                self._write(*found)
+                self.unfiled.drop(key)
+                filed += 1
+        return filed
 
     def examples_path(self, key: str) -> Path | ObjectPath:
         """Return the path of the examples of the cell with this key, whether or not it exists."""
@@ -143,10 +197,14 @@ class Ledger:
     def write_examples(self, result: dict[str, Any], content: bytes) -> None:
         """File the examples of a result that is about to be filed; those of an existing result stay.
 
+        For an object store they are filed together with the result.
+
         Raises:
             EnvironmentFault: the disk is full or not writable; nothing is left behind.
         """
-        if not self.path(result["key"]).exists():
+        if self.unfiled is not None:
+            self._examples[result["key"]] = content
+        elif not self.path(result["key"]).exists():
             write_atomic(self.examples_path(result["key"]), content)
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
@@ -171,6 +229,7 @@ class Ledger:
             EnvironmentFault: the disk is full or not writable.
         """
         key = cell_key(cell)
+        self.file_unfiled([key])
         found = self.find(key)
         if found is not None:
             return found, False

@@ -21,7 +21,7 @@ from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import shapes_of
 from mlmclm.models.warm_up import prepare
-from mlmclm.progress import say_once
+from mlmclm.progress import say, say_once
 from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device, device_of
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
@@ -89,6 +89,8 @@ def run_sweep(
     # A worker need not have the driver's working directory.
     store = store.resolve()
     ledger = ledger or Ledger(store)
+    if filed := ledger.file_unfiled():
+        say(f"{filed} results that could not be filed when they were computed are now at {ledger.folder}")
     # Cells of two names for the same weights have one key. They are computed once and announced under each name.
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -110,7 +112,11 @@ def run_sweep(
     errors: dict[str, Exception] = {}
     computed = 0
     if missing:
-        shown = SweepProgress(missing.values(), table=table, reused=reused, visible=progress)
+        available = ledger.availability
+        shown = SweepProgress(
+            missing.values(), table=table, reused=reused, visible=progress, notice=lambda: available.notice
+        )
+        available.on_change = shown.tick
         with session():
 
             def on_done(key: str) -> str | None:
@@ -213,6 +219,7 @@ def _run_trials(
                 shares_memory=resources.get("GPU", 0) < 1,
                 silence=lambda key: ledger.claims.silence(ledger.claim(key)),
                 check_place=lambda: check_place("A cell", resources, view(), remedy=remedy),
+                storage_lost=lambda: ledger.availability.lost,
                 on_failure=partial(record, ledger.folder),
             )
             workers = min(len(left), max_concurrent or len(left))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,9 +20,19 @@ class SweepProgress:
         reused: number of cells that have a result already; the shown total includes them.
         table: the table of all cells, with the present results.
         visible: whether to show anything.
+        notice: returns what hinders the whole sweep at present; empty for nothing.
     """
 
-    def __init__(self, cells: Iterable[Cell], *, table: SweepTable, reused: int = 0, visible: bool = True) -> None:
+    def __init__(
+        self,
+        cells: Iterable[Cell],
+        *,
+        table: SweepTable,
+        reused: int = 0,
+        visible: bool = True,
+        notice: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._notice = notice
         self._remaining = Counter(cell.task for cell in cells)
         self._table = table
         self._running: Counter[str] = Counter()
@@ -104,8 +114,9 @@ class SweepProgress:
         hourly = 3600 * (rate or 0.0)
         speed = [f"{hourly:,.0f} cells an hour" if hourly >= 10 else f"{hourly:.2g} cells an hour"] if rate else []
         ended = [f"{self._ended[status]} {words[status]}" for status in words if self._ended[status]]
+        notice = [self._notice()] if self._notice() else []
         # A terminal shows the running cells above the bar. Without them a log would say "0/4 cells" for minutes.
-        return ", ".join(speed + ended + ([] if console.is_terminal else [self._table.running()]))
+        return ", ".join(notice + speed + ended + ([] if console.is_terminal else [self._table.running()]))
 
     def _export(self, task: str) -> None:
         gauge("mlmclm_cells_remaining").set(self._remaining[task], tags={"task": task})

@@ -14,7 +14,7 @@ from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.backends.choice import backend_of, visible
-from mlmclm.errors import EnvironmentFault, MlmclmError
+from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault
 from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
 from mlmclm.models.warm_up import prepare
@@ -24,6 +24,8 @@ from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training
 
 COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
+STORAGE_FAULT = "storage fault"
+"""Outcome if the results' place has not answered for too long: no cell is at fault, and what is computed is kept."""
 TAKEN = "taken"
 """Outcome if another process is computing the cell: the driver waits for it, and this worker moves on."""
 
@@ -92,6 +94,8 @@ class SweepWorker(tune.Trainable):
             backend = backend_of(self._device).described(precision) if COMPUTED in outcomes else ""
             # A list in the order of the keys, because Tune flattens mappings in results.
             self._report = {"outcome": COMPUTED, "outcomes": outcomes, "backend": backend}
+        except (StorageFault, MissingBucket) as error:
+            self._report = {"outcome": STORAGE_FAULT, "message": str(error), "exit_code": error.exit_code}
         except MlmclmError as error:
             kind = ENVIRONMENT_FAULT if isinstance(error, EnvironmentFault) else USER_ERROR
             self._report = {"outcome": kind, "message": str(error)}
@@ -133,7 +137,7 @@ class SweepWorker(tune.Trainable):
             for key, cell in training.cells.items():
                 if claims.enter_context(ledger.claims.attempt([ledger.claim(key)])) is not None:
                     outcomes[key] = TAKEN
-                elif ledger.find(key) is None:
+                elif ledger.find(key) is None and not ledger.file_unfiled([key]):
                     missing.append(cell)
             if not missing:
                 return outcomes

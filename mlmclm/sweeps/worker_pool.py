@@ -21,7 +21,7 @@ from ray.tune.experiment import Trial
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
 from mlmclm.service.placement import Cluster, Resources, most_places, places_now
@@ -31,7 +31,7 @@ from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.outcome import describe
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.sweep_progress import SweepProgress
-from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, TAKEN, USER_ERROR
+from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
 from mlmclm.sweeps.trainings import Training, trainings_of
 
 WAITING_WORKERS = 8
@@ -64,6 +64,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         shares_memory: whether workers share memory (the GPU's or the machine's), so that running fewer of them helps.
         silence: returns for how many seconds the claim on a cell hasn't been renewed.
         check_place: raises a UserError if the cluster can no longer hold a worker.
+        storage_lost: returns for how many seconds the results' place has not answered so far; no time limit counts them.
         on_failure: called when a cell failed, even if it will be retried, with its key, the reason, its class, and the
             name of the node (empty if unknown).
     """
@@ -79,6 +80,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         shares_memory: bool = True,
         silence: Callable[[str], float] = lambda key: 0.0,
         check_place: Callable[[], None] = lambda: None,
+        storage_lost: Callable[[], float] = lambda: 0.0,
         on_failure: Callable[[str, str, str, str], None] = lambda key, reason, kind, node: None,
     ) -> None:
         super().__init__()
@@ -88,12 +90,13 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._on_done = on_done
         self._retries, self._time_limit, self._shares_memory = retries, time_limit, shares_memory
         self._silence, self._check_place, self._on_failure = silence, check_place, on_failure
+        self._storage_lost = storage_lost
         self._failures: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
         """Failures of each training so far, as they will stand in its results."""
         self._ended: dict[str, Failure] = {}
         """Workers that this pool ended, and why."""
         self._since: dict[str, float] = {}
-        """When each worker took its training."""
+        """When each worker took its training, by `_clock`."""
         self._trials: dict[str, Trial] = {}
         self._nodes: dict[str, str] = {}
         """Name of each worker's node, once it has reported."""
@@ -145,7 +148,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Give the worker its next training, or end it if there is none; then handle the one that it reports on."""
         training = self._queue.give_up(trial.trial_id)
-        self.fault = self.fault or result.get("outcome") == ENVIRONMENT_FAULT
+        self.fault = self.fault or result.get("outcome") in (ENVIRONMENT_FAULT, STORAGE_FAULT)
         busy = self.give(trial, result["hostname"])
         if training is not None:
             self.keeping_errors(lambda: self._report(training, result))
@@ -159,7 +162,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         if training is None:
             return False
         self._most_held = max(self._most_held, len(self._queue.held))
-        self._trials[trial.trial_id], self._since[trial.trial_id] = trial, time.monotonic()
+        self._trials[trial.trial_id], self._since[trial.trial_id] = trial, self._clock()
         # Tune has no public way to a trial's actor. Its calls run in order, so Tune's next `train` reports on this one.
         actor = trial.temporary_state.ray_actor
         actor.take.options(name=training.name).remote(training.keys, self._failures[training.keys])
@@ -229,7 +232,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         """End workers that hang or are over the time limit, and the sweep if there is no longer a place for a worker."""
         for worker, training in self._queue.held.items():
             limit = math.inf if self._time_limit is None else self._time_limit * len(training.cells)
-            if time.monotonic() > self._since[worker] + limit:
+            if self._clock() > self._since[worker] + limit:
                 self._end(worker, Failure.TIME_LIMIT)
                 # This error names the limit; that of the actor's death doesn't.
                 self._queue.give_up(worker)
@@ -238,7 +241,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
                 continue
             # Count from when it took the training: until it claims the cells, the claims may still be those of a worker
             # that was ended.
-            silence = min(time.monotonic() - self._since[worker], *map(self._silence, training.keys))
+            silence = min(self._clock() - self._since[worker], *map(self._silence, training.keys))
             if silence > SECONDS_UNTIL_HUNG:
                 self._end(worker, Failure.HUNG)
         try:
@@ -255,6 +258,10 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
             self._ended[worker] = reason
             ray.kill(self._trials[worker].temporary_state.ray_actor)
 
+    def _clock(self) -> float:
+        """Return the seconds of a clock that stands still while the results' place does not answer."""
+        return time.monotonic() - self._storage_lost()
+
     @property
     def waiting(self) -> dict[str, Cell]:
         """The cells that no worker has taken, by key."""
@@ -262,6 +269,11 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
 
     def _report(self, training: Training, result: Mapping[str, Any]) -> None:
         self._failed_starts = 0
+        if result["outcome"] == STORAGE_FAULT:
+            self._queue.put_back(training)
+            for cell in training.cells.values():
+                self._progress.given_back(cell)
+            raise (UserError if result["exit_code"] == UserError.exit_code else StorageFault)(result["message"])
         if result["outcome"] in (USER_ERROR, ENVIRONMENT_FAULT):
             kind = UserError if result["outcome"] == USER_ERROR else EnvironmentFault
             self._failed(training, kind(result["message"]), result["outcome"], result["hostname"])

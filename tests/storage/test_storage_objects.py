@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.storage import objects
+from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.files import hash_file, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, check_url, read_all
+from mlmclm.storage.patience import Patience
 from object_stores import address  # noqa: F401
 
 LEASE = 0.6
@@ -62,7 +63,8 @@ def test_a_store_that_fails_is_a_fault_that_names_the_object(
     def fail(*args: Any, **options: Any) -> None:
         raise OSError("SlowDown: reduce your request rate")
 
-    monkeypatch.setattr(objects._file_system(address.partition("://")[0]), "pipe_file", fail)
+    monkeypatch.setattr(bucket_of(address).files, "pipe_file", fail)
+    monkeypatch.setattr(bucket_of(address).availability, "patience", Patience(seconds=0))
     with pytest.raises(EnvironmentFault, match=r"prefix/a: the object store .*SlowDown"):
         write_atomic(path, "one")
     assert not path.exists()

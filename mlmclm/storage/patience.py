@@ -1,0 +1,149 @@
+"""Patience with storage that does not answer: requests are repeated with growing pauses, and one place says so.
+
+An outage costs time and nothing else. `Availability` repeats a request until storage answers or the user's patience
+ends, says that storage is being waited for, and counts the seconds that were lost. Leases and time limits leave these out.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from mlmclm.errors import MissingBucket, StorageFault
+from mlmclm.progress import say
+
+Answer = TypeVar("Answer")
+
+SECONDS_UNTIL_FORGOTTEN = 300.0
+"""A failure that is older than this, without any request since, does not count as part of an outage."""
+
+
+class NoAnswer(StorageFault):
+    """Storage did not answer, or answered that it cannot at the moment: the same request can succeed later."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long an outage of storage is waited for, and how often requests are repeated meanwhile.
+
+    Attributes:
+        seconds: the longest outage that is waited for.
+        first: longest pause after the first failure, in seconds; each further failure doubles it.
+        most: longest pause of all, in seconds.
+        silent: seconds of an outage before anything is said about it.
+        repeat: seconds after which it is said again.
+    """
+
+    seconds: float = 3600.0
+    first: float = 0.2
+    most: float = 30.0
+    silent: float = 5.0
+    repeat: float = 600.0
+
+    def pause(self, failures: int, chance: float) -> float:
+        """Return the seconds to wait after so many failures in a row.
+
+        Args:
+            chance: a random number from 0 to 1, so that many waiting processes do not ask all at once.
+        """
+        return min(self.most, self.first * 2.0 ** min(failures - 1, 30)) * (0.5 + chance / 2)
+
+
+class Availability:
+    """Whether a piece of storage (`name`) answers, as this process sees it; thread-safe."""
+
+    def __init__(self, name: str, patience: Patience | None = None) -> None:
+        self.name = name
+        self.patience = patience or Patience()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when an outage begins to be waited for, and when it ends, by the thread that notices."""
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        """When the request was made that began the present outage, on the monotonic clock."""
+        self._failure = 0.0
+        """When the last request failed."""
+        self._since = ""
+        self._said: float | None = None
+        self._lost = 0.0
+
+    def keep_asking(self, request: Callable[[], Answer], *, waits: float = math.inf) -> Answer:
+        """Return what a request returns, which is repeated while storage does not answer.
+
+        Args:
+            request: raises `NoAnswer` if it should be repeated. Any other error is an answer and is passed on.
+            waits: seconds for which this request may be repeated, if they are fewer than `patience` allows.
+
+        Raises:
+            NoAnswer: the outage has lasted longer than `patience` allows, or `waits` is over.
+        """
+        failures, first = 0, time.monotonic()
+        while True:
+            asked = time.monotonic()
+            try:
+                answer = request()
+            except NoAnswer as fault:
+                failures += 1
+                lasted = self._failed(asked, str(fault))
+                if time.monotonic() - first >= waits:
+                    raise
+                if lasted >= self.patience.seconds:
+                    raise NoAnswer(f"{fault} It was waited for {_duration(lasted)}.") from fault
+            except (FileNotFoundError, FileExistsError, StorageFault, MissingBucket):
+                self._answered()
+                raise
+            else:
+                self._answered()
+                return answer
+            left = min(self.patience.seconds - lasted, waits - (time.monotonic() - first))
+            time.sleep(max(0.0, min(self.patience.pause(failures, random.random()), left)))
+
+    @property
+    def lost(self) -> float:
+        """Seconds for which storage has not answered so far, in all outages."""
+        with self._lock:
+            return self._lost + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    @property
+    def notice(self) -> str:
+        """What a status line says of the present outage; empty without one, or while it is too short to be said."""
+        with self._lock:
+            return f"waiting for storage since {self._since}" if self._said is not None else ""
+
+    def _failed(self, asked: float, reason: str) -> float:
+        """Note a failure of a request that was made at `asked`; return for how many seconds the outage has lasted."""
+        with self._lock:
+            if self._began is None or asked > self._failure + SECONDS_UNTIL_FORGOTTEN:
+                self._began, self._said, self._since = asked, None, f"{datetime.now():%H:%M:%S}"
+            now = self._failure = time.monotonic()
+            lasted = now - self._began
+            due = lasted >= self.patience.silent and (self._said is None or now - self._said >= self.patience.repeat)
+            if due:
+                self._said = now
+        if due:
+            say(
+                f"{self.name}: waiting for storage since {self._since}, at most {_duration(self.patience.seconds)}; what "
+                f"is computed is kept meanwhile. Last reason: {reason}"
+            )
+            self.on_change()
+        return lasted
+
+    def _answered(self) -> None:
+        with self._lock:
+            if self._began is None:
+                return
+            lasted, said = time.monotonic() - self._began, self._said
+            self._lost += lasted
+            self._began = self._said = None
+        if said is not None:
+            say(f"{self.name}: storage answers again, after {_duration(lasted)}")
+            self.on_change()
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,264 @@
+"""What each fault of an object store does at each stage of a sweep:  fault x stage x outcome.
+
+A stage is first run without a fault. Then the fault hits each of its requests in turn, and what the stage returned and left
+behind is held against the undisturbed run.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sweep_cells import make_cells, make_result
+
+from fault_proxy import FaultProxy
+from mlmclm.errors import MissingBucket, MlmclmError, StorageFault
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.results.examples import to_parquet
+from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage.object_claims import ObjectClaims
+from mlmclm.storage.objects import ObjectPath
+from mlmclm.storage.patience import Patience
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.ledger_place import place_ledger
+from mlmclm.sweeps.manifest import read_manifest, write_manifest
+from mlmclm.sweeps.starts import Planned
+from mlmclm.sweeps.status import Watch
+from object_stores import use_endpoint
+
+LEASE = 4.0
+"""Lease of the claims here; they are renewed every half second."""
+CELLS = make_cells(4)
+FILED, NEW = CELLS[:3], CELLS[3]
+NAME = "disturbed"
+
+
+def content_of(result: dict[str, Any]) -> bytes:
+    """Return the Parquet file of a result's examples."""
+    return to_parquet(result, {"correct": np.array([0, 1])}, ())
+
+
+def fill(store: Path, url: str) -> None:
+    """Make a store with a manifest of four cells, of which three have a result at an address."""
+    place_ledger(store, url)
+    write_manifest(store / "studies" / NAME, NAME, Planned(CELLS))
+    ledger = Ledger(store)
+    for cell in FILED:
+        ledger.write_examples(make_result(cell), content_of(make_result(cell)))
+        ledger.write(make_result(cell))
+
+
+def read_result(store: Path) -> Any:
+    """Look up one result and its examples."""
+    ledger, key = Ledger(store), cell_key(FILED[0])
+    result = ledger.find(key)
+    return result, result and ledger.examples(result).columns["correct"].tolist()
+
+
+def read_results(store: Path) -> Any:
+    """Look up all results at once."""
+    return Ledger(store).results(CELLS)
+
+
+def list_results(store: Path) -> Any:
+    """List the keys of all results."""
+    return sorted(Ledger(store).keys())
+
+
+def read_status(store: Path) -> Any:
+    """Say how far the sweep of the manifest is."""
+    found = Watch(read_manifest(NAME, store), Ledger(store)).look()
+    return [state.status for state in found.states]
+
+
+def claim(store: Path) -> Any:
+    """Take a claim, and release it."""
+    root = Ledger(store).folder.parent
+    assert isinstance(root, ObjectPath)
+    with ObjectClaims(root).attempt(["cells-new"]) as other:
+        held = sorted(ObjectClaims(root).held(""))
+    return other, held
+
+
+def renew(store: Path) -> Any:
+    """Hold a claim until it has been renewed twice; say whether it was still held then."""
+    root = Ledger(store).folder.parent
+    assert isinstance(root, ObjectPath)
+    path, contents, ends = root / "claims" / "cells-new", set(), time.monotonic() + 60
+    with ObjectClaims(root, lease=LEASE).attempt(["cells-new"]) as other:
+        looking = ObjectClaims(root, lease=LEASE)
+        while len(contents) < 3 and time.monotonic() < ends:
+            contents.add(path.read_bytes())
+            kept = looking.holder("cells-new") is not None
+            time.sleep(LEASE / 16)
+    return other, kept, len({json.loads(content)["token"] for content in contents})
+
+
+def file_result(store: Path) -> Any:
+    """Claim a cell, file its result, and read it back, as a worker does."""
+    ledger, result = Ledger(store), make_result(NEW)
+    computed = 0
+
+    def compute(cell: Any) -> dict[str, Any]:
+        nonlocal computed
+        computed += 1
+        ledger.write_examples(result, content_of(result))
+        return result
+
+    with ledger.claimed(cell_key(NEW), lambda other: None):
+        found, _ = ledger.complete(NEW, compute)
+    return found, ledger.examples(found).columns["correct"].tolist()
+
+
+def set_aside(store: Path) -> Any:
+    """Move a result out of the way."""
+    folder = Ledger(store).set_aside(cell_key(FILED[2]))
+    return sorted(path.name for path in folder.iterdir())
+
+
+STAGES: dict[str, Callable[[Path], Any]] = {
+    "reading a result": read_result,
+    "reading all results": read_results,
+    "listing": list_results,
+    "manifest and status": read_status,
+    "claim": claim,
+    "renewal": renew,
+    "filing a result": file_result,
+    "setting aside": set_aside,
+}
+CHANGING = ("filing a result", "setting aside")
+"""Stages after which the store is another one."""
+KILLED = ("claim", "renewal", *CHANGING)
+"""Stages at which a kill can leave something behind."""
+
+
+@dataclass
+class Scene:
+    """A disturbed object store for one stage.
+
+    Args:
+        place: a folder of its own.
+        url: a prefix of the bucket.
+    """
+
+    proxy: FaultProxy
+    place: Path
+    url: str
+    number: int = 0
+    used: bool = True
+
+    @contextmanager
+    def prepared(self, stage: str) -> Iterator[Path]:
+        """Yield a store with its results in the bucket; it is a new one if the stage changes it or the last one did."""
+        self.proxy.clear()
+        if stage in CHANGING or self.used:
+            self.number += 1
+            fill(self.place / str(self.number), f"{self.url}/{self.number}")
+        self.used = stage in CHANGING
+        self.proxy.clear()
+        try:
+            yield self.place / str(self.number)
+        finally:
+            self.proxy.clear()
+
+    def left(self, store: Path) -> Any:
+        """Return what a stage has left behind: the results and examples, the claims, and what is unfiled."""
+        self.proxy.clear()
+        ledger = Ledger(store)
+        assert ledger.unfiled is not None
+        results = ledger.find_all(map(cell_key, CELLS))
+        examples = {key: ledger.examples(result).columns["correct"].tolist() for key, result in results.items()}
+        return results, examples, sorted(ledger.holders()), ledger.unfiled.keys()
+
+    def undisturbed(self, stage: str) -> tuple[Any, int]:
+        """Run a stage without a fault; return what it returned and left behind, and its number of requests."""
+        with self.prepared(stage) as store:
+            value = STAGES[stage](store)
+            requests = len(self.proxy.seen)
+            return (value, self.left(store)), requests
+
+    def outcome(self, kind: str, stage: str, request: int, wanted: Any, *, seconds: float = 0.0) -> str:
+        """Return what happened when a fault hit a request (from 0) of a stage: empty if all was as `wanted`."""
+        with self.prepared(stage) as store:
+            if kind == "down":
+                self.proxy.inject("delay", skip=request, act=lambda: self.proxy.outage(seconds))
+            else:
+                self.proxy.inject(kind, skip=request, seconds=seconds)
+            try:
+                value = STAGES[stage](store)
+            except (MlmclmError, OSError, AssertionError) as error:
+                return f"{type(error).__name__}: {error}"
+            found = value, self.left(store)
+            self.used = self.used or found != wanted
+            return "" if found == wanted else f"{found} is not {wanted}"
+
+    def killed(self, stage: str, request: int, wanted: Any) -> str:
+        """Kill a process that runs a stage when a request (from 0) of it arrives, and run the stage again.
+
+        Returns:
+            What is not as `wanted` after that.
+        """
+        with self.prepared(stage) as store:
+            # Forked from a server that has imported everything, which would take most of the time. Python 3.11 doesn't give
+            # that server this process's path.
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+            server = multiprocessing.get_context("forkserver")
+            server.set_forkserver_preload([__name__])
+            process = server.Process(target=run_stage, args=(stage, self.proxy.endpoint, store), daemon=True)
+            self.proxy.inject("delay", skip=request, act=process.kill)
+            process.start()
+            process.join(120)
+            if process.exitcode != -signal.SIGKILL:
+                return f"it was not killed at request {request}"
+            return self.run_again(stage, store, wanted)
+
+    def refused(self, kind: str, stage: str, wanted: Any) -> str:
+        """Run a stage while the bucket is missing or in an outage longer than patience, and then again.
+
+        Returns:
+            What is not as `wanted` after that, or that there was no error.
+        """
+        availability = bucket_of(self.url).availability
+        before = availability.patience
+        with self.prepared(stage) as store:
+            availability.patience = Patience(seconds=0.5, first=0.01, most=0.1, silent=0.0)
+            self.proxy.inject(kind, times=1_000_000)
+            try:
+                STAGES[stage](store)
+                return "no error"
+            except (StorageFault, MissingBucket):
+                pass
+            finally:
+                availability.patience = before
+            return self.run_again(stage, store, wanted)
+
+    def run_again(self, stage: str, store: Path, wanted: Any) -> str:
+        """Run a stage as the next command would, once claims of the dead have ended; return what is not as `wanted`."""
+        self.proxy.clear()
+        ledger = Ledger(store)
+        assert isinstance(ledger.folder, ObjectPath)
+        ledger.file_unfiled()
+        claims = ObjectClaims(ledger.folder.parent, lease=LEASE / 4)
+        keys = [cell_key(FILED[2]), cell_key(NEW)]
+        with claims.wait(lambda: ["cells-new", *map(ledger.claim, keys)], lambda other: None):
+            pass
+        moved = stage == "setting aside" and ledger.find(keys[0]) is None
+        found = wanted[0] if moved else STAGES[stage](store), self.left(store)
+        self.used = True
+        return "" if found == wanted else f"{found} is not {wanted}"
+
+
+def run_stage(stage: str, endpoint: str, store: Path) -> None:
+    """Run one stage in this process."""
+    use_endpoint(endpoint)
+    STAGES[stage](store)

@@ -1,0 +1,164 @@
+"""An object store that is missing, refuses or does not answer: each is told from the others, and costs no result."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import fsspec
+import pytest
+
+from mlmclm.errors import MissingBucket, StorageFault, UserError
+from mlmclm.storage.buckets import Meaning, bucket_of, meaning_of
+from mlmclm.storage.object_claims import ObjectClaims
+from mlmclm.storage.objects import ObjectPath, check_url, read_all
+from mlmclm.storage.patience import NoAnswer
+from object_stores import DisturbedStore, disturbed  # noqa: F401
+
+LEASE = 0.6
+
+
+def of_s3(code: str, status: int, error: type[Exception] = OSError) -> Exception:
+    """Return an error as s3fs makes one of its client's."""
+
+    made, cause = error(code), Exception(code)
+    cause.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}  # type: ignore[attr-defined]
+    made.__cause__ = cause
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (of_s3("NoSuchBucket", 404, FileNotFoundError), Meaning.NO_BUCKET),
+        (of_s3("NoSuchKey", 404, FileNotFoundError), Meaning.ABSENT),
+        (FileNotFoundError("bucket/a"), Meaning.ABSENT),
+        (of_s3("PreconditionFailed", 412, FileExistsError), Meaning.CONDITION),
+        (of_s3("PreconditionFailed", 412), Meaning.CONDITION),
+        (of_s3("ConditionalRequestConflict", 409), Meaning.NO_ANSWER),
+        (of_s3("SlowDown", 503), Meaning.NO_ANSWER),
+        (of_s3("InternalError", 500), Meaning.NO_ANSWER),
+        (of_s3("BadDigest", 400), Meaning.NO_ANSWER),
+        (of_s3("InvalidArgument", 400), Meaning.REFUSED),
+        (of_s3("AccessDenied", 403, PermissionError), Meaning.REFUSED),
+        (ConnectionResetError(), Meaning.NO_ANSWER),
+        (TimeoutError(), Meaning.NO_ANSWER),
+        (type("NoCredentialsError", (Exception,), {})(), Meaning.REFUSED),
+        (type("HttpError", (OSError,), {"code": 503})(), Meaning.NO_ANSWER),
+        (type("HttpResponseError", (Exception,), {"status_code": 403})(), Meaning.REFUSED),
+        (TypeError("a mistake of ours"), Meaning.REFUSED),
+    ],
+)
+def test_errors_have_meanings(error: Exception, meaning: Meaning) -> None:
+    assert meaning_of(error) is meaning
+
+
+REQUESTS = {
+    "exists": lambda path: path.exists(),
+    "stat": lambda path: path.stat(),
+    "list": lambda path: path.iterdir(),
+    "read": lambda path: path.read_bytes(),
+    "read all": lambda path: read_all([path]),
+    "write": lambda path: path.write_bytes(b"1"),
+    "create": lambda path: path.write_bytes(b"1", new=True),
+    "delete": lambda path: path.unlink(missing_ok=True),
+    "rename": lambda path: path.rename(path.parent / "other"),
+    "check": lambda path: check_url(path.url),
+    "claim": lambda path: ObjectClaims(path).attempt(["a"]).__enter__(),
+    "wait": lambda path: ObjectClaims(path).wait(lambda: ["a"], lambda other: None).__enter__(),
+    "holder": lambda path: ObjectClaims(path).holder("a"),
+    "held": lambda path: ObjectClaims(path).held(""),
+}
+
+
+def test_a_missing_bucket_is_a_users_error_that_names_it_after_few_requests(disturbed: DisturbedStore) -> None:  # noqa: F811
+    for name, request in REQUESTS.items():
+        disturbed.proxy.clear()
+        with pytest.raises(MissingBucket, match=r"there is no bucket s3://nowhere at http://.*--ledger") as found:
+            request(ObjectPath("s3://nowhere/prefix/a"))
+        assert isinstance(found.value, UserError) and len(disturbed.proxy.seen) <= 2, name
+
+
+def test_a_bucket_that_vanishes_is_no_empty_one(disturbed: DisturbedStore) -> None:  # noqa: F811
+    root = ObjectPath(disturbed.url)
+    (root / "a").write_bytes(b"1")
+    assert root.iterdir() and read_all([root / "a", root / "b"]) == [b"1", None] and not (root / "b").exists()
+    files = fsspec.filesystem("s3", use_listings_cache=False, endpoint_url=disturbed.direct)
+    files.rm("bucket", recursive=True)
+    for name in ("exists", "list", "read all"):
+        with pytest.raises(MissingBucket, match="nothing is computed again"):
+            REQUESTS[name](root / "a")
+
+
+def test_a_store_that_refuses_is_not_asked_again(disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def refuse(*args: Any, **options: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(bucket_of(disturbed.url).files, "pipe_file", refuse)
+    with pytest.raises(StorageFault, match=r"refuses the request \(Access Denied\)") as found:
+        (ObjectPath(disturbed.url) / "a").write_bytes(b"1")
+    assert not isinstance(found.value, NoAnswer)
+
+
+def test_a_claim_that_nobody_holds_and_that_cannot_be_made_is_given_up(
+    disturbed: DisturbedStore,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mlmclm.storage.claims.MOST_TRIES", 3)
+    monkeypatch.setattr(ObjectPath, "write_bytes", lambda self, content, **options: None)  # and keeps nothing
+    with pytest.raises(Exception, match=r"claim a: 3 times it could not be made although nobody holds it"):
+        ObjectClaims(ObjectPath(disturbed.url)).attempt(["a"]).__enter__()
+
+
+def test_a_claim_whose_answer_was_lost_is_our_own(disturbed: DisturbedStore) -> None:  # noqa: F811
+    root = ObjectPath(disturbed.url)
+    disturbed.proxy.inject("lost response", method="PUT")
+    with ObjectClaims(root).attempt(["a"]) as other:
+        assert other is None
+        assert [method for method, _ in disturbed.proxy.seen].count("PUT") == 2
+        with ObjectClaims(root).attempt(["a"]) as again:
+            assert again is not None
+    assert (root / "claims").iterdir() == []
+
+
+def test_a_claim_that_could_not_be_renewed_in_an_outage_is_not_taken_over_after_it(
+    disturbed: DisturbedStore,  # noqa: F811
+) -> None:
+    root = ObjectPath(disturbed.url)
+    (root / "claims" / "a").write_bytes(json.dumps({"host": "h", "process": 1, "token": "t"}).encode())
+    claims = ObjectClaims(root, lease=LEASE)
+    assert claims.holder("a") == "process 1 on h"
+    disturbed.proxy.outage(3 * LEASE)
+    assert claims.holder("a") == "process 1 on h"  # waits for the end of the outage
+    assert bucket_of(root.url).availability.lost > LEASE
+    # If its holder is dead, that is seen in time during which the store answers.
+    ends = time.monotonic() + 60
+    while claims.holder("a") is not None and time.monotonic() < ends:
+        time.sleep(LEASE / 4)
+    assert (root / "claims").iterdir() == []
+
+
+def test_a_dead_claim_is_not_deleted_by_a_request_that_is_repeated_later(disturbed: DisturbedStore) -> None:  # noqa: F811
+    root = ObjectPath(disturbed.url)
+    (root / "claims" / "a").write_bytes(json.dumps({"host": "h", "process": 1, "token": "t"}).encode())
+    claims = ObjectClaims(root, lease=0.01)
+    assert claims.holder("a") is not None
+    disturbed.proxy.inject("503", method="DELETE", times=1000)
+    for _ in range(6):
+        time.sleep(0.01)
+        assert claims.holder("a") == "process 1 on h"
+    disturbed.proxy.clear()
+    assert claims.holder("a") is None
+
+
+def test_a_claim_that_changed_since_it_was_read_is_not_overwritten_by_a_renewal(
+    disturbed: DisturbedStore,  # noqa: F811
+) -> None:
+    path = ObjectPath(disturbed.url) / "a"
+    path.write_bytes(b"mine")
+    tag = path.tag()
+    path.write_bytes(b"mine again", tag=tag)
+    with pytest.raises(FileExistsError):
+        path.write_bytes(b"late", tag=tag)
+    assert path.read_bytes() == b"mine again"

@@ -1,0 +1,90 @@
+"""Storage that does not answer is asked again with growing pauses, for as long as allowed, and this is said once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from mlmclm.errors import StorageFault
+from mlmclm.storage import patience
+from mlmclm.storage.patience import Availability, NoAnswer, Patience
+
+SHORT = Patience(seconds=30.0, first=0.001, most=0.01, silent=0.0)
+
+
+def failing(times: int, error: Exception | None = None) -> Callable[[], str]:
+    """Return a request that fails so often before it is answered."""
+    left = [error or NoAnswer("out")] * times
+
+    def request() -> str:
+        if left:
+            raise left.pop()
+        return "answer"
+
+    return request
+
+
+def test_pauses_double_up_to_the_longest_and_are_spread() -> None:
+    pauses = [Patience(first=0.5, most=30).pause(failures, 1.0) for failures in range(1, 10)]
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert Patience(first=0.5, most=30).pause(2, 0.0) == 0.5
+    assert Patience().pause(100_000, 1.0) == 30
+
+
+def test_a_request_is_repeated_until_it_is_answered_and_the_outage_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    storage, notices = Availability("s3://bucket", SHORT), []
+    storage.on_change = lambda: notices.append(storage.notice)
+    assert storage.keep_asking(failing(5)) == "answer"
+    said = capsys.readouterr().err
+    assert said.count("s3://bucket: waiting for storage since ") == 1 and "Last reason: out" in said
+    assert said.count("storage answers again") == 1
+    assert notices[0].startswith("waiting for storage since ") and notices[1:] == [""]
+    assert storage.lost > 0 and storage.lost == storage.lost
+
+
+def test_a_failure_that_the_next_request_mends_is_not_worth_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    storage = Availability("s3://bucket", Patience(first=0.001))
+    assert storage.keep_asking(failing(2)) == "answer"
+    assert capsys.readouterr().err == "" and storage.notice == ""
+
+
+def test_patience_ends_with_the_reason_and_the_time() -> None:
+    storage = Availability("s3://bucket", Patience(seconds=0.05, first=0.01))
+    with pytest.raises(NoAnswer, match=r"^out It was waited for 0 s\.$"):
+        storage.keep_asking(failing(1_000_000))
+    assert storage.keep_asking(failing(0)) == "answer"
+
+
+def test_a_hurried_request_is_made_once_and_shows_the_outage_to_others() -> None:
+    storage = Availability("s3://bucket", SHORT)
+    with pytest.raises(NoAnswer, match=r"^out$"):
+        storage.keep_asking(failing(1), waits=0)
+    assert storage.notice
+    before = storage.lost
+    time.sleep(0.01)
+    assert storage.lost > before
+    storage.keep_asking(failing(0))
+    assert storage.lost == storage.lost and not storage.notice
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("none"), FileExistsError("there"), StorageFault("refused")])
+def test_any_other_error_is_an_answer(error: Exception) -> None:
+    storage = Availability("s3://bucket", SHORT)
+    with pytest.raises(NoAnswer):
+        storage.keep_asking(failing(1), waits=0)
+    with pytest.raises(type(error)):
+        storage.keep_asking(failing(1, error))
+    assert not storage.notice
+
+
+def test_an_old_failure_is_not_part_of_an_outage_that_begins_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "SECONDS_UNTIL_FORGOTTEN", 0.0)
+    storage = Availability("s3://bucket", Patience(seconds=0.05, first=0.001))
+    with pytest.raises(NoAnswer):
+        storage.keep_asking(failing(1), waits=0)
+    time.sleep(0.1)
+    assert storage.keep_asking(failing(1)) == "answer"

@@ -1,0 +1,311 @@
+"""A computed result is kept until the object store has it, and no outage counts against a cell."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import ray
+import sweep_cells
+import torch
+from sweep_cells import FakeWorker, make_cell, make_cells, make_result
+
+from mlmclm.cli import options
+from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.results.examples import to_parquet
+from mlmclm.service.ray_cluster import ray_session
+from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage.patience import NoAnswer
+from mlmclm.sweeps.failure_notes import failures
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.ledger_place import place_ledger
+from mlmclm.sweeps.retries import Failure, Retries
+from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.sweep_progress import SweepProgress
+from mlmclm.sweeps.table import SweepTable
+from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
+from mlmclm.sweeps.unfiled import Unfiled
+from mlmclm.sweeps.worker_pool import WorkerPool
+from object_stores import DisturbedStore, disturbed  # noqa: F401
+
+CELL = make_cell()
+KEY = cell_key(CELL)
+
+
+def examples_of(result: dict[str, Any]) -> bytes:
+    return to_parquet(result, {"correct": np.array([0, 1])}, ())
+
+
+def give_up(store: DisturbedStore) -> None:
+    """Begin an outage that is longer than patience."""
+    store.be_patient(seconds=0.1)
+    store.proxy.outage(3600)
+
+
+@pytest.fixture
+def ledger(disturbed: DisturbedStore, tmp_path: Path) -> Ledger:  # noqa: F811
+    place_ledger(tmp_path, disturbed.url)
+    return Ledger(tmp_path)
+
+
+def write(ledger: Ledger, cell: Cell = CELL) -> None:
+    result = make_result(cell)
+    ledger.write_examples(result, examples_of(result))
+    ledger.write(result)
+
+
+def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
+    ledger: Ledger,
+    disturbed: DisturbedStore,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    give_up(disturbed)
+    with pytest.raises(NoAnswer, match=rf"It was waited for .* The computed result is kept in {tmp_path}/unfiled"):
+        write(ledger)
+    disturbed.proxy.clear()
+    assert ledger.find(KEY) is None and ledger.unfiled and ledger.unfiled.keys() == [KEY]
+    again = Ledger(tmp_path)
+    assert again.file_unfiled() == 1 and again.file_unfiled() == 0
+    assert again.find(KEY) == make_result(CELL) and again.missing([CELL]) == []
+    assert again.examples(make_result(CELL)).columns["correct"].tolist() == [0, 1]
+    assert list((tmp_path / "unfiled").iterdir()) == []
+    # The files are those that an undisturbed run writes.
+    there = [path.read_bytes() for path in (again.path(KEY), again.examples_path(KEY))]
+    again.set_aside(KEY)
+    write(again)
+    assert [path.read_bytes() for path in (again.path(KEY), again.examples_path(KEY))] == there
+
+
+def test_a_shorter_outage_is_waited_for_and_said(
+    ledger: Ledger,
+    disturbed: DisturbedStore,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    disturbed.proxy.outage(1.0)
+    write(ledger)
+    assert ledger.find(KEY) == make_result(CELL)
+    said = capsys.readouterr().err
+    assert "s3://bucket: waiting for storage since" in said and "storage answers again, after 1 s" in said
+
+
+def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
+    ledger: Ledger,
+    disturbed: DisturbedStore,  # noqa: F811
+) -> None:
+    give_up(disturbed)
+    with pytest.raises(NoAnswer):
+        write(ledger)
+    disturbed.proxy.clear()
+    assert ledger.complete(CELL, lambda cell: pytest.fail("it was computed again")) == (make_result(CELL), False)
+
+
+def test_a_damaged_file_of_a_kept_result_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = Unfiled(tmp_path)
+    assert kept.read(KEY) is None
+    for suffix in (".json", ".parquet"):
+        kept.keep(make_result(CELL), b"examples")
+        assert kept.read(KEY) == (make_result(CELL), b"examples")
+        path = kept.folder / f"{KEY}{suffix}"
+        path.write_bytes(path.read_bytes()[:-3])
+        assert kept.read(KEY) is None and kept.keys() == []
+        assert "computed again. It is kept as" in capsys.readouterr().err
+
+
+def test_a_bucket_that_vanishes_in_a_study_loses_no_result(
+    ledger: Ledger,
+    disturbed: DisturbedStore,  # noqa: F811
+) -> None:
+    cells = make_cells(3)
+    write(ledger, cells[0])
+    files = fsspec.filesystem("s3", use_listings_cache=False, endpoint_url=disturbed.direct)
+    files.rm("bucket", recursive=True)
+    for look in (
+        lambda: ledger.missing(cells),
+        lambda: ledger.results(cells),
+        lambda: ledger.find(KEY),
+        ledger.keys,
+        ledger.holders,
+    ):
+        with pytest.raises(MissingBucket, match="no bucket s3://bucket"):
+            look()
+    with pytest.raises(MissingBucket, match=r"no bucket s3://bucket.* The computed result is kept in"):
+        write(ledger, cells[1])
+    files.makedirs("bucket")
+    assert ledger.file_unfiled() == 1 and ledger.missing(cells) == [cells[0], cells[2]]
+
+
+def test_an_address_without_a_bucket_is_refused_when_it_is_given(
+    disturbed: DisturbedStore,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UserError, match=r"there is no bucket s3://nowhere at http.*another with --ledger"):
+        options.place(tmp_path, None, None, "s3://nowhere/prefix")
+    assert not (tmp_path / "ledger.json").exists()
+    disturbed.proxy.outage(3600)
+    with pytest.raises(EnvironmentFault, match="does not answer"):  # nobody waits an hour for a mistyped endpoint
+        options.place(tmp_path, None, None, disturbed.url)
+
+
+def test_the_store_remembers_how_long_to_wait(disturbed: DisturbedStore, tmp_path: Path) -> None:  # noqa: F811
+    assert bucket_of("s3://another").availability.patience.seconds == 3600
+    options.place(tmp_path, None, None, disturbed.url, 7200)
+    options.place(tmp_path, None, None, disturbed.url)
+    assert Ledger(tmp_path).availability.patience.seconds == 7200
+    options.place(tmp_path, None, None, None, 60)
+    assert Ledger(tmp_path).availability.patience.seconds == 60
+    with pytest.raises(UserError, match=r"--wait-for-storage 5: the results of .* are in a folder.*--ledger"):
+        options.place(tmp_path / "local", None, None, None, 5)
+    (tmp_path / "ledger.json").write_text('{"url": "s3://bucket", "wait_for_storage": "long"}')
+    with pytest.raises(UserError, match="wait_for_storage is 'long'; write a number of seconds"):
+        Ledger(tmp_path)
+
+
+@pytest.fixture
+def worker(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+    """A worker without Tune's own set-up."""
+    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
+    monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
+    monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    made = object.__new__(FakeWorker)
+    made.setup({"resources": {}}, cells={KEY: CELL}, store=tmp_path, seen=tmp_path)
+    return made
+
+
+def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed: DisturbedStore) -> None:  # noqa: F811
+    disturbed.proxy.outage(1.0)
+    worker.take([KEY])
+    assert worker.step()["outcomes"] == [COMPUTED]
+    assert worker._ledger.find(KEY) is not None and worker._ledger.holders() == {}
+
+
+def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_result(
+    worker: FakeWorker,
+    disturbed: DisturbedStore,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compute = worker.compute
+
+    def compute_into_an_outage(cells: Any) -> Any:
+        give_up(disturbed)
+        return compute(cells)
+
+    monkeypatch.setattr("mlmclm.storage.object_claims.SECONDS_FOR_RELEASE", 0.0)
+    monkeypatch.setattr(worker, "compute", compute_into_an_outage)
+    worker.take([KEY])
+    report = worker.step()
+    assert report["outcome"] == STORAGE_FAULT and f"kept in {tmp_path}/unfiled" in report["message"]
+    disturbed.proxy.clear()
+    (worker._ledger.folder.parent / "claims" / f"cells-{KEY}").unlink()  # as after a lease
+    monkeypatch.setattr(worker, "compute", lambda cells: pytest.fail("it was computed again"))
+    worker.take([KEY])
+    assert worker.step()["outcomes"] == [REUSED]
+
+
+class Lost:
+    """The seconds for which storage has not answered."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def pool_of(lost: Lost, noted: list[str]) -> tuple[WorkerPool, Any]:
+    """Return a pool of one worker that has taken the only cell."""
+    trial = SimpleNamespace(trial_id="0", temporary_state=SimpleNamespace(ray_actor=SimpleNamespace(take=Takes())))
+    pool = WorkerPool(
+        {KEY: CELL},
+        SweepProgress([CELL], table=SweepTable([CELL]), visible=False),
+        lambda key: None,
+        retries=Retries(),
+        time_limit=0.2,
+        storage_lost=lost,
+        on_failure=lambda key, reason, kind, node: noted.append(kind),
+    )
+    assert pool.give(trial)
+    return pool, trial
+
+
+class Takes:
+    """Stands for a worker's method."""
+
+    def options(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *args: None)
+
+
+@pytest.mark.parametrize(("exit_code", "kind"), [(1, StorageFault), (2, UserError)])
+def test_an_outage_ends_the_sweep_but_fails_no_cell(exit_code: int, kind: type[Exception]) -> None:
+    noted: list[str] = []
+    pool, trial = pool_of(Lost(), noted)
+    report = {"outcome": STORAGE_FAULT, "message": "out", "exit_code": exit_code, "hostname": "n", "seconds": 1.0}
+    pool.on_trial_result(None, trial, report)
+    assert type(pool.broken) is kind and str(pool.broken) == "out" and pool.fault
+    assert list(pool.waiting) == [KEY] and not pool.errors and not noted
+
+
+def test_an_outage_does_not_count_towards_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, noted = Lost(), list[str]()
+    pool, _ = pool_of(lost, noted)
+    monkeypatch.setattr(pool, "_end", lambda worker, reason: None)
+    time.sleep(0.3)
+    lost.seconds = 1000.0
+    pool._look_at_workers()
+    assert not pool.errors
+    lost.seconds = 0.0
+    pool._look_at_workers()
+    assert list(pool.errors) == [KEY] and noted == [Failure.TIME_LIMIT]
+
+
+def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, disturbed: DisturbedStore) -> None:  # noqa: F811
+    available = ledger.availability
+    shown = SweepProgress([CELL], table=SweepTable([CELL]), notice=lambda: available.notice)
+    notes: list[str] = []
+    with shown.shown():
+        bar = shown._bar
+        assert bar is not None
+        available.on_change = lambda: (shown.tick(), notes.append(bar._note))
+        disturbed.proxy.outage(0.5)
+        waiting = threading.Thread(target=ledger.find, args=[KEY])
+        waiting.start()
+        waiting.join()
+    assert notes[0].startswith("waiting for storage since ") and "storage" not in notes[-1]
+    assert failures(ledger.folder) == {}
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_an_outage_and_computes_each_cell_once(
+    disturbed: DisturbedStore,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", disturbed.proxy.endpoint)  # for the workers
+    place_ledger(tmp_path, disturbed.url, wait=300)
+    cells = make_cells(6)
+    outage = disturbed.proxy.inject(
+        "503", method="PUT", path="/cells/", skip=2, act=lambda: disturbed.proxy.outage(20.0)
+    )
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    try:
+        outcome = run_sweep(
+            cells,
+            store=tmp_path,
+            data_root=None,
+            worker=FakeWorker,
+            session=lambda: ray_session(tmp_path / "ray", num_cpus=2),
+        )
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
+    assert outage.matched > 2 and outcome.failed == [] and outcome.not_run == []
+    assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
+    starts = [path.read_text().splitlines() for path in (tmp_path / "starts").iterdir()]
+    assert len(starts) == 6 and all(len(each) == 1 for each in starts)
+    assert Ledger(tmp_path).holders() == {} and Unfiled(tmp_path).keys() == []
