@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
+from mlmclm.errors import EnvironmentFault
 from mlmclm.progress import repeated, say
 from mlmclm.service.placement import (
     HEAD,
@@ -22,6 +23,8 @@ from mlmclm.service.placement import (
     NodeType,
     PlacementGroup,
     Resources,
+    describe,
+    lacks_nodes,
     places_now,
     waiting_line,
 )
@@ -72,6 +75,30 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
         yield
 
 
+def wait_for_nodes(view: Callable[[], Cluster], patience: float) -> None:
+    """Wait until the cluster has a node that computes, or an autoscaler that can add one.
+
+    Args:
+        patience: the most seconds to wait.
+
+    Raises:
+        EnvironmentFault: none has joined in that time.
+    """
+    began = time.monotonic()
+    said = False
+    while lacks_nodes(cluster := view()):
+        if time.monotonic() - began >= patience:
+            raise EnvironmentFault(
+                f"No node that computes has joined the Ray cluster in {patience:g} s (--wait-for-nodes): {describe(cluster)}."
+            )
+        if not said:
+            say(
+                f"waiting for nodes, for up to {patience:g} s (--wait-for-nodes): the cluster has none that computes yet"
+            )
+            said = True
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
 def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) -> None:
     """Wait until the cluster has a node for a bundle, for work that makes no reservation itself.
 
@@ -87,6 +114,11 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
         ray.get(group.ready())
     # The group was only a request for a node; it would keep the resources from the work itself.
     remove_placement_group(group)
+
+
+def held_bundles() -> int:
+    """Return how many bundles this job has reserved."""
+    return sum(len(group.bundles) for group in _groups() if not group.waiting)
 
 
 def _groups() -> list[PlacementGroup]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ HEAD = "node:__internal_head__"
 """The resource that Ray gives only to the head node."""
 _ROUNDING = 1e-9
 """Tolerance for fractional amounts: in floating point, 0.1 fits only 2.9999999999999996 times into 0.3."""
+_INTERNAL = re.compile(r"node:.*|.+_group_([0-9]+_)?[0-9a-f]{32,}")
+"""Resources that Ray makes up: one for each node, and copies of what each placement group reserves."""
 _SHOWN = ("CPU", "GPU")
 """Resources that messages mention."""
 
@@ -62,6 +65,11 @@ class Cluster:
         if self.growth is None:
             return None
         return any(each.most > 0 and each.resources.get(kind, 0) > 0 for each in self.growth.types)
+
+
+def is_offered(name: str) -> bool:
+    """Return whether a resource is one that a node offers, rather than one that Ray makes up for itself."""
+    return _INTERNAL.fullmatch(name) is None
 
 
 def places(resources: Resources, bundle: Resources) -> int:
@@ -151,6 +159,11 @@ def check_workers(workers: int, choice: Choice, device: Device, cluster: Cluster
     )
 
 
+def lacks_nodes(cluster: Cluster) -> bool:
+    """Return whether no node computes yet, and none is known that an autoscaler can add; others may still join."""
+    return most_places(cluster, {"CPU": 1.0}) < 1 and most_places(cluster, {"GPU": 1.0}) < 1
+
+
 def check_place(what: str, bundle: Resources, cluster: Cluster, *, remedy: str) -> None:
     """Refuse work that would wait forever for a single bundle.
 
@@ -226,6 +239,8 @@ def waiting_line(
         then = f"the autoscaler is starting {coming}"
     elif cluster.growth is None or cluster.growth.types:
         then = "the autoscaler has started no further node yet"
+    elif not any(places_now(cluster, bundle) for group in waiting for bundle in group.bundles):
+        then = "no node offers that much now"
     else:
         then = "they are held by other work"
     return f"{wanted}; free are {there}; {then}"

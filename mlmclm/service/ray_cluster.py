@@ -2,7 +2,7 @@
 
 A private cluster listens on loopback only, requires a token from every client, lives in a temporary folder, and ends
 with the driver, however the driver ends: the kernel kills Ray's daemons when the process that started them (which must
-do so in its main thread) dies, and workers follow their raylet.
+do so in its main thread) dies, workers follow their raylet, and `cluster_guard` ends the others.
 """
 
 from __future__ import annotations
@@ -11,61 +11,37 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.progress import say
+from mlmclm.service.private_cluster import (
+    ROOT,
+    START_LIMITS,
+    own_settings,
+    private_cluster,
+    reason_of,
+    replaced,
+    sweep_clusters,
+)
 from mlmclm.service.worker_environment import runtime_environment
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.home import find_home
-from mlmclm.storage.temporary import swept_folder
 
-TEMPORARY_PREFIX = "mlmclm-ray-"
-ROOT = "r"
-"""Name of Ray's root folder inside our own private folder: Ray makes its root writable for everyone."""
-LONGEST_ROOT = 40
-"""Ray's socket paths add up to 65 characters to its root folder, and the system allows 107."""
 ANSWER_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store. Nothing large passes through it: corpora and results are files."""
-START_LIMITS = {
-    "RAY_gcs_server_port_wait_time_s": "120",  # for its head service to listen; 30
-    "RAY_gcs_rpc_server_connect_timeout_s": "60",  # for the head service to answer; 5
-    "RAY_py_gcs_connect_timeout_s": "120",  # 30
-    "RAY_gcs_server_request_timeout_seconds": "180",  # 60
-    "RAY_raylet_start_wait_time_s": "120",  # for the node to register; 30
-    "RAY_raylet_client_num_connect_attempts": "60",  # for the driver to reach the node, one second each; 10
-    "RAY_agent_register_timeout_ms": "180000",  # without its two agents, Python processes, a node ends itself; 30,000
-    "RAY_worker_register_timeout_seconds": "180",  # 60
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # 60
-}
-"""Time limits of Ray's start, with Ray's defaults in the comments: a loaded machine needs longer.
-
-The variables come from `_private/node.py`, `_private/ray_constants.py` and `src/ray/common/ray_config_def.h`.
-"""
 OWN_CLUSTER = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not taken away; an actor for each training run
     "RAY_prestart_worker_first_driver": "0",  # workers without the session's runtime environment, which nothing uses
 }
 """Settings that leave out processes for which a private cluster has no use. Each takes some seconds of a processor."""
-STARTS = 3
-"""Number of attempts to start a private cluster."""
-SECONDS_A_START = 300.0
-"""Seconds after which a start counts as hung, and its processes are ended so that it fails."""
-SECONDS_TO_END = 5.0
-"""Grace period between asking a process of a failed start to end and killing it."""
 _TOKEN = "RAY_AUTH_TOKEN"
 _chosen: dict[str, str] = {}
 """The token of this process's clusters, once there is one."""
@@ -113,7 +89,7 @@ def ray_session(
 
     Raises:
         UserError: the address is of an unsupported kind.
-        EnvironmentFault: the cluster doesn't answer, or none can be started in `STARTS` attempts.
+        EnvironmentFault: the cluster doesn't answer, or none can be started (`private_cluster`).
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's future default: a worker without GPUs still sees those of the node. Without a choice Ray warns on every
@@ -141,31 +117,28 @@ def ray_session(
             _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
-            stack.enter_context(_own_settings(for_jobs))
-            folder = private = _start(
-                {
-                    "address": "local",
-                    "num_cpus": num_cpus,
-                    "num_gpus": num_gpus,
-                    "include_dashboard": dashboard,
-                    "dashboard_host": "127.0.0.1",
-                    "dashboard_port": dashboard_port,
-                    "object_store_memory": OBJECT_STORE_BYTES,
-                    **common,
-                },
-                stack,
-            )
-        # Callbacks run in reverse order: list what the daemons would leave behind, remove the discovery file, shut Ray
-        # down, and only then delete the folders.
-        left: list[Path] = []
-        stack.callback(_remove, left)
+            arguments = {
+                "address": "local",
+                "num_cpus": num_cpus,
+                "num_gpus": num_gpus,
+                "include_dashboard": dashboard,
+                "dashboard_host": "127.0.0.1",
+                "dashboard_port": dashboard_port,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                **common,
+            }
+
+            def start(**further: Any) -> None:
+                with own_settings(for_jobs=for_jobs):
+                    _connect(arguments | further, "Ray cannot be started on this machine")
+
+            folder = stack.enter_context(private_cluster(store, start))
         stack.callback(ray.shutdown)
         gcs_address = ray.get_runtime_context().gcs_address
-        if not address:
+        if folder is not None:
             # Otherwise a submitted job joins any of this machine's clusters.
-            ray._private.utils.write_ray_address(gcs_address, str(private / ROOT))
-            stack.callback(_write_discovery(private).unlink, missing_ok=True)
-            stack.callback(lambda: left.extend(left_behind(_daemons(private))))
+            ray._private.utils.write_ray_address(gcs_address, str(folder / ROOT))
+            stack.callback(_write_discovery(folder, store).unlink, missing_ok=True)
         yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file, folder=folder)
 
 
@@ -204,94 +177,6 @@ def check_cluster(address: str) -> None:
         raise EnvironmentFault(f"The Ray cluster at {address} doesn't answer ({error}).") from error
 
 
-def _start(arguments: dict[str, Any], stack: ExitStack) -> Path:
-    """Start a private cluster in a new folder that only its owner can enter; `stack` will remove it. Return the folder.
-
-    A loaded machine can be too slow for one of Ray's start limits. A start that failed or hung leaves nothing behind
-    and is retried in another folder, up to `STARTS` times in all.
-    """
-    for number in range(1, STARTS + 1):
-        with ExitStack() as own:
-            private = own.enter_context(swept_folder(short_root(), TEMPORARY_PREFIX))
-            own.callback(_end_daemons, private)  # before the folder is removed, to which they write until they end
-            # `ray.init` has no overall timeout; ending its daemons is what makes a hung call fail.
-            hung = threading.Timer(SECONDS_A_START, _end_daemons, [private])
-            hung.daemon = True
-            hung.start()
-            try:
-                _connect({**arguments, "_temp_dir": str(private / ROOT)}, "Ray cannot be started on this machine")
-            except EnvironmentFault as fault:
-                if number == STARTS:
-                    raise
-                say(f"{fault} Trying again ({number + 1} of {STARTS}).")
-                continue
-            finally:
-                hung.cancel()
-            # The start succeeded: the caller's stack takes over the clean-up.
-            stack.push(own.pop_all())
-            return private
-    raise AssertionError("the last try returns or raises")
-
-
-def _end_daemons(folder: Path) -> None:
-    """End the processes of a start in `folder`.
-
-    `ray.shutdown` doesn't wait for them, and it doesn't know of them if `ray.init` failed.
-    """
-    daemons = _daemons(folder)
-    # Must be read while the daemons are alive: their open sockets show the folders.
-    left = left_behind(daemons)
-    for daemon in daemons:
-        with suppress(psutil.Error):
-            daemon.terminate()
-    for daemon in psutil.wait_procs(daemons, SECONDS_TO_END)[1]:
-        with suppress(psutil.Error):
-            daemon.kill()
-    _remove(left)
-
-
-def _daemons(folder: Path) -> list[psutil.Process]:
-    """Return our child processes that were started for a cluster in `folder`, with their children."""
-    found: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if any(str(folder) in argument for argument in child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    return found
-
-
-def left_behind(daemons: list[psutil.Process]) -> list[Path]:
-    """Return the temporary folders that the daemons would leave behind when Ray kills them."""
-    return [place for daemon in daemons for place in _listening_in(daemon)]
-
-
-def _remove(folders: list[Path]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _listening_in(daemon: psutil.Process) -> list[Path]:
-    """Return the temporary folders of Python's multiprocessing in which a process listens.
-
-    They belong to the dashboard's fork server and stay behind when the process is killed.
-    """
-    with suppress(psutil.Error):
-        sockets = [Path(str(found.laddr)) for found in daemon.net_connections("unix")]
-        return [path.parent for path in sockets if path.parent.name.startswith("pymp-")]
-    return []
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module for the block."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
     """Keep this process's SIGTERM handler during the block.
@@ -306,7 +191,7 @@ def _own_sigterm() -> Iterator[None]:
         return
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with _replaced(utils, "set_sigterm_handler", lambda _: None):
+        with replaced(utils, "set_sigterm_handler", lambda _: None):
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -322,8 +207,7 @@ def _connect(arguments: dict[str, Any], what: str) -> None:
         ray.shutdown()
         if not isinstance(error, Exception):
             raise  # KeyboardInterrupt or SystemExit
-        reason = str(error).strip().splitlines()
-        raise EnvironmentFault(f"{what}: {type(error).__name__}: {reason[0] if reason else ''}") from error
+        raise EnvironmentFault(f"{what}: {reason_of(error)}") from error
 
 
 def _dashboard() -> str | None:
@@ -332,30 +216,6 @@ def _dashboard() -> str | None:
 
     url = ray._private.worker.get_dashboard_url()
     return (url if "://" in url else f"http://{url}") if url else None
-
-
-@contextmanager
-def _own_settings(for_jobs: bool) -> Iterator[None]:
-    """Make a new cluster's servers listen on 127.0.0.1 only, and the agent of its node on a free port.
-
-    Ray does the former by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports
-    are open to the network, including the one for serialised code, protected only by the token.
-
-    `ray.init` has no argument for the agent's port, and by default only the first cluster on a machine gets it: the
-    agents of the others have none, and their dashboards then take no jobs. Nor has it one to leave out the processes of
-    the autoscaler and of the log monitor, which have nothing to do if the cluster is not `for_jobs`.
-    """
-    from ray._private import parameter, ray_constants
-
-    variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    settings = {"dashboard_agent_listen_port": 0, "no_monitor": not for_jobs, "include_log_monitor": for_jobs}
-    own = partial(parameter.RayParams, **settings)
-    os.environ[variable] = "0"  # for the daemons and workers; this process has already read it
-    try:
-        with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False), _replaced(parameter, "RayParams", own):
-            yield
-    finally:
-        os.environ.pop(variable, None)
 
 
 def _job_environment() -> dict[str, Any]:
@@ -407,13 +267,7 @@ def _text_of(file: Path) -> str:
         return ""
 
 
-def short_root() -> Path:
-    """Return the system's temporary folder, or /tmp if that is too long for Ray's sockets."""
-    chosen = Path(tempfile.gettempdir()).resolve()
-    return chosen if len(f"{chosen}/{TEMPORARY_PREFIX}12345678/{ROOT}") <= LONGEST_ROOT else Path("/tmp")
-
-
-def _write_discovery(root: Path) -> Path:
+def _write_discovery(folder: Path, store: Path) -> Path:
     """Write a file that tells Prometheus where the new cluster's metrics are, and return its path.
 
     The file lies beside the cluster's folder, where `dashboards/prometheus.yml` looks for it. Ray writes such a file
@@ -421,11 +275,9 @@ def _write_discovery(root: Path) -> Path:
     """
     import ray
 
+    sweep_clusters()
     targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
-    for abandoned in root.parent.glob(f"{TEMPORARY_PREFIX}*.json"):
-        if not abandoned.with_suffix("").exists():
-            with suppress(OSError):  # another user's file
-                abandoned.unlink()
-    path = root.with_suffix(".json")
-    write_atomic(path, json.dumps([{"labels": {"job": "ray"}, "targets": targets}]) + "\n")
+    path = folder.with_suffix(".json")
+    labels = {"job": "ray", "store": str(store.resolve())}
+    write_atomic(path, json.dumps([{"labels": labels, "targets": targets}]) + "\n")
     return path

@@ -1,7 +1,7 @@
 """The service of a store: Ray's head, the MLflow server and Prometheus on one machine, started and ended together.
 
 One process, `mlmclm up --foreground`, starts them and ends them when it ends. `mlmclm up` runs it in the background. If
-that process is killed, the kernel kills Ray with it; the other servers are left to `mlmclm down`.
+that process is killed, Ray ends with it (`cluster_guard`); the other servers are left to `mlmclm down`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.progress import say
 from mlmclm.service.mlflow_server import running_server
-from mlmclm.service.ray_cluster import TEMPORARY_PREFIX, left_behind, ray_session, short_root, token_path
+from mlmclm.service.placement import is_offered
+from mlmclm.service.private_cluster import TEMPORARY_PREFIX
+from mlmclm.service.ray_cluster import ray_session, token_path
 from mlmclm.service.servers import DIRECTLY, HOST, START_SECONDS, port_for, server_process
 from mlmclm.service.service_token import RESTART, new_token, read_token
 from mlmclm.service.state import (
@@ -40,12 +43,16 @@ from mlmclm.service.state import (
     with_children,
     write_state,
 )
-from mlmclm.storage.files import in_turn, machine, only_one
+from mlmclm.storage.files import in_turn, machine, only_one, write_atomic
 from mlmclm.tracking.address import VARIABLE, own_database
 from mlmclm.tracking.database import make_usable
 
 SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": "MLflow", "prometheus": "Prometheus"}
 """Name of each server in a record -> its name for display."""
+TARGETS = "targets.json"
+"""File in the service's folder with the addresses that Prometheus scrapes."""
+ERROR_PREFIX = "mlmclm: "
+"""Beginning of the line with which a command reports its error."""
 SECONDS_BETWEEN_LOOKS = 0.2
 MOST_SECONDS_BETWEEN_STARTS = 60.0
 SECONDS_TO_ANSWER = 20.0
@@ -93,7 +100,7 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
         end(settings.store)  # removes files that a crash has left
         check(settings)
         log = folder / "service.log"
-        say(f"starting, which takes about half a minute; the log is {log}")
+        say(f"starting, which takes about half a minute on an idle machine; the log is {log}")
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command(settings),
@@ -103,10 +110,14 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
                 start_new_session=True,  # apart from this terminal
             )
         try:
+            shown = 0
             while process.poll() is None:
+                # Read first: what the service prints once it is ready is printed by the caller.
+                news = log.read_bytes()[shown:]
                 state = read_state(settings.store)
                 if state is not None and state.ready and state.members[0].pid == process.pid:
                     return state, True
+                shown += _show(news)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         except BaseException:
             process.terminate()
@@ -114,7 +125,17 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
             raise
     text = log.read_text(encoding="utf-8", errors="replace").strip()
     kind = UserError if process.returncode == UserError.exit_code else EnvironmentFault
-    raise kind(text.rpartition("mlmclm: ")[2] or f"The service ended by itself with exit code {process.returncode}.")
+    raise kind(text.rpartition(ERROR_PREFIX)[2] or f"The service ended by itself with exit code {process.returncode}.")
+
+
+def _show(news: bytes) -> int:
+    """Print the complete lines of a service's log, such as what it waits for, and return their length."""
+    whole = news[: news.rfind(b"\n") + 1]
+    for line in whole.decode("utf-8", errors="replace").splitlines():
+        if line.startswith(ERROR_PREFIX):  # raised by the caller when the service has ended
+            break
+        say(line)
+    return len(whole)
 
 
 def command(settings: ServiceSettings) -> list[str]:
@@ -167,6 +188,9 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         write_state(store, state)
         stack.callback((folder / "state.json").unlink, missing_ok=True)
         make_usable(own_database(store), own=True)
+        # Addresses that a killed service has left may be another cluster's by now.
+        stack.callback((folder / TARGETS).unlink, missing_ok=True)
+        (folder / TARGETS).unlink(missing_ok=True)
         port = _port(settings, "mlflow")
         server = stack.enter_context(ExitStack())
         _, mlflow = server.enter_context(running_server(store, port=port))
@@ -180,6 +204,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         os.environ.update(jobs_environment(store, addresses["mlflow"]))
         for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
             os.environ.pop(name, None)
+        say("Ray is starting")
         session = stack.enter_context(
             ray_session(
                 store,
@@ -192,11 +217,8 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         )
         assert session.dashboard is not None and session.folder is not None
         addresses |= {"dashboard": session.dashboard, "ray": session.address}
-        left = (
-            session.folder,
-            session.folder.with_suffix(".json"),
-            *left_behind(psutil.Process().children(recursive=True)),
-        )
+        left = (session.folder, session.folder.with_suffix(".json"))
+        write_atomic(folder / TARGETS, left[1].read_text(encoding="utf-8"))
         _wait_for_jobs(session.dashboard, token)
         state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, left))), addresses, named)
         on_ready(state)
@@ -256,7 +278,7 @@ def look(store: Path) -> ServiceStatus | None:
         jobs = json.loads(_ask(f"{dashboard}/api/jobs/", token))
         status = json.loads(_ask(f"{dashboard}/api/cluster_status", token))["data"]["clusterStatus"] or {}
         usage = (status.get("loadMetricsReport") or {}).get("usage") or {}
-        resources = {name: tuple(amounts) for name, amounts in usage.items() if not name.startswith("node:")}
+        resources = {name: tuple(amounts) for name, amounts in usage.items() if is_offered(name)}
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
             raise UserError(
@@ -280,7 +302,6 @@ def end(store: Path) -> list[str]:
         return []
     alive = state.alive()
     processes = with_children(alive)
-    left = [*map(Path, state.leftovers), *left_behind(processes)]
     # The first member ends the others, so end it first.
     if processes and state.members[0] in alive:
         _end(processes[:1], signal.SIGTERM, SECONDS_TO_CLOSE)
@@ -289,8 +310,8 @@ def end(store: Path) -> list[str]:
         processes = _end(processes, sign, SECONDS_A_SIGNAL)
     if processes:
         raise EnvironmentFault(f"Processes {', '.join(str(each.pid) for each in processes)} of the service don't end.")
-    for path in left:
-        if path.name.startswith((TEMPORARY_PREFIX, "pymp-")):
+    for path in map(Path, state.leftovers):
+        if path.name.startswith(TEMPORARY_PREFIX):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     (service_folder(store) / "state.json").unlink(missing_ok=True)
     return sorted({member.name for member in alive})
@@ -334,14 +355,21 @@ def prometheus_command(program: str, folder: Path, port: int) -> list[str]:
     ]
 
 
+def prometheus_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a Prometheus that scrapes the service's own cluster, and no other of this machine."""
+    scraped = {
+        "job_name": "ray",
+        "honor_labels": True,  # a job can use another store than the service's
+        "file_sd_configs": [{"files": [str(folder / TARGETS)], "refresh_interval": "5s"}],
+    }
+    return {"global": {"scrape_interval": "5s", "evaluation_interval": "15s"}, "scrape_configs": [scraped]}
+
+
 @contextmanager
 def _prometheus(program: str, folder: Path, settings: ServiceSettings) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run Prometheus for the duration of the block; yield its address and its process."""
     port = _port(settings, "prometheus")
-    text = Path(__file__).with_name("prometheus.yml").read_text(encoding="utf-8")
-    # Clusters are in the temporary folder, which may not be /tmp.
-    text = text.replace(f"/tmp/{TEMPORARY_PREFIX}", f"{short_root()}/{TEMPORARY_PREFIX}")
-    (folder / "prometheus.yml").write_text(text, encoding="utf-8")
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(prometheus_config(folder)), encoding="utf-8")
     address = f"http://{HOST}:{port}"
     with server_process(
         prometheus_command(program, folder, port), "Prometheus", f"{address}/-/ready", folder / "prometheus.log"
@@ -366,6 +394,7 @@ def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], name
 
 def _wait_for_jobs(dashboard: str, token: str) -> None:
     """Wait until Ray's dashboard takes jobs, which it does some time after it has an address."""
+    say(f"Ray is up: waiting up to {START_SECONDS:.0f} s until its dashboard takes jobs")
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -373,7 +402,9 @@ def _wait_for_jobs(dashboard: str, token: str) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise EnvironmentFault(f"Ray's dashboard at {dashboard} takes no jobs ({error}).") from error
+                raise EnvironmentFault(
+                    f"Ray's dashboard at {dashboard} takes no jobs after {START_SECONDS:.0f} s ({error})."
+                ) from error
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 

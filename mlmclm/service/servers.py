@@ -13,9 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.progress import say
 
 HOST = "127.0.0.1"
-START_SECONDS = 60.0
+START_SECONDS = 300.0
+"""Seconds for a server to answer, which takes some ten on an idle machine."""
+LINES_SHOWN = 15
+"""Lines of a server's output that the message about its failed start has."""
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens addresses of this machine without any proxy that the environment names: it must not see tokens."""
 
@@ -33,7 +37,7 @@ def server_process(
         environment: variables in addition to this process's.
 
     Raises:
-        EnvironmentFault: it exits or doesn't answer in `START_SECONDS`.
+        EnvironmentFault: it exits or doesn't answer in `START_SECONDS`; the message has its last output.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -54,9 +58,12 @@ def server_process(
 
 
 def _wait(process: subprocess.Popen[bytes], what: str, url: str, log: Path) -> None:
+    say(f"{what} is starting: waiting up to {START_SECONDS:.0f} s for an answer at {url}")
     deadline = time.monotonic() + START_SECONDS
+    reason = f"it doesn't answer at {url} after {START_SECONDS:.0f} s"
     while time.monotonic() < deadline:
         if process.poll() is not None:
+            reason = f"it has ended with exit code {process.returncode}"
             break
         try:
             with DIRECTLY.open(url, timeout=2) as answer:
@@ -64,8 +71,9 @@ def _wait(process: subprocess.Popen[bytes], what: str, url: str, log: Path) -> N
                     return
         except OSError:
             time.sleep(0.2)
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    raise EnvironmentFault(f"{what} doesn't start. Its last output:\n" + "\n".join(lines[-5:]))
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LINES_SHOWN:]
+    output = "\n".join(["Its last output:", *lines]) if lines else "It has printed nothing."
+    raise EnvironmentFault(f"{what} doesn't start: {reason}. {output}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -7,6 +7,8 @@ import logging
 import os
 from typing import Any
 
+from mlmclm.tracking.metric_labels import label_variables
+
 LARGE_BLOCK = 1 << 20
 """Smallest block, in bytes, that `map_large_blocks` maps by itself."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
@@ -42,6 +44,7 @@ def worker_environment() -> dict[str, str]:
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({BACKEND: os.environ[BACKEND]} if BACKEND in os.environ else {}),
+        **label_variables(),
     }
 
 

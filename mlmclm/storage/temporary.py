@@ -37,7 +37,7 @@ def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """
     with disk_faults(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        _sweep(parent, prefix)
+        sweep_folders(parent, prefix)
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
         lock = (folder / ".lock").open("w")
     with lock:
@@ -77,7 +77,7 @@ def sweep_unfinished(store: Path) -> None:
                     os.close(descriptor)
 
 
-def _sweep(parent: Path, prefix: str) -> None:
+def sweep_folders(parent: Path, prefix: str) -> None:
     """Remove this user's abandoned folders; other users' folders, young ones and ones in use are left alone."""
     for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):  # in use, or just removed by another process

@@ -1,7 +1,8 @@
 """Definitions of all live metrics; Ray exports each to Prometheus under its name with the prefix `ray_`.
 
-Labels are few, with closed sets of values (task, status, model, objective). A trial or a cell is never a label,
-because Prometheus keeps a time series for each combination of values. The dashboards in `dashboards/` query these
+Labels are few, with closed sets of values (task, status, model, objective), and all metrics have the store and the study
+(`metric_labels`). A trial or a cell is never a label, because Prometheus keeps a time series for each combination of
+values. The dashboards in `dashboards/` query these
 names, and a test compares the two.
 """
 
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from ray.util.metrics import Counter, Gauge, Histogram
+
+from mlmclm.tracking.metric_labels import VARIABLES, metric_labels
 
 PREFIX = "ray_"
 SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -20,12 +23,17 @@ SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3
 
 @dataclass(frozen=True)
 class Definition:
-    """A metric: its name (without Ray's prefix), kind, description with the unit, and labels."""
+    """A metric: its name (without Ray's prefix), kind, description with the unit, and labels beside store and study."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     description: str
     labels: tuple[str, ...]
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """All labels, of which the store and the study have values by default."""
+        return (*VARIABLES, *self.labels)
 
 
 _RUN, _TASK = ("model", "objective"), ("task",)
@@ -62,17 +70,23 @@ DEFINITIONS: dict[str, Definition] = {
 
 def counter(name: str) -> Counter:
     """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. KeyError if none is defined."""
-    return _metric("counter", name)
+    return _labelled(_metric("counter", name))
 
 
 def gauge(name: str) -> Gauge:
     """Return the gauge `name`: `.set(value, tags={label: text, ...})`. KeyError if none is defined."""
-    return _metric("gauge", name)
+    return _labelled(_metric("gauge", name))
 
 
 def histogram(name: str) -> Histogram:
     """Return the histogram `name`: `.observe(value, tags={label: text, ...})`. KeyError if none is defined."""
-    return _metric("histogram", name)
+    return _labelled(_metric("histogram", name))
+
+
+def _labelled(metric: Any) -> Any:
+    # Each time, because a process can work on one study after another.
+    metric.set_default_tags(metric_labels())
+    return metric
 
 
 @cache
@@ -81,5 +95,5 @@ def _metric(kind: str, name: str) -> Counter | Gauge | Histogram:
     if definition is None or definition.kind != kind:
         raise KeyError(f"no {kind} named {name!r} in mlmclm.tracking.live_metrics.DEFINITIONS")
     if kind == "histogram":
-        return Histogram(name, definition.description, boundaries=list(SECONDS), tag_keys=definition.labels)
-    return (Counter if kind == "counter" else Gauge)(name, definition.description, tag_keys=definition.labels)
+        return Histogram(name, definition.description, boundaries=list(SECONDS), tag_keys=definition.all_labels)
+    return (Counter if kind == "counter" else Gauge)(name, definition.description, tag_keys=definition.all_labels)

@@ -17,6 +17,7 @@ import yaml
 
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.tracking.live_metrics import DEFINITIONS, PREFIX, counter, gauge, histogram
+from mlmclm.tracking.metric_labels import metrics_labelled
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
 DASHBOARDS = sorted(FOLDER.glob("*.json"))
@@ -63,7 +64,8 @@ class Exporter:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
     """Name of each series of a real session -> its labels."""
-    with ray_session(tmp_path_factory.mktemp("session"), num_cpus=1):
+    store = tmp_path_factory.mktemp("session")
+    with metrics_labelled(store, "s1"), ray_session(store, num_cpus=1):
         exporter = Exporter.remote()
         ray.get(exporter.export_everything.remote())
         root = Path(ray._private.worker._global_node.get_temp_dir_path())
@@ -75,10 +77,28 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
         while time.monotonic() < deadline and not wanted <= series.keys():
             time.sleep(0.5)
             if discovery.exists():
-                series = scrape([target for group in json.loads(discovery.read_text()) for target in group["targets"]])
+                (group,) = json.loads(discovery.read_text())
+                assert group["labels"]["store"] == str(store), "Ray's own metrics have no store"
+                series = scrape(group["targets"])
         patterns = scraped_files()
         assert any(fnmatch(str(discovery), pattern) for pattern in patterns), "prometheus.yml finds a local session"
     yield series
+
+
+def test_every_query_asks_for_a_store_and_a_study(exported: dict[str, set[str]]) -> None:
+    for path in DASHBOARDS:
+        dashboard = load(path)
+        variables = {v["name"]: v["definition"] for v in dashboard["templating"]["list"] if v["type"] == "query"}
+        assert list(variables)[:2] == ["store", "study"], path.name
+        expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+        for query in [*expressions, *(query for name, query in variables.items() if name not in ("store", "study"))]:
+            for name, asked in re.findall(r"\b(ray_\w+)(\{[^}]*\})?", query):
+                assert 'store=~"$store"' in asked, (path.name, query)
+                # A node computes for all studies, so Ray's metrics of it have none.
+                assert name.startswith("ray_node_") or 'study=~"$study"' in asked, (path.name, query)
+        for query in expressions:
+            for group in re.findall(r"(?:sum|max|avg) ?(by \([^)]*\))? ?\(+(?:rate\()?ray_mlmclm", query):
+                assert {"store", "study"} <= set(re.findall(r"\w+", group)), f"{path.name}: {query} adds up studies"
 
 
 def scraped_files() -> list[str]:
@@ -121,6 +141,7 @@ def test_every_label_that_a_query_groups_by_is_exported(exported: dict[str, set[
             grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
             for name in names:
                 assert grouped <= exported[name] | {"GpuIndex"}, (path.name, query)
+                assert {"store", "study"} <= exported[name] or name.startswith("ray_node_")
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

@@ -22,6 +22,8 @@ from mlmclm.service.placement import (
     check_place,
     check_workers,
     choose_device,
+    is_offered,
+    lacks_nodes,
     most_places,
     places,
     places_now,
@@ -153,6 +155,15 @@ def test_a_driver_says_what_it_waits_for_and_what_is_there() -> None:
     busy = cluster({"CPU": 4, HEAD: 1}, free={"CPU": 1})
     cell = PlacementGroup(True, ({"CPU": 2.0},))
     assert waiting_line([cell], busy, {}, all_of_them=True) == "1 x 2 CPU; free are 1 of 4 CPUs; they are held by other work"  # fmt: skip
+    left = cluster({HEAD: 1})  # its only node has died
+    assert waiting_line([cell], left, {}, all_of_them=True) == "1 x 2 CPU; free are 0 of 0 CPUs; no node offers that much now"  # fmt: skip
+
+
+def test_a_cluster_whose_nodes_have_not_joined_yet_is_told_from_one_that_cannot_hold_a_cell() -> None:
+    assert lacks_nodes(cluster({HEAD: 1}))
+    assert not lacks_nodes(cluster({HEAD: 1}, growth=GPU_NODES)), "the autoscaler waits for what is asked for"
+    assert not lacks_nodes(cluster({HEAD: 1}, growth=None)), "it may"
+    assert not lacks_nodes(cluster({"CPU": 1, HEAD: 1}))
 
 
 def test_a_sweep_waits_only_when_no_cell_has_what_it_needs() -> None:
@@ -166,3 +177,10 @@ def test_a_sweep_waits_only_when_no_cell_has_what_it_needs() -> None:
 def test_the_device_is_in_no_state_s_key() -> None:
     assert Recipe(device="cpu").identity() == Recipe(device="cuda").identity() == Recipe().identity()
     assert "device" not in Recipe(device="cuda").identity()
+
+
+def test_resources_that_ray_makes_up_are_not_offered() -> None:
+    group = "8a8b2c3d4e5f60718293a4b5c6d701000000"
+    names = ["CPU", "GPU", "memory", "object_store_memory", "my_group_of", "accelerator_type:H100"]
+    made_up = ["node:127.0.0.1", HEAD, f"CPU_group_{group}", f"CPU_group_0_{group}", f"bundle_group_{group}"]
+    assert [name for name in names + made_up if is_offered(name)] == names

@@ -9,14 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 import pytest
 import ray
+from ray._private import ray_constants, services
 from ray._private.node import Node
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.service.ray_cluster import START_LIMITS, STARTS, _listening_in, ray_session
+from mlmclm.service.cluster_guard import end_processes, guarded
+from mlmclm.service.private_cluster import START_LIMITS, STARTS, patience, reason_of, reasons_in
+from mlmclm.service.ray_cluster import ray_session
 from mlmclm.service.worker_environment import runtime_environment, worker_environment
 from mlmclm.storage.temporary import swept_folder
 
@@ -86,13 +90,12 @@ def test_a_session_with_a_dashboard_leaves_no_temporary_folder_of_its_processes(
         assert session.folder is not None
         (port,) = session.folder.glob("r/session_2*/dashboard_agent_listen_port_*")
         assert int(port.read_text()) not in (-1, 52365), "a second cluster's jobs need a port of its own"
+        folder = session.folder
         deadline = time.monotonic() + 120
-        while not (
-            folders := {place for each in psutil.Process().children(recursive=True) for place in _listening_in(each)}
-        ):
+        while not list(folder.glob("t/pymp-*")):
             assert time.monotonic() < deadline, "the dashboard has no fork server: what this is about is gone"
             time.sleep(0.2)
-    assert not any(folder.exists() for folder in folders)
+    assert not folder.exists()
 
 
 def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> None:
@@ -115,6 +118,142 @@ def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> N
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     assert alive == []
+
+
+def test_a_driver_killed_while_ray_starts_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.DEVNULL, env=environment)
+    deadline = time.monotonic() + 120
+    # The agents are the raylet's children. While they start, they don't look yet whether it is still there.
+    while not any(
+        word.endswith("/agent.py")
+        for child in psutil.Process(driver.pid).children(recursive=True)
+        for word in command_of(child)
+    ):
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    family = psutil.Process(driver.pid).children(recursive=True)
+    (guard,) = (command for child in family if "mlmclm.service.cluster_guard" in (command := command_of(child)))
+    folder = Path(guard[-1])
+    assert folder.is_dir() and len(family) > 3
+    driver.kill()
+    driver.wait()
+    deadline = time.monotonic() + 60
+    while (alive := [child for child in family if is_alive(child)]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for process in alive:
+        process.kill()
+    assert alive == [] and not folder.exists() and not folder.with_suffix(".json").exists()
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def test_a_guard_that_is_told_of_the_cluster_s_end_leaves_the_folder_to_the_driver(tmp_path: Path) -> None:
+    with guarded(tmp_path):
+        pass
+    assert tmp_path.is_dir()
+
+
+def test_only_what_writes_in_a_cluster_s_folder_is_ended_with_it(tmp_path: Path) -> None:
+    folder, sleep = tmp_path / "mlmclm-ray-1", [sys.executable, "-c", "import time; time.sleep(600)"]
+    folder.mkdir()
+    log = folder / "daemon.out"
+    with log.open("w") as output:
+        writer = subprocess.Popen(sleep, stdout=output)
+    with log.open() as text:
+        reader = subprocess.Popen(sleep, stdin=text)
+    with (tmp_path / "mlmclm-ray-12").open("w") as output:
+        other = subprocess.Popen(sleep, stdout=output)
+    try:
+        end_processes(folder)
+        assert (writer.poll() is None, reader.poll(), other.poll()) == (False, None, None)
+    finally:
+        for process in (writer, reader, other):
+            process.kill()
+            process.wait()
+
+
+RAYLET = """#!/bin/sh
+for word in "$@"; do case "$word" in --stderr_filepath=*) exec 2>>"${word#*=}";; esac; done
+echo '[2026-01-01 00:00:00,000 I 1 1] (raylet) main.cc:1: all is well' >&2
+echo '[2026-01-01 00:00:00,000 C 1 1] (raylet) main.cc:2: the disk is upside down' >&2
+exit 1
+"""
+
+
+def test_a_start_that_fails_says_ray_s_reason_and_keeps_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raylet = tmp_path / "raylet"
+    raylet.write_text(RAYLET)
+    raylet.chmod(0o755)
+    monkeypatch.setattr(services, "RAYLET_EXECUTABLE", str(raylet))
+    monkeypatch.setattr("mlmclm.service.private_cluster.STARTS", 1)
+    kept = tmp_path / "store" / "ray" / "failed_start"
+    with pytest.raises(EnvironmentFault) as found, ray_session(tmp_path / "store", num_cpus=1):
+        raise AssertionError("started")
+    said = str(found.value)
+    assert (
+        "(raylet) has ended during its start" in said and "C 1 1] (raylet) main.cc:2: the disk is upside down" in said
+    )
+    assert "all is well" not in said and said.endswith(f"Ray's logs are in {kept}.")
+    assert "upside down" in (kept / "raylet.err").read_text()
+
+
+def test_the_last_lines_of_a_message_and_the_lines_of_logs_that_give_a_reason_are_shown() -> None:
+    message = (
+        "Failed to start.\n\nSee the documentation.\nThe last 2 lines of x.log:\n  binding port 8265\nOSError: in use\n"
+    )
+    assert reason_of(RuntimeError(message)) == (
+        "RuntimeError: The last 2 lines of x.log: binding port 8265 OSError: in use"
+    )
+    logs = {
+        "gcs_server.out": "[2026-01-01 00:00:00,000 I 7 7] a.cc:1: fine\n[2026-01-01 00:00:00,000 E 7 7] a.cc:2: bad\n",
+        "dashboard.log": "2026-01-01 ERROR head.py:1 -- no\nTraceback (most recent call last):\n  File 1\nOSError: in use\n",
+        "raylet.out": "ok\n" * 9,
+    }
+    assert reasons_in(logs) == [
+        "gcs_server.out: [2026-01-01 00:00:00,000 E 7 7] a.cc:2: bad",
+        "dashboard.log: 2026-01-01 ERROR head.py:1 -- no",
+        "dashboard.log: OSError: in use",
+    ]
+    assert len(reasons_in({f"{number}.err": "OSError: x\n" for number in range(20)})) == 8
+
+
+def test_each_attempt_has_twice_the_limits_of_the_last_and_the_user_s_own_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, limit in START_LIMITS.items():
+        monkeypatch.setenv(name, limit)
+    agents, workers = "RAY_agent_register_timeout_ms", "RAY_worker_register_timeout_seconds"
+    monkeypatch.setenv(workers, "7")
+    before = ray_constants.RAY_DASHBOARD_STARTUP_TIMEOUT_S
+    for times in (1, 2, 4):
+        with patience(times):
+            assert int(os.environ[agents]) == 180_000 * times
+            assert os.environ[workers] == "7"
+            assert 180 * times == ray_constants.RAY_DASHBOARD_STARTUP_TIMEOUT_S
+    assert os.environ[agents] == "180000"
+    assert before == ray_constants.RAY_DASHBOARD_STARTUP_TIMEOUT_S
+
+
+def test_a_node_may_take_longer_to_register_than_ray_s_own_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([RuntimeError("not yet"), RuntimeError("not yet"), {"node_id": "n"}])
+
+    def get_node(address: str, node: str) -> object:
+        answer = next(answers)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr("mlmclm.service.private_cluster._has_raylet", lambda: True)
+    for name, limit in START_LIMITS.items():
+        monkeypatch.setenv(name, limit)
+    with patience(1):
+        assert services.get_node("address", "n") == {"node_id": "n"}
 
 
 def test_a_cluster_that_does_not_answer_is_a_fault_at_once(tmp_path: Path) -> None:
@@ -149,7 +288,8 @@ def test_a_start_that_fails_leaves_no_process_and_is_tried_again(
         assert ray.cluster_resources()["CPU"] == 1
         assert left and not any(is_alive(process) for process in left), "the first start's processes are gone"
     said = "".join(capsys.readouterr().err.split("\n"))
-    assert "The current node timed out during startup. Trying again (2 of 3)." in said
+    assert "The current node timed out during startup." in said
+    assert "Trying again with twice the time limits (2 of 3)." in said
 
 
 def failing_init(**arguments: object) -> None:
@@ -179,15 +319,19 @@ def test_a_start_is_given_up_after_the_last_try_and_that_of_another_cluster_afte
 def test_a_start_that_hangs_is_ended_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons: list[subprocess.Popen[bytes]] = []
 
+    def log(arguments: dict[str, object]) -> BinaryIO:
+        """A daemon is known by what it writes in the cluster's folder."""
+        root = Path(str(arguments["_temp_dir"]))
+        root.mkdir()
+        return (root / "daemon.out").open("wb")
+
     def hang(**arguments: object) -> None:
-        daemons.append(
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(arguments["_temp_dir"])])
-        )
+        daemons.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=log(arguments)))
         daemons[-1].wait()
         failing_init()
 
     monkeypatch.setattr(ray, "init", hang)
-    monkeypatch.setattr("mlmclm.service.ray_cluster.SECONDS_A_START", 0.2)
+    monkeypatch.setattr("mlmclm.service.private_cluster.SECONDS_A_START", 0.2)
     with pytest.raises(EnvironmentFault, match="cannot be started"), ray_session(tmp_path):
         raise AssertionError("started")
     assert len(daemons) == STARTS and all(daemon.poll() is not None for daemon in daemons)

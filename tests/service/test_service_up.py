@@ -26,6 +26,7 @@ from mlmclm.service.run_service import (
     jobs_environment,
     look,
     prometheus_command,
+    prometheus_config,
     start,
     submit_command,
 )
@@ -49,6 +50,12 @@ def test_the_background_s_command_line_has_all_that_was_asked_for(tmp_path: Path
         "--store", str(tmp_path), "--dashboard-port", "1234", "--mlflow-port", "5000", "--cpus", "3",
     ]  # fmt: skip
     assert "--web.listen-address=127.0.0.1:9090" in prometheus_command("prometheus", tmp_path, 9090)
+
+
+def test_prometheus_reads_the_service_s_own_cluster_and_no_other(tmp_path: Path) -> None:
+    (scraped,) = prometheus_config(tmp_path)["scrape_configs"]
+    files = [file for config in scraped["file_sd_configs"] for file in config["files"]]
+    assert files == [str(tmp_path / "targets.json")]
 
 
 def test_jobs_find_this_store_this_server_and_this_installation(
@@ -125,7 +132,8 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         jobs = [{"submission_id": "s1", "status": "RUNNING", "entrypoint": "x"}, {"submission_id": None}]
-        usage = {"CPU": [1.0, 2.0], "node:127.0.0.1": [0.0, 1.0]}
+        group = "8a8b2c3d4e5f60718293a4b5c6d701000000"
+        usage = {"CPU": [1.0, 2.0], "node:127.0.0.1": [0.0, 1.0], f"CPU_group_0_{group}": [0.0, 1.0]}
         body = (
             jobs if self.path == "/api/jobs/" else {"data": {"clusterStatus": {"loadMetricsReport": {"usage": usage}}}}
         )

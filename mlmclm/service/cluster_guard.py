@@ -1,0 +1,91 @@
+"""Guard of a private cluster: ends its processes and removes its folder as soon as the driver has died.
+
+The kernel kills only the daemons that the driver itself started. Those that a daemon starts look for it by themselves,
+and not before they have started up completely, which takes minutes if nothing answers them. The guard waits at a pipe
+whose other end only the driver holds, so it notices the driver's death however that happens.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+SECONDS_TO_END = 5.0
+"""Grace period between asking a process to end and killing it."""
+ENDED = b"."
+"""Sent by a driver that has ended its cluster itself."""
+_WRITING = frozenset("wa+")
+
+
+@contextmanager
+def guarded(folder: Path) -> Iterator[None]:
+    """Run a guard of the cluster in `folder` for the block, and end the cluster's processes after it.
+
+    The guard also removes the folder, and the file beside it that tells Prometheus where the cluster's metrics are.
+    """
+    guard = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C must not end it before the driver
+    )
+    try:
+        yield
+    finally:
+        end_processes(folder)
+        with suppress(OSError):  # somebody killed the guard
+            guard.communicate(ENDED)
+
+
+def end_processes(folder: Path, grace: float = SECONDS_TO_END) -> None:
+    """End the processes of the cluster in `folder`, first with SIGTERM and after `grace` seconds with SIGKILL.
+
+    `ray.shutdown` doesn't wait for them, and it doesn't know of them if `ray.init` failed.
+    """
+    found = processes_of(folder)
+    for process in found:
+        with suppress(psutil.Error):
+            process.terminate()
+    for process in psutil.wait_procs(found, grace)[1]:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(found, grace)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Return the processes of the cluster in `folder`, without this one: those that write logs there.
+
+    Ray's processes change their command lines, and those of a dead parent have another one, so neither identifies them.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # ended, or another user's
+            if process.pid != os.getpid() and any(
+                Path(file.path).is_relative_to(folder) and _WRITING & set(file.mode) for file in process.open_files()
+            ):
+                found.append(process)
+    return found
+
+
+def main() -> None:
+    """Wait for the driver's end; if it has died, clean up."""
+    folder = Path(sys.argv[1])
+    if sys.stdin.buffer.read() == ENDED:
+        return
+    # A second look finds what the processes of the first one had just started.
+    for _ in range(2):
+        end_processes(folder, grace=0)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.with_suffix(".json").unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
