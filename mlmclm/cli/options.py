@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from mlmclm.errors import UserError
 from mlmclm.study.place import Place
+from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
@@ -97,8 +98,21 @@ Ray = Annotated[
         help="Address of a running Ray cluster; by default the one of the surrounding Ray job, or RAY_ADDRESS, else Ray is started on this machine.",
     ),
 ]
+WaitForNodes = Annotated[
+    float,
+    Option(metavar="SECONDS", min=0, help="How long to wait while the Ray cluster has no node for the work."),
+]
+Priority = Annotated[
+    float,
+    Option(
+        metavar="NUMBER",
+        min=0.01,
+        help="With priority 2, fine-tuning gets twice as many workers as another study or sweep with 1 on the same cluster.",
+    ),
+]
 
 DEFAULT_STORE = Path("store")
+DEFAULT_TERMS = ClusterTerms()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from mlmclm.cli.options import Assumed
 from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import UserError
 from mlmclm.progress import say
+from mlmclm.service.private_cluster import sweep_clusters
 from mlmclm.service.ray_cluster import check_cluster, cluster_address, ray_session
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
@@ -19,6 +20,8 @@ from mlmclm.study.last_grid import check_last, remember
 from mlmclm.study.model_folders import export_models
 from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import StudyFile
+from mlmclm.sweeps.cluster_terms import ClusterTerms
+from mlmclm.tracking.metric_labels import metrics_labelled
 
 if TYPE_CHECKING:
     from mlmclm.reports.study_facts import StudyFacts
@@ -97,6 +100,7 @@ def run_study(
     dry: Assumed | None,
     as_json: bool,
     pretrain: bool = True,
+    terms: ClusterTerms | None = None,
 ) -> None:
     """Compute what is missing of a study and write its report, or show in a dry run what that would be.
 
@@ -106,6 +110,7 @@ def run_study(
         replace: whether the report of another grid under this name may be replaced.
         dry: what a dry run assumes; None to compute.
         pretrain: whether to train the models; otherwise they must be trained already.
+        terms: how long to wait for nodes, and the priority beside other sweeps on the cluster.
 
     Raises:
         UserError: the study was last run over another grid, another process is working on it, or a model isn't trained.
@@ -125,7 +130,7 @@ def run_study(
     space, evaluations = study_space(study, place.task_dirs), zero_shot_tasks(study, place)
     folder, grid = place.study_folder(study), study_grid(study, space)
     check_last(folder, grid, replace=replace)
-    with work_on(study, place, address) as work:
+    with work_on(study, place, address, terms) as work:
         prepared = prepared_for(study, place, address, work.session)
         trained = None if pretrain else export_models(prepared)
         tasks = prepare_tasks(prepared, space)  # before training, so that bad data cost no time
@@ -135,13 +140,20 @@ def run_study(
         work.tracking.sweep_begins(space, prepared)
         # A function, because a sweep plans again once the results that choose starting weights are there.
         plan = partial(plan_sweep, space, models, tasks, place)
-        compute = partial(sweep, prepared, space, plan)
+        compute = partial(sweep, prepared, space, plan, terms=terms)
         facts = partial(study_facts, prepared, space, tasks, command=command)
         work.sweep(space, models, tasks, evaluations, compute, facts, as_json=as_json)
 
 
 def sweep_given(
-    file: SweepFile, place: Place, address: str | None, *, command: str, replace: bool, as_json: bool
+    file: SweepFile,
+    place: Place,
+    address: str | None,
+    *,
+    command: str,
+    replace: bool,
+    as_json: bool,
+    terms: ClusterTerms | None = None,
 ) -> None:
     """Fine-tune given models over a search space on Ray Tune, and write the report; arguments as in `run_study`.
 
@@ -159,7 +171,7 @@ def sweep_given(
         raise UserError(
             f"name {file.name!r}: a study of this name is in {place.store}; its report would be overwritten. Choose another name."
         )
-    with work_on(file, place, address) as work:
+    with work_on(file, place, address, terms) as work:
         made = find_sweep(file, place)
         check_last(folder, made.grid(), replace=replace)
         evaluations = zero_shot_tasks(file, place)
@@ -168,16 +180,18 @@ def sweep_given(
         remember_run(file, made.as_file(), place, command, tasks=made.space.tasks)
         work.tracking.sweep_begins(made.space)
         models = [each.model for each in made.models]
-        compute = partial(run_plan, file, place, made.space, made.plan)
+        compute = partial(run_plan, file, place, made.space, made.plan, terms=terms)
         facts = partial(given_facts, made, command=command)
         work.sweep(made.space, models, made.models[0].tasks, evaluations, compute, facts, as_json=as_json)
 
 
 @contextmanager
-def work_on(file: StudyFile | SweepFile, place: Place, address: str | None) -> Iterator[CommandWork]:
+def work_on(
+    file: StudyFile | SweepFile, place: Place, address: str | None, terms: ClusterTerms | None = None
+) -> Iterator[CommandWork]:
     """Lock a study or sweep against other processes for the duration of the block.
 
-    Unfinished files that killed processes left in the store are removed first.
+    What killed processes left behind, unfinished files in the store and Ray's temporary folders, is removed first.
 
     Raises:
         UserError: another process is working on it.
@@ -187,7 +201,12 @@ def work_on(file: StudyFile | SweepFile, place: Place, address: str | None) -> I
     kind = "study" if isinstance(file, StudyFile) else "sweep"
     with only_one(place.study_folder(file) / ".lock", f"{kind} {file.name!r}"):
         sweep_unfinished(place.store)
-        with StudyTracking(file, place) as tracking, one_session(place, address) as session:
+        sweep_clusters()
+        with (
+            metrics_labelled(place.store, file.name),
+            StudyTracking(file, place) as tracking,
+            one_session(place, address, terms) as session,
+        ):
             yield CommandWork(file, place, tracking, session)
 
 
@@ -200,7 +219,7 @@ def prepared_for(study: StudyFile, place: Place, address: str | None, session: S
 
 
 @contextmanager
-def one_session(place: Place, address: str | None) -> Iterator[Session]:
+def one_session(place: Place, address: str | None, terms: ClusterTerms | None = None) -> Iterator[Session]:
     """Yield a function whose first call opens a Ray session, which stays open until the block ends.
 
     A cluster's address is checked (`check_cluster`) at once.
@@ -216,18 +235,21 @@ def one_session(place: Place, address: str | None) -> Iterator[Session]:
             nonlocal opened
             if not opened:
                 say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
-                _open_session(stack, place, address)
+                _open_session(stack, place, address, terms or ClusterTerms())
                 opened = True
             return nullcontext()  # whose end leaves the session open for the next phase
 
         yield session
 
 
-def _open_session(stack: ExitStack, place: Place, address: str | None) -> None:
+def _open_session(stack: ExitStack, place: Place, address: str | None, terms: ClusterTerms) -> None:
     from mlmclm.pretraining.run_stage import prepare_environment
+    from mlmclm.service.cluster import cluster_view, wait_for_nodes
 
     prepare_environment()
     found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
     if found.dashboard is not None:
         token = f" (it asks for a token, which is in {found.token_file})" if found.token_file is not None else ""
         say(f"Ray dashboard: {found.dashboard}{token}")
+    if not found.local:
+        wait_for_nodes(cluster_view(), terms.wait_for_nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlmclm.cli import options
+from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 
 def study(
@@ -13,6 +14,8 @@ def study(
     ledger: options.Ledger = None,
     wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
+    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
+    priority: options.Priority = options.DEFAULT_TERMS.priority,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
@@ -37,4 +40,5 @@ def study(
     loaded, place = load_study(file), options.place(store, data, task_dir, ledger, wait_for_storage)
     dry = options.assumed(workers, price, dry_run=dry_run)
     command = command_of("study", [str(file)], data, task_dir)
-    run_study(loaded, place, ray, command=command, replace=replace, dry=dry, as_json=as_json)
+    terms = ClusterTerms(wait_for_nodes, priority)
+    run_study(loaded, place, ray, command=command, replace=replace, dry=dry, as_json=as_json, terms=terms)

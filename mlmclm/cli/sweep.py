@@ -15,6 +15,7 @@ from mlmclm.cli.study_report import command_of
 from mlmclm.cli.sweep_cells import cells, export, retry
 from mlmclm.cli.sweep_status import status
 from mlmclm.errors import UserError
+from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 verbs = typer.Typer(
     cls=DefaultCommand,
@@ -50,6 +51,8 @@ def run(
     ledger: options.Ledger = None,
     wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
+    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
+    priority: options.Priority = options.DEFAULT_TERMS.priority,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
@@ -75,6 +78,7 @@ def run(
 
     place = options.place(store, data, task_dir, ledger, wait_for_storage)
     dry = options.assumed(workers, price, dry_run=dry_run)
+    terms = ClusterTerms(wait_for_nodes, priority)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
     given = [option for option, value in chosen.items() if value]
     if file is not None and given:
@@ -82,7 +86,15 @@ def run(
     if file is not None and not is_sweep_file(file):
         command = command_of("study", [str(file)], data, task_dir)
         run_study(
-            load_study(file), place, ray, command=command, replace=replace, dry=dry, as_json=as_json, pretrain=False
+            load_study(file),
+            place,
+            ray,
+            command=command,
+            pretrain=False,
+            terms=terms,
+            replace=replace,
+            dry=dry,
+            as_json=as_json,
         )
         return
     if file is not None:
@@ -100,7 +112,7 @@ def run(
         show_dry_sweep(found, place, dry, as_json=as_json)
         return
     command = command_of("sweep", words, data, task_dir)
-    sweep_given(found, place, ray, command=command, as_json=as_json, replace=replace)
+    sweep_given(found, place, ray, command=command, as_json=as_json, replace=replace, terms=terms)
 
 
 for verb in (status, cells, retry, export):

@@ -19,6 +19,7 @@ from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.study_file import StudyFile
 from mlmclm.study.sweep_file import SweepFile
 from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
@@ -135,11 +136,12 @@ def sweep(
     *,
     session: Session,
     on_result: Callable[[dict[str, Any]], None] | None = None,
+    terms: ClusterTerms | None = None,
 ) -> SweepOutcome:
     """Compute a study's missing cells, after verifying the models that have some; see `run_plan`."""
     # Verifying a model reads its whole folder, so only models with missing cells are verified.
     restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
-    return run_plan(prepared.study, prepared.place, space, plan, session=session, on_result=on_result)
+    return run_plan(prepared.study, prepared.place, space, plan, session=session, on_result=on_result, terms=terms)
 
 
 def run_plan(
@@ -150,6 +152,7 @@ def run_plan(
     *,
     session: Session,
     on_result: Callable[[dict[str, Any]], None] | None = None,
+    terms: ClusterTerms | None = None,
 ) -> SweepOutcome:
     """Compute the missing cells; open a Ray session only if there are any.
 
@@ -179,6 +182,7 @@ def run_plan(
         on_result=on_result,
         session=session,
         name=f"{file.name}-sweep",
+        terms=terms,
     )
     outcome.check()
     if space.race is not None:  # `sweep status` must not wait for the cells that were cut

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import shapes_of
@@ -26,6 +27,7 @@ from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, ch
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.failure_notes import record
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
@@ -62,6 +64,7 @@ def run_sweep(
     name: str = "sweep",
     worker: type[Any] | None = None,
     ledger: Ledger | None = None,
+    terms: ClusterTerms | None = None,
 ) -> SweepOutcome:
     """Compute the cells that have no result yet; cells with equal keys are computed once.
 
@@ -77,6 +80,7 @@ def run_sweep(
         session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
         worker: a subclass of `SweepWorker` to use instead of it.
         ledger: the ledger that holds the results; by default the store's.
+        terms: how long to wait for nodes, and the priority beside other sweeps on the cluster.
 
     Returns:
         The results of all cells, new and old, and the cells without one. Errors of cells are there too, not raised; see
@@ -84,7 +88,7 @@ def run_sweep(
 
     Raises:
         UserError: a result file of the ledger is damaged, or the cluster can never hold a cell (`placement.check_place`).
-        EnvironmentFault: workers don't start, or a filed result doesn't become visible here.
+        EnvironmentFault: workers don't start, no nodes come, or a filed result doesn't become visible here.
     """
     # A worker need not have the driver's working directory.
     store = store.resolve()
@@ -146,6 +150,7 @@ def run_sweep(
                 on_done=on_done,
                 name=name,
                 worker=worker,
+                terms=terms or ClusterTerms(),
             )
     return SweepOutcome(
         results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
@@ -170,6 +175,7 @@ def _run_trials(
     on_done: Callable[[str], str | None],
     name: str,
     worker: type[Any] | None,
+    terms: ClusterTerms,
 ) -> tuple[dict[str, Exception], int]:
     """Run the missing cells as a Tune experiment, and again those that other processes claimed but left undone.
 
@@ -180,14 +186,18 @@ def _run_trials(
     import ray
     from ray import tune
 
-    from mlmclm.service.cluster import cluster_view, waits_said
+    from mlmclm.service.cluster import cluster_view, wait_for_nodes, waits_said
     from mlmclm.service.ray_cluster import computes_here
+    from mlmclm.sweeps.fair_share import Claimant
+    from mlmclm.sweeps.other_sweeps import OtherSweeps, claimant_name
+    from mlmclm.sweeps.room import ClusterRoom
     from mlmclm.sweeps.trainable import SweepWorker
     from mlmclm.sweeps.worker_pool import WorkerPool, workers_to_ask_for
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
     view = cluster_view()
+    wait_for_nodes(view, terms.wait_for_nodes)
     resources = bundle(view())
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
@@ -197,18 +207,24 @@ def _run_trials(
     errors, computed, rounds = dict[str, Exception](), 0, 0
     numbers = itertools.count(1)
     left = dict(missing)
+    others = OtherSweeps(Claimant(claimant_name(), resources, 0, 0, terms.priority), view)
+    room = ClusterRoom(others, view, resources, terms.wait_for_nodes)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
         swept_folder(store, ".tune-") as storage,
         progress.shown(),
         waits_said("fine-tuning", view, all_of_them=True),
-        _environment(TUNE_ENVIRONMENT),
+        others.followed(),
+        _unless_set(TUNE_ENVIRONMENT),
         # `WorkerPool` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
     ):
         while left:
             rounds += 1
+            workers = min(len(left), max_concurrent or len(left))
+            waiting = min(workers, workers_to_ask_for(view(), resources))
+            others.want(workers)
             pool = WorkerPool(
                 left,
                 progress,
@@ -218,24 +234,24 @@ def _run_trials(
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
                 silence=lambda key: ledger.claims.silence(ledger.claim(key)),
-                check_place=lambda: check_place("A cell", resources, view(), remedy=remedy),
                 storage_lost=lambda: ledger.availability.lost,
+                most_workers=workers,
+                most_requests=waiting,
+                room=room,
                 on_failure=partial(record, ledger.folder),
             )
-            workers = min(len(left), max_concurrent or len(left))
-            waiting = min(workers, workers_to_ask_for(view(), resources))
             # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(
                 worker or SweepWorker, cells=left, store=store, data_root=data_root, seen=storage
             )
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__
-            with _environment({"TUNE_MAX_PENDING_TRIALS_PG": str(waiting)}):
+            with _unless_set({"TUNE_MAX_PENDING_TRIALS_PG": str(waiting)}):
                 tune.Tuner(
                     trainable,
                     param_space={"resources": dict(resources)},
                     tune_config=tune.TuneConfig(
-                        num_samples=workers,  # Tune makes trials as it finds places for them, so most are never made
+                        num_samples=-1,  # without limit; `WorkerPool` decides how many there are at once
                         scheduler=pool,
                         trial_name_creator=lambda trial: f"worker {next(numbers)}",
                         trial_dirname_creator=lambda trial: trial.trial_id,
@@ -295,15 +311,10 @@ def _left_by_others(
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def _unless_set(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables inside the block, except those that the user has set."""
-    added = {key: value for key, value in values.items() if key not in os.environ}
-    os.environ.update(added)
-    try:
+    with environment({key: value for key, value in values.items() if key not in os.environ}):
         yield
-    finally:
-        for key in added:
-            os.environ.pop(key, None)
 
 
 @contextmanager

@@ -40,6 +40,8 @@ class SweepProgress:
         self._ended: Counter[str] = Counter()
         """Cells that are over, by status."""
         total = reused + self._remaining.total()
+        self.situation = ""
+        """What the sweep waits for or shares, in words, if anything."""
         self._bar = Bar("fine-tuning", total, unit="cells", above=table) if visible else None
 
     @contextmanager
@@ -114,7 +116,7 @@ class SweepProgress:
         hourly = 3600 * (rate or 0.0)
         speed = [f"{hourly:,.0f} cells an hour" if hourly >= 10 else f"{hourly:.2g} cells an hour"] if rate else []
         ended = [f"{self._ended[status]} {words[status]}" for status in words if self._ended[status]]
-        notice = [self._notice()] if self._notice() else []
+        notice = [text for text in (self._notice(), self.situation) if text]
         # A terminal shows the running cells above the bar. Without them a log would say "0/4 cells" for minutes.
         return ", ".join(notice + speed + ended + ([] if console.is_terminal else [self._table.running()]))
 

@@ -30,6 +30,7 @@ from mlmclm.sweeps.cell_queue import CellQueue
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.outcome import describe
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
+from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
 from mlmclm.sweeps.trainings import Training, trainings_of
@@ -42,8 +43,6 @@ SECONDS_UNTIL_VISIBLE = 120.0
 """How long a result that a worker has filed may stay invisible here: NFS caches names for up to a minute."""
 SECONDS_UNTIL_HUNG = LEASE_SECONDS
 """How long a worker's claims may go without renewal before the worker is replaced."""
-SECONDS_WITHOUT_A_PLACE = 60.0
-"""How long no worker may fit the cluster, for instance because its only GPU node left, before the sweep ends."""
 
 
 def workers_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
@@ -63,8 +62,10 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
             visible here yet.
         shares_memory: whether workers share memory (the GPU's or the machine's), so that running fewer of them helps.
         silence: returns for how many seconds the claim on a cell hasn't been renewed.
-        check_place: raises a UserError if the cluster can no longer hold a worker.
         storage_lost: returns for how many seconds the results' place has not answered so far; no time limit counts them.
+        most_workers: the most workers at once.
+        most_requests: the most workers that may wait for a place at once.
+        room: says how many workers the cluster has room for, beside other sweeps.
         on_failure: called when a cell failed, even if it will be retried, with its key, the reason, its class, and the
             name of the node (empty if unknown).
     """
@@ -79,8 +80,10 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         time_limit: float | None = None,
         shares_memory: bool = True,
         silence: Callable[[str], float] = lambda key: 0.0,
-        check_place: Callable[[], None] = lambda: None,
         storage_lost: Callable[[], float] = lambda: 0.0,
+        most_workers: float = math.inf,
+        most_requests: float = math.inf,
+        room: Room | None = None,
         on_failure: Callable[[str, str, str, str], None] = lambda key, reason, kind, node: None,
     ) -> None:
         super().__init__()
@@ -89,8 +92,9 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._progress = progress
         self._on_done = on_done
         self._retries, self._time_limit, self._shares_memory = retries, time_limit, shares_memory
-        self._silence, self._check_place, self._on_failure = silence, check_place, on_failure
         self._storage_lost = storage_lost
+        self._silence, self._on_failure = silence, on_failure
+        self._most_workers, self._most_requests, self._room = most_workers, most_requests, room or Room()
         self._failures: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
         """Failures of each training so far, as they will stand in its results."""
         self._ended: dict[str, Failure] = {}
@@ -106,7 +110,6 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         """The most workers that may compute at once, since one ran out of memory; None for no limit."""
         self._failed_starts = 0
         self._looked = time.monotonic()
-        self._homeless: float | None = None
         self.late: dict[str, tuple[float, float | None]] = {}
         """Key -> time by which its result must be visible here, and how long it took if it was computed here."""
         self.callback = _Callback(self)
@@ -133,13 +136,24 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         return self.fault
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Once nothing is left to take, stop workers that haven't started; otherwise leave the choice to Tune."""
+        """Ask for as many workers as there may be, and for none once nothing is left to take; Tune starts them."""
         if not self._queue or self._full:
             tune_controller.search_alg.set_finished()  # or it would replace those that are stopped here
-            for trial in tune_controller.get_trials():
-                if trial.status == Trial.PENDING:
-                    tune_controller.stop_trial(trial)
+            _withdraw(tune_controller, [each for each in tune_controller.get_trials() if each.status == Trial.PENDING])
+        else:
+            self._limit_requests(tune_controller)
         return super().choose_trial_to_run(tune_controller)
+
+    def _limit_requests(self, tune_controller: Any) -> None:
+        """Limit the workers that wait for a place, and withdraw those beyond it, so that others get the next place."""
+        trials = tune_controller.get_trials()
+        running = sum(trial.status == Trial.RUNNING for trial in trials)
+        room = max(0, min(self._most_workers, self._room.most) - running)
+        # Tune's own way to set this takes 0 for its default.
+        tune_controller._max_pending_trials = min(self._most_requests, room)
+        waiting = [trial for trial in trials if trial.status == Trial.PENDING]
+        if len(waiting) > room:
+            _withdraw(tune_controller, waiting[int(room) :])
 
     @property
     def _full(self) -> bool:
@@ -157,7 +171,8 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
     def give(self, trial: Trial, node: str = "") -> bool:
         """Give a started worker its next training; return whether there was one. Its first report names its `node`."""
         self._nodes[trial.trial_id] = node
-        stopped = self.fault or self._full or trial.trial_id in self._ended
+        given_up = len(self._queue.held) >= self._room.most  # to another sweep
+        stopped = self.fault or self._full or given_up or trial.trial_id in self._ended
         training = None if stopped else self._queue.take(trial.trial_id)
         if training is None:
             return False
@@ -206,6 +221,8 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
     def tick(self) -> None:
         """Update the progress and, every second, look for late results and for workers that must be ended."""
         self._progress.tick()
+        if self._room.most < 1 and not self._queue.held:
+            time.sleep(0.1)  # without any worker, Tune would turn its loop as fast as it can
         if time.monotonic() > self._looked + 1:
             self._looked = time.monotonic()
             self.keeping_errors(self.look_again)
@@ -229,7 +246,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
                 )
 
     def _look_at_workers(self) -> None:
-        """End workers that hang or are over the time limit, and the sweep if there is no longer a place for a worker."""
+        """End workers that hang or are over the time limit, and the sweep if it has had no node for too long."""
         for worker, training in self._queue.held.items():
             limit = math.inf if self._time_limit is None else self._time_limit * len(training.cells)
             if self._clock() > self._since[worker] + limit:
@@ -244,14 +261,8 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
             silence = min(self._clock() - self._since[worker], *map(self._silence, training.keys))
             if silence > SECONDS_UNTIL_HUNG:
                 self._end(worker, Failure.HUNG)
-        try:
-            if self._queue and not self._queue.held:
-                self._check_place()
-            self._homeless = None
-        except UserError:
-            self._homeless = self._homeless or time.monotonic()
-            if time.monotonic() > self._homeless + SECONDS_WITHOUT_A_PLACE:
-                raise
+        busy = len(self._queue.held)
+        self._progress.situation = self._room.look(int(min(self._most_workers, len(self._queue) + busy)), busy)
 
     def _end(self, worker: str, reason: Failure) -> None:
         if worker not in self._ended:
@@ -347,6 +358,13 @@ class _Callback(TrialProgressCallback):
         """Print nothing."""
 
     on_trial_complete = log_result
+
+
+def _withdraw(tune_controller: Any, trials: list[Trial]) -> None:
+    """Stop trials whose workers haven't started."""
+    for trial in trials:
+        trial.init_local_path()  # which Tune asks for at the end, even of a trial for which it hasn't requested a worker
+        tune_controller.stop_trial(trial)
 
 
 def _error_of(trial: Any) -> Exception:

@@ -169,3 +169,14 @@ class NeverStarts(SweepWorker):
 
     def setup(self, config: dict[str, Any], **options: Any) -> None:
         raise RuntimeError("no such library")
+
+
+class UntilTold(SweepWorker):
+    """Computes `make_result` in a fifth of a second until `store/told` is there, and then in no time."""
+
+    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        (self._store / "workers").mkdir(exist_ok=True)
+        (self._store / "workers" / str(os.getpid())).touch()
+        if not (self._store / "told").exists():
+            time.sleep(0.2)
+        return [make_result(cell, worker=f"host/{os.getpid()}") for cell in cells]

@@ -19,10 +19,11 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
 from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells
 
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
+from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
@@ -277,23 +278,55 @@ def test_a_worker_whose_claims_are_not_renewed_is_ended_once_and_its_cell_retrie
     assert killed == [actor], "the dead worker's claim is still there, and is not the new one's"
 
 
-def test_a_cluster_that_has_lost_its_only_place_ends_the_sweep_with_the_reason(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_gpu() -> None:
-        raise UserError("A cell needs 1 GPU: it has none")
+class Crowded(Room):
+    """Has room for so many workers."""
 
-    pool, trial, _, _ = pool_of_one(1)
-    pool._check_place = no_gpu
-    pool._look_at_workers()  # while its worker is busy, the cluster may say what it likes
-    ended(pool, trial, actor_died("its node has died"), tmp_path)
-    pool._look_at_workers()
-    assert pool.broken is None
-    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_WITHOUT_A_PLACE", 0.0)
-    with pytest.raises(UserError, match="it has none"):
-        pool._look_at_workers()
+    def __init__(self, most: float) -> None:
+        self.most = most
+
+
+class Controller:
+    """Stands for Tune's, with trials in these states."""
+
+    def __init__(self, *states: str) -> None:
+        self.trials = [SimpleNamespace(status=state, init_local_path=lambda: None) for state in states]
+        self._max_pending_trials = 99.0
+        self.search_alg = SimpleNamespace(set_finished=lambda: None)
+        self.stopped: list[Any] = []
+
+    def get_trials(self) -> list[Any]:
+        return self.trials
+
+    def stop_trial(self, trial: Any) -> None:
+        trial.status = "TERMINATED"
+        self.stopped.append(trial)
+
+
+@pytest.mark.parametrize(
+    ("most", "requests", "withdrawn"), [(9, 3, 0), (4, 2, 0), (2, 0, 2), (1, 0, 2), (0, 0, 2), (3, 1, 1)]
+)
+def test_no_more_workers_are_asked_for_than_there_is_room_for_and_others_are_withdrawn(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], most: float, requests: int, withdrawn: int
+) -> None:
+    pool, *_ = pool_of_one(9)
+    pool._most_requests, pool._room = 3, Crowded(most)
+    tune = Controller("RUNNING", "TERMINATED", "RUNNING", "PENDING", "PENDING")
+    pool._limit_requests(tune)
+    assert (tune._max_pending_trials, len(tune.stopped)) == (requests, withdrawn)
+    assert tune.stopped == tune.trials[5 - withdrawn :], "the latest ones"
+
+
+def test_a_worker_beyond_the_sweep_s_share_ends_between_two_cells(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
+) -> None:
+    pool, trial, _, visible = pool_of_one(9)
+    other = SimpleNamespace(trial_id="1", temporary_state=SimpleNamespace(ray_actor=Actor()))
+    assert pool.give(other)
+    visible.update(dict.fromkeys(pool._cells, "ok"))
+    pool._room = Crowded(1)
+    assert report(pool, trial) == TrialScheduler.STOP, "and its cell is done"
+    assert report(pool, other) == TrialScheduler.CONTINUE
+    assert pool.computed == 2 and len(pool.waiting) == 6
 
 
 def test_a_result_that_is_seen_late_is_waited_for(

@@ -1,0 +1,84 @@
+"""Fair division of a cluster between sweeps: how many workers each of them may have, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlmclm.service.placement import Resources, places
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """A sweep on a cluster, and what it makes of it.
+
+    Attributes:
+        name: a name that no other sweep on the cluster has.
+        bundle: the resources of a worker.
+        wanted: the most workers that it can use now.
+        held: the workers that it has, including those that are starting.
+        priority: it gets as many workers for each of another sweep as its priority is higher.
+    """
+
+    name: str
+    bundle: Resources
+    wanted: int
+    held: int
+    priority: float = 1.0
+
+
+def fair_shares(capacity: Resources, sweeps: Sequence[Claimant], turn: int = 0) -> dict[str, int]:
+    """Divide a cluster between sweeps; return the number of workers of each by its name.
+
+    Workers are given out one by one, each to the sweep whose share is the smallest for its priority: the share of the
+    resource of which it has most (dominant resource fairness: Ghodsi et al., NSDI 2011). What one sweep cannot use, the
+    others get. Where the workers don't divide evenly, the next `turn` gives the rest to another sweep.
+
+    Args:
+        capacity: the resources for all of them together.
+    """
+    left = dict(capacity)
+    shares = {sweep.name: 0 for sweep in sweeps}
+    # The same order in all drivers, which compute this each for themselves.
+    order = sorted(sweeps, key=lambda sweep: sweep.name)
+    order = order[turn % len(order) :] + order[: turn % len(order)] if order else []
+
+    def standing(sweep: Claimant) -> float:
+        of_each = (amount / capacity[kind] for kind, amount in sweep.bundle.items() if amount)
+        return max(of_each, default=0.0) * (shares[sweep.name] + 1) / sweep.priority
+
+    while True:
+        able = [sweep for sweep in order if shares[sweep.name] < sweep.wanted and places(left, sweep.bundle) > 0]
+        if not able:
+            return shares
+        # On ties, `min` returns the first.
+        chosen = min(able, key=standing)
+        shares[chosen.name] += 1
+        for kind, amount in chosen.bundle.items():
+            left[kind] -= amount
+
+
+def capacity_for(free: Resources, sweeps: Sequence[Claimant]) -> dict[str, float]:
+    """Return the resources that sweeps can divide: the free ones and those of their workers."""
+    found = dict(free)
+    for sweep in sweeps:
+        for kind, amount in sweep.bundle.items():
+            found[kind] = found.get(kind, 0.0) + sweep.held * amount
+    return found
+
+
+def most_workers(me: str, free: Resources, sweeps: Sequence[Claimant], turn: int = 0) -> float:
+    """Return how many workers a sweep may have now: its share while a sweep lacks some of its own, else math.inf.
+
+    A sweep that has its share may ask for more, as an autoscaler adds nodes only for what is asked for.
+    """
+    if len(sweeps) < 2:
+        return math.inf
+    shares = fair_shares(capacity_for(free, sweeps), sweeps, turn)
+    return shares[me] if lacking(shares, sweeps) else math.inf
+
+
+def lacking(shares: Mapping[str, int], sweeps: Sequence[Claimant]) -> list[str]:
+    """Return the names of the sweeps that have fewer workers than their shares."""
+    return [sweep.name for sweep in sweeps if sweep.held < shares[sweep.name]]

@@ -1,0 +1,199 @@
+"""Sweeps on a cluster that is not theirs alone: nodes come and go, and others want workers too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import sweep_cells
+from ray._private import ray_constants
+from ray.cluster_utils import Cluster as Raylets
+from sweep_cells import FakeWorker, make_cells
+
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.service import cluster as service_cluster
+from mlmclm.service.placement import Cluster, Growth, NodeType
+from mlmclm.service.ray_cluster import ray_session
+from mlmclm.sweeps.fair_share import Claimant
+from mlmclm.sweeps.other_sweeps import OtherSweeps
+from mlmclm.sweeps.room import ClusterRoom
+from mlmclm.sweeps.run_sweep import run_sweep
+
+CPU, HEAD_ONLY = {"CPU": 1.0}, Cluster(({},), {})
+
+
+@pytest.fixture(scope="module")
+def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
+    """A session on a head without CPUs, to which nodes can be added."""
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=0):
+        raylets = Raylets(initialize_head=False, shutdown_at_exit=False)
+        raylets.head_node = ray._private.worker._global_node
+        yield raylets
+    ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def room_on(cluster: list[Cluster], patience: float = 1000.0) -> ClusterRoom:
+    view = lambda: cluster[0]  # noqa: E731
+    return ClusterRoom(OtherSweeps(Claimant("a", CPU, 0, 0), view), view, CPU, patience)
+
+
+def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_status_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = [Cluster((CPU,), CPU)]
+    room = room_on(cluster)
+    assert room.look(5, 0) == ""
+    cluster[0] = HEAD_ONLY
+    assert room.look(5, 1) == "", "while a worker computes, there is one"
+    assert room.look(5, 0) == "waiting for nodes since 0 s"
+    room.look(5, 0)
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert (
+        said.count("waiting for nodes, for up to 1000 s (--wait-for-nodes): no node has 1 CPU for a cell: it has 0")
+        == 1
+    )
+    assert "cpus_per_cell" not in said
+    cluster[0] = Cluster((CPU,), CPU)
+    assert room.look(5, 0) == ""
+
+
+def test_a_wait_for_nodes_ends_with_the_reason() -> None:
+    room = room_on([HEAD_ONLY], patience=-1.0)
+    with pytest.raises(EnvironmentFault, match=r"no node has 1 CPU for a cell.*All results are kept"):
+        room.look(1, 0)
+    with pytest.raises(EnvironmentFault, match=r"has joined the Ray cluster in 0 s \(--wait-for-nodes\)"):
+        service_cluster.wait_for_nodes(lambda: HEAD_ONLY, 0.0)
+
+
+def test_an_autoscaler_that_can_add_a_node_needs_no_wait() -> None:
+    grows = Cluster(({},), {}, Growth((NodeType("cpu", CPU, 2),)))
+    service_cluster.wait_for_nodes(lambda: grows, 0.0)
+    assert room_on([grows], patience=-1.0).look(1, 0) == ""
+
+
+def test_a_turn_or_a_share_is_said_in_the_status_line() -> None:
+    full = Cluster((CPU,), {"CPU": 0.0})
+    others = OtherSweeps(Claimant("a", CPU, 0, 0), lambda: full)
+    room = ClusterRoom(others, lambda: full, CPU)
+    others.count, others.most = 1, 0
+    assert room.look(1, 0) == "waiting for its turn: the cluster is used by 1 other sweep"
+    others.count, others.most = 2, 3
+    assert room.look(4, 3) == "shares the cluster with 2 other sweeps"
+    assert others.me.wanted == 4
+
+
+@pytest.mark.slow
+def test_a_sweep_waits_for_the_first_node_and_for_one_that_replaces_it(
+    raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service_cluster, "SECONDS_BETWEEN_LOOKS", 0.2)
+    said: list[str] = []
+    monkeypatch.setattr(service_cluster, "say", said.append)
+    monkeypatch.setattr("mlmclm.sweeps.room.say", said.append)
+    nodes = []
+
+    def waits(times: int) -> bool:
+        return sum(line.startswith("waiting for nodes") for line in said) == times
+
+    def come_and_go() -> None:
+        wait_until(lambda: waits(1))
+        nodes.append(raylets.add_node(num_cpus=1))
+        wait_until((tmp_path / "waiting").exists)
+        raylets.remove_node(nodes.pop(), allow_graceful=False)
+        wait_until(lambda: waits(2))
+        nodes.append(raylets.add_node(num_cpus=1))
+
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "1").write_text("waits")
+    thread = threading.Thread(target=come_and_go, daemon=True)
+    thread.start()
+    cells = make_cells(3)
+    outcome = run_sweep(cells, store=tmp_path, data_root=None, worker=FakeWorker)
+    thread.join()
+    assert [result["key"] for result in outcome.results] == list(map(cell_key, cells)) and outcome.failed == []
+    assert waits(2)
+    with pytest.raises(
+        UserError, match="A cell needs 3 CPU on one node, and no node of this Ray cluster can ever offer"
+    ):
+        run_sweep(make_cells(4), store=tmp_path, data_root=None, worker=FakeWorker, cpus_per_cell=3)
+    raylets.remove_node(nodes.pop())
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+import ray, sweep_cells
+from mlmclm.service.ray_cluster import ray_session
+from mlmclm.sweeps import other_sweeps
+from mlmclm.sweeps.run_sweep import run_sweep
+ray.cloudpickle.register_pickle_by_value(sweep_cells)
+other_sweeps.SECONDS_BETWEEN_LOOKS, other_sweeps.SECONDS_BEFORE_A_HANDOVER = 0.5, 1.0
+other_sweeps.SECONDS_A_TURN = 1e9
+store = Path(sys.argv[1])
+with ray_session(store, address=sys.argv[2]):
+    run_sweep(sweep_cells.make_cells(int(sys.argv[3])), store=store, data_root=None, worker=sweep_cells.UntilTold)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_sweep_gets_its_share_while_the_first_goes_on(raylets: Raylets, tmp_path: Path) -> None:
+    node = raylets.add_node(num_cpus=2)
+    address = ray.get_runtime_context().gcs_address
+    # As the jobs of a private cluster have it, which listens on loopback only and wants its token.
+    environment = {**os.environ, ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": "token"}
+    logs = [(tmp_path / f"{name}.log").open("w") for name in "ab"]
+
+    def driver(name: str) -> subprocess.Popen[bytes]:
+        store = tmp_path / name
+        store.mkdir()
+        words = [sys.executable, "-c", DRIVER, str(store), address, "200", str(Path(__file__).parent)]
+        return subprocess.Popen(words, stdout=logs["ab".index(name)], stderr=subprocess.STDOUT, env=environment)
+
+    def cells(name: str) -> int:
+        return len(list((tmp_path / name / "cells").glob("*/*.json")))
+
+    def workers(name: str) -> int:
+        return len(list((tmp_path / name / "workers").glob("*")))
+
+    def gone() -> bool:
+        return any(process.poll() is not None for process in drivers)
+
+    drivers = [driver("a")]
+    try:
+        wait_until(lambda: gone() or workers("a") == 2)
+        drivers.append(driver("b"))
+        wait_until(lambda: gone() or cells("b") >= 3)
+        before = cells("a")
+        wait_until(lambda: gone() or cells("a") >= before + 3)
+        assert not gone(), [(tmp_path / f"{name}.log").read_text() for name in "ab"]
+        assert cells("b") >= 3 and cells("a") >= before + 3, "both get on"
+        for name in "ab":
+            (tmp_path / name / "told").touch()
+        codes = [each.wait(300) for each in drivers]
+    finally:
+        for process in drivers:
+            process.kill()
+            process.wait()
+        for log in logs:
+            log.close()
+    said = [(tmp_path / f"{name}.log").read_text() for name in "ab"]
+    assert codes == [0, 0], said
+    assert (cells("a"), cells("b")) == (200, 200)
+    assert "shares the cluster with 1 other sweep" in said[0]
+    raylets.remove_node(node)

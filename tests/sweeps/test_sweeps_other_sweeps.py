@@ -1,0 +1,102 @@
+"""Sweeps tell each other what they hold and want, and each computes its share by itself."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from mlmclm.service.placement import Cluster
+from mlmclm.sweeps import other_sweeps
+from mlmclm.sweeps.fair_share import Claimant
+from mlmclm.sweeps.other_sweeps import OtherSweeps
+
+
+class World:
+    """A cluster with CPUs, Ray's key-value store, and a clock that only the test moves."""
+
+    def __init__(self, cpus: int) -> None:
+        self.cpus, self.now = cpus, 1000.0
+        self.store: dict[bytes, bytes] = {}
+        self.held: dict[str, int] = {}
+        self.looking = ""
+
+    def free(self) -> Cluster:
+        return Cluster(({"CPU": self.cpus},), {"CPU": float(self.cpus - sum(self.held.values()))})
+
+    def sweep(self, name: str, wanted: int, *, held: int = 0, priority: float = 1.0) -> OtherSweeps:
+        self.held[name] = held
+        return OtherSweeps(Claimant(name, {"CPU": 1.0}, wanted, held, priority), self.free)
+
+    def look(self, *sweeps: OtherSweeps, seconds: float = 2.0) -> list[float]:
+        """Let the sweeps look one after the other, twice, so that all know of all; return how many workers each may have."""
+        for _ in range(2):
+            self.now += seconds / 2
+            for each in sweeps:
+                self.looking = each.me.name
+                each._look()
+        return [each.most for each in sweeps]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(4)
+    monkeypatch.setattr(other_sweeps, "_write", made.store.__setitem__)
+    monkeypatch.setattr(other_sweeps, "_read", made.store.get)
+    monkeypatch.setattr(other_sweeps, "_keys", lambda: list(made.store))
+    monkeypatch.setattr(other_sweeps, "_delete", made.store.pop)
+    monkeypatch.setattr(other_sweeps, "held_bundles", lambda: made.held[made.looking])
+    monkeypatch.setattr(other_sweeps, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: 0.0))
+    return made
+
+
+def test_workers_are_handed_over_once_another_sweep_has_lacked_its_share_for_some_seconds(world: World) -> None:
+    first = world.sweep("a", 9, held=4)
+    assert world.look(first) == [math.inf], "it is alone"
+    second = world.sweep("b", 9)
+    assert world.look(first, second) == [math.inf, math.inf], "not at once: the second's workers may be starting"
+    assert world.look(first, second, seconds=6.0) == [2, 2]
+    world.held |= {"a": 2}
+    assert world.look(first, second) == [2, 2], "what has become free is not the first's again"
+    world.held |= {"b": 2}
+    assert world.look(first, second) == [math.inf, math.inf], "both have their shares, and may ask for more nodes"
+    assert (first.count, second.count) == (1, 1)
+
+
+def test_a_sweep_with_little_left_takes_no_more_than_that(world: World) -> None:
+    first, second = world.sweep("a", 9, held=4), world.sweep("b", 9)
+    second.want(1)
+    world.look(first, second)
+    assert world.look(first, second, seconds=6.0) == [3, 1]
+
+
+def test_a_sweep_of_three_times_the_priority_gets_three_times_the_workers(world: World) -> None:
+    first, second = world.sweep("a", 9, held=4), world.sweep("b", 9, priority=3.0)
+    world.look(first, second)
+    assert world.look(first, second, seconds=6.0) == [1, 3]
+
+
+def test_a_sweep_whose_driver_was_killed_is_forgotten_and_one_that_ends_leaves_at_once(world: World) -> None:
+    first, killed, ends = world.sweep("a", 9, held=4), world.sweep("b", 9), world.sweep("c", 9)
+    world.look(first, killed, ends)
+    assert first.count == 2
+    with ends.followed():
+        pass
+    world.look(first)
+    assert first.count == 1
+    world.look(first, seconds=60.0)
+    assert (first.count, first.most) == (0, math.inf)
+    assert list(world.store) == [b"sweep:a"]
+
+
+def test_a_cluster_that_does_not_answer_changes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = world.sweep("a", 9, held=4), world.sweep("b", 9)
+    world.look(first, second)
+    world.look(first, second, seconds=6.0)
+
+    def fail() -> int:
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(other_sweeps, "held_bundles", fail)
+    assert world.look(first, second) == [2, 2]
