@@ -135,11 +135,17 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         """Return whether to end the experiment."""
         return self.fault
 
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Give a trial its path now: Tune asks for it at the end, even if the trial was stopped before it started."""
+        trial.init_local_path()
+
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Ask for as many workers as there may be, and for none once nothing is left to take; Tune starts them."""
         if not self._queue or self._full:
             tune_controller.search_alg.set_finished()  # or it would replace those that are stopped here
-            _withdraw(tune_controller, [each for each in tune_controller.get_trials() if each.status == Trial.PENDING])
+            for trial in tune_controller.get_trials():
+                if trial.status == Trial.PENDING:
+                    tune_controller.stop_trial(trial)
         else:
             self._limit_requests(tune_controller)
         return super().choose_trial_to_run(tune_controller)
@@ -153,7 +159,8 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         tune_controller._max_pending_trials = min(self._most_requests, room)
         waiting = [trial for trial in trials if trial.status == Trial.PENDING]
         if len(waiting) > room:
-            _withdraw(tune_controller, waiting[int(room) :])
+            for trial in waiting[int(room) :]:
+                tune_controller.stop_trial(trial)
 
     @property
     def _full(self) -> bool:
@@ -358,13 +365,6 @@ class _Callback(TrialProgressCallback):
         """Print nothing."""
 
     on_trial_complete = log_result
-
-
-def _withdraw(tune_controller: Any, trials: list[Trial]) -> None:
-    """Stop trials whose workers haven't started."""
-    for trial in trials:
-        trial.init_local_path()  # which Tune asks for at the end, even of a trial for which it hasn't requested a worker
-        tune_controller.stop_trial(trial)
 
 
 def _error_of(trial: Any) -> Exception:

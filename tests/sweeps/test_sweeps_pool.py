@@ -289,7 +289,7 @@ class Controller:
     """Stands for Tune's, with trials in these states."""
 
     def __init__(self, *states: str) -> None:
-        self.trials = [SimpleNamespace(status=state, init_local_path=lambda: None) for state in states]
+        self.trials = [SimpleNamespace(status=state) for state in states]
         self._max_pending_trials = 99.0
         self.search_alg = SimpleNamespace(set_finished=lambda: None)
         self.stopped: list[Any] = []
