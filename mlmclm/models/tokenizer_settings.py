@@ -72,7 +72,10 @@ def wrote_settings(folder: Path) -> bool:
     if own != PREPARED or not tokens.keys() <= PREPARED_ROLES:
         return False
     ids = {token["content"]: token["id"] for token in _read(folder / "tokenizer.json").get("added_tokens", [])}
-    return all(config.get(f"{name}_id") in (None, ids.get(text)) for name, text in tokens.items())
+    # A decoder's configuration has EOS as BOS, which no cell uses; `tokenizer_hash` has it.
+    return all(
+        config.get(f"{name}_id") in (None, ids.get(text)) for name, text in tokens.items() if name != "bos_token"
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:

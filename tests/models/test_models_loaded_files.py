@@ -132,7 +132,7 @@ def exported(folder: Path) -> None:
     corpus = folder.with_name("corpus")
     corpus.mkdir()
     save(small_tokenizer().backend_tokenizer, SpecialTokens("<pad>", "<bos>", "<eos>", "<mask>"), corpus)
-    export_folder(folder, weights, config, corpus, card="a card", decoder=False, context=64)
+    export_folder(folder, weights, config, corpus, card="a card", context=64)
     shutil.rmtree(corpus)
     write_json(folder / "added_tokens.json", {"<new>": 399})
 
@@ -381,7 +381,7 @@ def test_the_hash_of_an_export_is_that_of_configuration_weights_and_the_corpus_s
     save(small_tokenizer().backend_tokenizer, SpecialTokens("<pad>", "<bos>", "<eos>", "<mask>"), corpus)
     config, weights = read_written(folder)
     target = folder.with_name("export")
-    export_folder(target, weights, config, corpus, card="a card", decoder=False, context=64)
+    export_folder(target, weights, config, corpus, card="a card", context=64)
     files = [target / "config.json", target / "model.safetensors", corpus / "tokenizer.json"]
     expected = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
     assert weights_hash(target) == expected
