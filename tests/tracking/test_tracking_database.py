@@ -30,7 +30,7 @@ store, experiment, count, prefix = Path(sys.argv[1]), sys.argv[2], int(sys.argv[
 tracker = Tracker(store, experiment)
 for number in range(count):
     tracker.put(RunRecord(f"{prefix}{number}", f"run {number}", metrics=[("m", 0.5, 0, 1000)]))
-print(tracker.close(timeout=200))
+print(tracker.close(patience=200))
 """
 """A study's process that exports records."""
 
@@ -71,7 +71,7 @@ def export(store: Path) -> ExportReport:
     with closing(Tracker(store, "study")) as tracker:
         for record in RECORDS:
             tracker.put(record)
-        return tracker.close(timeout=300)  # making a database takes seconds, and minutes on a busy machine
+        return tracker.close(patience=300)  # making a database takes seconds, and minutes on a busy machine
 
 
 def run_names(store: Path, experiment: str = "study") -> list[str]:

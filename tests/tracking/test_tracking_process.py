@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from mlmclm.tracking.address import default_address
+from mlmclm.tracking.database import sqlite_address
 from mlmclm.tracking.process import TrackingProcess
 from mlmclm.tracking.summaries import CellGroup
 from mlmclm.tracking.tracker import ExportReport
@@ -34,20 +35,21 @@ with TrackingProcess(Path(sys.argv[1]), "study", address=sys.argv[2], patience=2
 """A study's process that is killed."""
 
 
-def tracking(store: Path) -> TrackingProcess:
-    return TrackingProcess(store, "study", address=default_address(store), patience=200)
+def tracking(store: Path, address: str | None = None) -> TrackingProcess:
+    return TrackingProcess(store, "study", address=address or default_address(store), patience=200)
 
 
-def runs(store: Path, experiment: str) -> list[Any]:
+def runs(store: Path, experiment: str, address: str | None = None) -> list[Any]:
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(default_address(store))
+    client = MlflowClient(address or default_address(store))
     found = client.get_experiment_by_name(experiment)
     return [] if found is None else list(client.search_runs([found.experiment_id]))
 
 
-def keys(store: Path) -> list[str]:
-    return sorted(run.data.tags["mlmclm.cell"] for run in runs(store, "study") if "mlmclm.cell" in run.data.tags)
+def keys(store: Path, address: str | None = None) -> list[str]:
+    found = runs(store, "study", address)
+    return sorted(run.data.tags["mlmclm.cell"] for run in found if "mlmclm.cell" in run.data.tags)
 
 
 def test_a_model_and_task_is_summarised_once_its_cells_are_there(tmp_path: Path) -> None:
@@ -74,8 +76,9 @@ def test_a_model_and_task_is_summarised_once_its_cells_are_there(tmp_path: Path)
 def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what_is_missing(
     tmp_path: Path, capfd: Any
 ) -> None:
+    address = sqlite_address(tmp_path / "other.db")  # which takes one run at a time
     results = [make_result(key=str(number)) for number in range(30)]
-    tracker = tracking(tmp_path)
+    tracker = tracking(tmp_path, address)
     for result in results:
         tracker.cell(result)
     while len(keys_so_far(tmp_path)) < 3:
@@ -89,12 +92,12 @@ def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what
     assert time.monotonic() - began < 10
     assert "writes what is missing" in " ".join(capfd.readouterr().err.split())
     assert len(keys_so_far(tmp_path)) < 30
-    with tracking(tmp_path) as again:
+    with tracking(tmp_path, address) as again:
         for result in results:
             again.cell(result)
         report = again.close(200)
     assert (report.failed, report.exported + report.unchanged) == (0, 30)
-    assert keys(tmp_path) == sorted(str(number) for number in range(30))
+    assert keys(tmp_path, address) == sorted(str(number) for number in range(30))
 
 
 def keys_so_far(store: Path) -> list[str]:
