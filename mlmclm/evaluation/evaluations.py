@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mlmclm.evaluation.mteb_tasks import SentenceModel
 
 SCHEMA = 1
-ENGINE_VERSION = "2"
+ENGINE_VERSION = "3"
 """Version of the computation, part of every key. Increment it whenever a change alters a score."""
 CONFIDENCE = 0.95
 SENTENCE_FILES = (

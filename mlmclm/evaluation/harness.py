@@ -52,16 +52,20 @@ datasets.disable_progress_bars()
 
 
 class HarnessModel(LM):
-    """A language model with the harness's interface; `observe` starts again with each kind of request."""
+    """A language model with the harness's interface; `observe` starts again with each kind of request.
 
-    def __init__(self, model: LanguageModel, observe: Observer | None = None) -> None:
+    `score_end` is for masked models: whether the end token after a continuation is scored too.
+    """
+
+    def __init__(self, model: LanguageModel, observe: Observer | None = None, *, score_end: bool = True) -> None:
         super().__init__()
-        self._model, self._observe = model, observe
+        self._model, self._observe, self._score_end = model, observe, score_end
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
         """Score continuations; each request has a context and a continuation."""
         pairs = [request.args for request in requests]
-        return [(found.total, found.greedy) for found in self._model.likelihoods(pairs, observe=self._observe)]
+        scored = self._model.likelihoods(pairs, score_end=self._score_end, observe=self._observe)
+        return [(found.total, found.greedy) for found in scored]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Score whole texts, however long; each request has one."""
@@ -106,6 +110,12 @@ class HarnessTask:
     """Number of its requests."""
     fingerprint: str
     """Hash of the requests, the documents and the metrics: everything that determines the scores of a given model."""
+    compares: bool
+    """Whether it compares several continuations of a document. Their ends are then scored too (arXiv 2406.04823).
+
+    Elsewhere likelihoods stand for themselves, as in a perplexity. An end token inside a document, which only a masked
+    model would be asked for, has no place in them.
+    """
 
     def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
         """Return the metrics, and each document's value of every metric."""
@@ -113,7 +123,10 @@ class HarnessTask:
         self.task.set_fewshot_seed(seed=SEED)
         # The harness's own errors are estimated by a bootstrap in processes; intervals are computed from the values.
         found = evaluate(
-            HarnessModel(model, observe), {"tasks": {self.name: self.task}}, limit=self.limit, bootstrap_iters=0
+            HarnessModel(model, observe, score_end=self.compares),
+            {"tasks": {self.name: self.task}},
+            limit=self.limit,
+            bootstrap_iters=0,
         )
         results, samples = found["results"][self.name], found["samples"][self.name]
         metrics: dict[str, dict[str, float | int | None]] = {}
@@ -287,7 +300,9 @@ def _checked(task: Task, limit: int | None) -> HarnessTask:
     asked = [[each.request_type, each.args, each.doc_id, each.doc] for each in requests]
     config = {key: value for key, value in task.dump_config().items() if key not in NAMES}
     known = json.dumps([asked, config], sort_keys=True, default=_plain)
-    return HarnessTask(name, task, limit, len(requests), stable_hash(known))
+    continued = [each.doc_id for each in requests if each.request_type == "loglikelihood"]
+    compares = len(set(continued)) < len(continued)
+    return HarnessTask(name, task, limit, len(requests), stable_hash(known), compares)
 
 
 def _plain(value: object) -> str:

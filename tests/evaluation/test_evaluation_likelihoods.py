@@ -175,6 +175,18 @@ def test_rolling_by_masks_is_the_plain_loop_without_the_end(encoder: Path) -> No
     assert model.rolling(["so very lovely"]) == pytest.approx([expected], abs=1e-4)
 
 
+@pytest.mark.parametrize("scoring", ["masked", "mntp"])
+def test_without_the_end_all_continuations_of_a_length_have_a_probability_of_1_together(
+    encoder: Path, scoring: Any
+) -> None:
+    """As under a decoder, so a perplexity of both means the same."""
+    model = LanguageModel.load(encoder, scoring)
+    assert model.reading is not None
+    pairs = [ContinuationIds([20, 21], [token]) for token in range(model.model.config.vocab_size)]
+    scored = masked_likelihoods(model.model, pairs, model.reading, longest=40, score_end=False)
+    assert sum(math.exp(each.total) for each in scored) == pytest.approx(1, abs=1e-5)
+
+
 def test_generation_takes_the_likeliest_token_each_time(decoder: Path, encoder: Path) -> None:
     contexts = ["Anna was in", "the film", "Carl was in"]
     causal, masked = LanguageModel.load(decoder, "causal"), LanguageModel.load(encoder, "masked")

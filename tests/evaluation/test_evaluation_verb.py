@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 from winogender_files import STATISTICS, TEMPLATES
 
 from mlmclm.backends.choice import backend_of
@@ -64,7 +67,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
                "generation_kwargs": {"until": ["."], "max_gen_toks": 4}}  # fmt: skip
     rolled = {**last, "task": "rolled", "output_type": "loglikelihood_rolling", "doc_to_target": "{{question}}",
               "metric_list": [{"metric": "word_perplexity"}]}  # fmt: skip
-    for task in (written, rolled):
+    last_word = {**last, "task": "last_word", "output_type": "loglikelihood", "metric_list": [{"metric": "perplexity"}]}
+    for task in (written, rolled, last_word):
         (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(task))
     save_small_model(folder / "encoder")
     save_small_decoder(folder / "decoder")
@@ -174,6 +178,26 @@ def test_texts_are_written_and_rolled_over_by_both_kinds(place: Path, run: Run) 
         metric = each["metrics"]["word_perplexity"]
         assert metric["score"] == pytest.approx(perplexity, rel=1e-4)
         assert metric["low"] is None, "a perplexity is no mean over documents"
+
+
+@needs_harness
+@pytest.mark.parametrize(("folder", "scoring"), [("encoder", "masked"), ("encoder", "mntp"), ("decoder", "causal")])
+def test_a_perplexity_has_no_token_behind_the_text(place: Path, run: Run, folder: str, scoring: str) -> None:
+    """Where a task compares nothing, only the text's own tokens count, so that encoders and decoders can be compared."""
+    code, output, errors = run(place / folder, "--task", place / "last_word.yaml", "--scoring", scoring, "--json")
+    assert code == 0, errors
+    kind = AutoModelForCausalLM if scoring == "causal" else AutoModelForMaskedLM
+    plain, tokenizer = kind.from_pretrained(place / folder).eval(), AutoTokenizer.from_pretrained(place / folder)
+    behind = [] if scoring == "causal" else [3, 3, 3, 2]  # three masks and the end token
+    total = 0.0
+    for question, choices, _ in zip(*ROWS.values(), strict=True):
+        before = tokenizer.encode(question, add_special_tokens=False)
+        for token in tokenizer.encode(question + choices[0], add_special_tokens=False)[len(before) :]:
+            with torch.no_grad():
+                logits = plain(torch.tensor([before + behind])).logits[0, len(before) - (scoring != "masked")]
+            total += float(logits.double().log_softmax(-1)[token])
+            before = [*before, token]
+    assert results(output)[0]["metrics"]["perplexity"]["score"] == pytest.approx(math.exp(-total / 5), rel=1e-4)
 
 
 @needs_harness
