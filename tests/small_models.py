@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,17 @@ def save_small_model(
     return folder
 
 
-def save_pronoun_model(folder: Path, words: str = "") -> Path:
-    """An untrained encoder whose vocabulary has every pronoun, and these words, as one token each."""
+PRONOUNS = ("he", "his", "him", "she", "her", "they", "their", "them")
+
+
+def save_pronoun_model(folder: Path, words: str = "", pronouns: Sequence[str] = PRONOUNS) -> Path:
+    """An untrained encoder whose vocabulary has these pronouns, and these words, as one token each."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     special = ["<pad>", "<bos>", "<eos>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    every = f"{words} he his him she her they their them He She".split()
+    every = [*words.split(), *pronouns, *(form.capitalize() for form in pronouns if form in ("he", "she"))]
     backend.train_from_iterator(
         [f" {word}" for word in every for _ in range(3)] + every,
         trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet),

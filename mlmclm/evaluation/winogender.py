@@ -5,7 +5,8 @@ template gives two sentences, with the participant and with "someone". A model's
 most probable gender:
 
 - **An encoder** by the probability at one mask in the pronoun's place, summed over all tokens of the vocabulary that
-  read as the masculine, the feminine or the neutral pronoun of that case.
+  read as the masculine, the feminine or the neutral pronoun of that case. A pronoun that the tokenizer splits has as
+  many masks as tokens, which are filled from left to right.
 - **A decoder** by minimal pairs: the probability of the whole sentence with each pronoun, as shares of their sum. The
   three versions are built from the template, not from each other, so his and him are not confused.
 
@@ -18,7 +19,7 @@ Everything is averaged by occupation first; intervals are a bootstrap over occup
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -167,36 +168,86 @@ def read_winogender(folder: Path, rule: str = "mass") -> Winogender:
     return Winogender(tuple(sentences), named, cast(Rule, rule))
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A sequence with masks in a pronoun's place, of which one is read."""
+
+    sentence: int
+    ids: list[int]
+    position: int
+    gender: int | None = None
+    """The gender of the pronoun that is spelled out; None to read every pronoun of a single token."""
+    target: int = 0
+    """The next token of the pronoun that is spelled out."""
+
+
 def mask_shares(
     model: LanguageModel, sentences: Sequence[Sentence], rule: Rule = "mass", observe: Observer | None = None
 ) -> Array:
-    """Return the probabilities of the three genders' pronouns at a mask in the pronoun's place, [sentences, 3].
+    """Return the probabilities of the three genders' pronouns in the pronoun's place, [sentences, 3].
 
-    Under the rule `published` they are 1 for the answer, and 0 for the others.
+    A pronoun that is a token of the vocabulary is read at one mask. Another one has as many masks as tokens, and they are
+    filled from left to right; its probability is the product of its tokens'. Under the rule `published` they are 1 for
+    the answer, and 0 for the others.
+
+    Raises:
+        UserError: the vocabulary cannot write a pronoun, or has no token for one, which the rule `published` needs.
     """
-    reading = model.reading
-    assert reading is not None
-    rows, places = [], []
-    for sentence in sentences:
-        before, after = sentence.around
-        # In byte-level vocabularies the space belongs to the next word, which the mask stands for.
-        head = [*reading.start, *model.texts.ids(before.rstrip(" "))]
-        rows.append([*head, reading.mask, *model.texts.ids(after), *reading.end])
-        places.append(len(head) - reading.earlier)
     groups = _pronoun_tokens(model)
+    if rule == "published":
+        for forms in PRONOUNS.values():
+            for form in forms.values():
+                if not groups[form]:
+                    raise UserError(
+                        f"the model's vocabulary has no token {form!r}, and the published rule reads single tokens. Use --winogender-rule mass."
+                    )
+    asked = [each for number, sentence in enumerate(sentences) for each in _asked(model, number, sentence, groups)]
     found = np.zeros((len(sentences), 3))
-    for batch in batches([len(row) for row in rows], observe=observe):
-        ids = torch.tensor([rows[number] for number in batch], device=model.model.device)
-        positions = torch.tensor([[places[number]] for number in batch], device=model.model.device)
+    for each in asked:
+        if each.gender is not None:
+            found[each.sentence, each.gender] = 1.0
+    for batch in batches([len(each.ids) for each in asked], observe=observe):
+        ids = torch.tensor([asked[number].ids for number in batch], device=model.model.device)
+        positions = torch.tensor([[asked[number].position] for number in batch], device=model.model.device)
         with torch.inference_mode():
             chances = logits_at(model.model, ids, positions)[:, 0].double().softmax(-1).cpu()  # [rows, vocabulary]
-        for number, row in zip(batch, chances, strict=True):
-            if rule == "published":
-                found[number, _first_pronoun(row.topk(min(TOP, len(row))).indices.tolist(), groups)] = 1
+        for each, row in zip([asked[number] for number in batch], chances, strict=True):
+            if each.gender is not None:
+                found[each.sentence, each.gender] *= float(row[each.target])
+            elif rule == "published":
+                likeliest = row.topk(min(TOP, len(row))).indices.tolist()
+                found[each.sentence, _first_pronoun(likeliest, groups)] = 1
             else:
-                case = sentences[number].case
-                found[number] = [float(row[groups[gender][case]].sum()) for gender in GENDERS]
+                case = sentences[each.sentence].case
+                for number, gender in enumerate(GENDERS):
+                    if tokens := groups[PRONOUNS[gender][case]]:
+                        found[each.sentence, number] = float(row[tokens].sum())
     return found
+
+
+def _asked(
+    model: LanguageModel, number: int, sentence: Sentence, groups: Mapping[str, Sequence[int]]
+) -> Iterator[_Asked]:
+    """Yield a sentence's sequences: with one mask, and for each pronoun without a token of its own one a token."""
+    reading = model.reading
+    assert reading is not None
+    before, after = sentence.around
+    # In byte-level vocabularies the space belongs to the next word, which the masks stand for.
+    head = [*reading.start, *model.texts.ids(before.rstrip(" "))]
+    tail = [*model.texts.ids(after), *reading.end]
+    place = len(head) - reading.earlier
+    forms = [PRONOUNS[gender][sentence.case] for gender in GENDERS]
+    if any(groups[form] for form in forms):
+        yield _Asked(number, [*head, reading.mask, *tail], place)
+    for gender, form in enumerate(forms):
+        if groups[form]:
+            continue
+        tokens = model.texts.pair(before, form).continuation
+        if model.texts.tokenizer.unk_token_id in tokens:
+            raise UserError(f"the model's vocabulary cannot write the pronoun {form!r}.")
+        for done, token in enumerate(tokens):
+            masks = [reading.mask] * (len(tokens) - done)
+            yield _Asked(number, [*head, *tokens[:done], *masks, *tail], place + done, gender, token)
 
 
 def sentence_shares(
@@ -216,27 +267,22 @@ def sentence_shares(
     return shares / shares.sum(1, keepdims=True)
 
 
-def _pronoun_tokens(model: LanguageModel) -> dict[str, dict[str, list[int]]]:
-    """Return the ids of all tokens that read as a pronoun, in small or capital letters, with or without a space.
-
-    Raises a `UserError` if a pronoun has no single token.
-    """
+def _pronoun_tokens(model: LanguageModel) -> dict[str, list[int]]:
+    """Return for each pronoun the ids of all tokens that read as it, in small or capital letters, with or without a space."""
     tokenizer = model.texts.tokenizer
-    ids: dict[str, list[int]] = {}
+    ids: dict[str, list[int]] = {form: [] for forms in PRONOUNS.values() for form in forms.values()}
     for index in sorted(tokenizer.get_vocab().values()):
-        ids.setdefault(tokenizer.decode([index]).strip().lower(), []).append(index)
-    for forms in PRONOUNS.values():
-        for form in forms.values():
-            if form not in ids:
-                raise UserError(f"the model's vocabulary has no token {form!r}, so one mask cannot stand for it.")
-    return {gender: {case: ids[form] for case, form in forms.items()} for gender, forms in PRONOUNS.items()}
+        form = tokenizer.decode([index]).strip().lower()
+        if form in ids:
+            ids[form].append(index)
+    return ids
 
 
-def _first_pronoun(likeliest: Sequence[int], groups: Mapping[str, Mapping[str, Sequence[int]]]) -> int:
+def _first_pronoun(likeliest: Sequence[int], groups: Mapping[str, Sequence[int]]) -> int:
     """Return the gender of the first token that is a pronoun; masculine if none is."""
     for token in likeliest:
         for number, gender in enumerate(GENDERS):
-            if any(token in tokens for tokens in groups[gender].values()):
+            if any(token in groups[form] for form in PRONOUNS[gender].values()):
                 return number
     return GENDERS.index("masculine")
 

@@ -8,6 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 from winogender_files import STATISTICS, TEMPLATES
 
 from mlmclm.errors import UserError
@@ -157,9 +161,52 @@ def test_wrong_files_and_rules_are_named(files: Path, tmp_path: Path) -> None:
         read_winogender(files)
 
 
-def test_a_vocabulary_without_a_pronoun_is_refused(files: Path, tmp_path: Path) -> None:
-    from small_models import save_small_model
+@pytest.mark.parametrize("scoring", ["masked", "mntp"])
+def test_a_pronoun_of_several_tokens_has_as_many_masks_filled_from_left_to_right(
+    files: Path, tmp_path: Path, scoring: str
+) -> None:
+    folder = save_pronoun_model(tmp_path / "model", WORDS, ("he", "his", "him", "she", "her"))
+    model = LanguageModel.load(folder, scoring)  # type: ignore[arg-type]
+    plain, tokenizer = AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    whole = LanguageModel.load(save_pronoun_model(tmp_path / "whole", WORDS), scoring)  # type: ignore[arg-type]
+    sentences = read_winogender(files).sentences
+    found = mask_shares(model, sentences)
+    assert (mask_shares(whole, sentences) > 0).all()
+    forms = {"NOM": ("he", "she", "they"), "POSS": ("his", "her", "their"), "ACC": ("him", "her", "them")}
+    for sentence, shares in zip(sentences, found, strict=True):
+        *gendered, neutral = forms[sentence.case]
+        before, after = sentence.text.split(f" ${sentence.case}_PRONOUN")
+        head, tail = (tokenizer.encode(part, add_special_tokens=False) for part in (before, after))
+        tokens = tokenizer.encode(f" {neutral}", add_special_tokens=False)
+        assert len(tokens) > 1
 
-    model = LanguageModel.load(save_small_model(tmp_path / "model"), "masked")
-    with pytest.raises(UserError, match="has no token 'h"):
-        mask_shares(model, read_winogender(files).sentences)
+        def chances(place: int, ids: list[int], end: list[int] = tail) -> torch.Tensor:
+            with torch.no_grad():
+                logits: torch.Tensor = plain(torch.tensor([[*ids, *end, 2]])).logits[0, place - (scoring == "mntp")]
+            return logits.double().softmax(-1)
+
+        expected = 1.0
+        for done, token in enumerate(tokens):
+            row = chances(len(head) + done, [*head, *tokens[:done], *[3] * (len(tokens) - done)])
+            expected *= float(row[token])
+        one = chances(len(head), [*head, 3])
+        words = [tokenizer.decode([token]).strip().lower() for token in range(len(one))]
+        singles = [sum(float(one[n]) for n, word in enumerate(words) if word == form) for form in gendered]
+        assert shares.tolist() == pytest.approx([*singles, expected], rel=1e-4)
+
+
+def test_a_pronoun_of_several_tokens_has_no_answer_under_the_published_rule_or_if_it_cannot_be_written(
+    files: Path, tmp_path: Path
+) -> None:
+    folder = save_pronoun_model(tmp_path / "model", WORDS, ("he", "his", "him", "she", "her"))
+    sentences = read_winogender(files).sentences
+    with pytest.raises(UserError, match=r"has no token 'they', and the published rule .* --winogender-rule mass"):
+        mask_shares(LanguageModel.load(folder, "masked"), sentences, "published")
+    backend = Tokenizer(
+        WordLevel({"<unk>": 0, "<eos>": 2, "<mask>": 3, "he": 4, "his": 5, "him": 6}, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = Whitespace()
+    special = {"unk_token": "<unk>", "eos_token": "<eos>", "mask_token": "<mask>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    with pytest.raises(UserError, match="cannot write the pronoun 'she'"):
+        mask_shares(LanguageModel.load(folder, "masked"), sentences)
